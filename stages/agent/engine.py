@@ -1,0 +1,74 @@
+"""The generation engine's contract: tokens in, tokens and log-probabilities out, for many episodes at once.
+
+A *session* is one growing token sequence with its key/value cache. Callers open sessions, feed environment tokens, ask for
+turns and advance the engine until turns come back; finished sessions are closed and their places are taken by waiting ones.
+Back ends: `stages.agent.torch_engine` (default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Log-probabilities are those of the distribution that is sampled from (after temperature and the
+    top-k / top-p support). `temperature` 0 is greedy; its log-probabilities are those at temperature 1."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 24
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
+            raise ValueError(f"bad sampling {self}: temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One finished turn of a session. `token_ids` ends with the end-of-turn token unless `stop_reason` is "length"."""
+
+    session: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: str
+    """"stop" (end-of-turn token), "length" (max_tokens) or "context" (the model's context is full)."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Sessions are numbered by the engine; numbers are never reused. All methods raise KeyError for a closed session."""
+
+    def open(self, token_ids: Sequence[int], prefix: Any | None = None) -> int:
+        """A new session holding `token_ids`. With `prefix` (from `snapshot`), `token_ids` come after it; they may be empty."""
+        ...
+
+    def extend(self, session: int, token_ids: Sequence[int]) -> None:
+        """Append tokens the policy did not choose (an observation)."""
+        ...
+
+    def request(self, session: int, key: int, sampling: Sampling) -> None:
+        """Ask for one turn. `key` (seeding.key64) and the token's index in the turn fix the random draws."""
+        ...
+
+    def advance(self) -> list[Turn]:
+        """Run until at least one requested turn is finished; returns the finished ones in session order, [] if none is asked for."""
+        ...
+
+    def snapshot(self, session: int) -> Any:
+        """An immutable copy of a session's tokens and cache, to be opened again any number of times (fork)."""
+        ...
+
+    def fork(self, session: int, count: int) -> list[int]:
+        """`count` new sessions that continue from a copy of this one (which stays open)."""
+        ...
+
+    def close(self, session: int) -> None: ...
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forward_passes, forked_tokens."""
+        ...

@@ -1,0 +1,141 @@
+"""What an environment is: the contract between a domain and everything that acts in it.
+
+An `Environment` plays one task at a time and can be copied exactly (`snapshot`/`restore`, random state included), so that
+tree search may branch from any step. A `Domain` bundles the environment with its task recipes, its expert and its settings.
+Both are structural: a class that has these methods is one; nothing has to be inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do. `spec` is plain JSON and holds all that the environment needs to start it."""
+
+    task_id: str
+    domain: str
+    split: Split
+    seed: int
+    prompt: str
+    spec: Mapping[str, Any]
+    difficulty: float
+    """A number that grows with difficulty, in the domain's own units (hops, quest length, ...)."""
+    cluster: str = ""
+    """Tasks that share a world (a compiled game, an encyclopaedia article) share a cluster; never split across splits."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent reads. Plain text; the chat template turns it into tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one action brought about.
+
+    `reward` is the reward of this step alone; an episode's return is the sum over its steps, in [0, 1] for success-or-failure
+    domains. `accepted` is False if the environment did not understand the action (its state is then unchanged, apart from
+    the turn counter). `terminated`: the task ended by its own rules. `truncated`: the turn limit cut it. `cost` counts tool calls
+    or the like.
+    """
+
+    observation: Observation
+    reward: float
+    accepted: bool
+    terminated: bool
+    truncated: bool
+    cost: float = 0.0
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed."""
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One running task."""
+
+    def reset(self, task: Task) -> Observation:
+        """Start `task`. The same task always starts the same."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """Do `action` (free text). Raises RuntimeError if the episode is over or was never reset."""
+        ...
+
+    def snapshot(self) -> Any:
+        """An opaque, immutable copy of the whole state: counters and random state included."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go back to a snapshot taken from an environment on the same task."""
+        ...
+
+    def state_key(self) -> str:
+        """A canonical string of what the agent could know and change: equal states, equal keys. Excludes the turn counter."""
+        ...
+
+    def admissible(self) -> Sequence[str]:
+        """Actions that would be accepted now, sorted. May be a sample where there are too many; may be empty if unknown."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DomainSettings(BaseModel):
+    """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_turns: int = 12
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """A family of tasks. Found by name through the entry-point group `bellwether.domains`."""
+
+    name: str
+    settings: Any
+    """An instance of the domain's settings class (a subclass of `DomainSettings`)."""
+
+    def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Raw records for `count` tasks: the JSON lines that `data/raw/<name>.jsonl` holds."""
+        ...
+
+    def build(self, records: Sequence[Mapping[str, Any]], folder: Path, workers: int) -> list[Task]:
+        """Turn checked raw records into tasks; writes what the environment needs (compiled games, ...) below `folder`.
+
+        Split and ids are already in the records ("split", "task_id"). Deterministic: the same records give the same bytes.
+        Raises ValueError naming the record for one that can't be built.
+        """
+        ...
+
+    def check(self, record: Mapping[str, Any]) -> None:
+        """Raise ValueError, saying what is wrong, if a raw record is not well formed."""
+        ...
+
+    def make(self, folder: Path) -> Environment:
+        """A new environment that finds what `build` wrote below `folder`."""
+        ...
+
+    def expert(self, environment: Environment) -> str | None:
+        """The best next action from the environment's present state, or None if there is none."""
+        ...
+
+    def entities(self, task: Task) -> set[str]:
+        """Names that identify the task's world; train and test must not share any."""
+        ...

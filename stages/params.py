@@ -1,0 +1,474 @@
+"""The shape of params.yaml: the only place that knows it.
+
+`python -m stages.params` checks the file and prints what it resolves to; `--apply FILE` writes an overlay into it.
+An unknown key fails with the nearest known name, a bad value with its range, a bad combination with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+ROOT = Path(__file__).resolve().parent.parent
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ParamsError(ValueError):
+    """params.yaml is wrong; the message says where and what to do."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Resources(Section):
+    """What the machine offers. Profiles change these and nothing else that bears on results."""
+
+    device: str = "cpu"
+    threads: Annotated[int, Field(ge=1, le=256)] = 2
+    precision: Literal["float32", "bfloat16"] = "float32"
+    slots: Annotated[int, Field(ge=4, le=4096)] = 64
+    """Sessions the engine decodes at once."""
+    tokens_per_batch: Annotated[int, Field(ge=256)] = 16384
+    """Padded tokens in one micro-batch of training; changes memory and speed, never the loss."""
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    """Processes that compile games and the like."""
+
+
+class Model(Section):
+    path: str = "data/base"
+    """A local `save_pretrained` folder, or a hub name (`hub:org/name`), the only thing that may download."""
+    max_length: Annotated[int, Field(ge=64)] = 640
+    """Longest episode in tokens."""
+
+
+class Curate(Section):
+    train: Count = 192
+    valid: Count = 24
+    test: Annotated[int, Field(ge=2)] = 200
+    expert_demonstrations: Annotated[int, Field(ge=0)] = 1
+    """Per training task."""
+    noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
+    noise: Share = 0.25
+    """Chance that a noisy demonstration's action is a random admissible one."""
+    near_duplicate: Share = 0.97
+    """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
+
+
+class Sft(Section):
+    epochs: Positive = 3.0
+    batch_tokens: Annotated[int, Field(ge=256)] = 8192
+    """Tokens in one optimiser step, after packing."""
+    learning_rate: Positive = 5e-4
+    warmup: Share = 0.1
+    weight_decay: NonNegative = 0.01
+    max_grad_norm: Positive = 1.0
+    eval_every: Count = 25
+    patience: Count = 4
+    checkpoint_every: Count = 25
+
+
+class SamplingParams(Section):
+    temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 24
+    """Tokens per turn."""
+
+
+class Rollout(Section):
+    attempts: Annotated[int, Field(ge=1, le=256)] = 4
+    tasks: Count = 96
+    """Training tasks to try (all, if there are fewer)."""
+    chunk: Count = 64
+    """Episodes between checkpoints."""
+    sampling: SamplingParams = SamplingParams()
+
+
+class Selection(Section):
+    rule: Literal["uct", "puct"] = "uct"
+    c: NonNegative = 1.0
+    prior_temperature: Positive = 1.0
+
+
+class Evaluation_(Section):
+    kind: Literal["rollout"] = "rollout"
+    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
+
+
+class Labels(Section):
+    q: Literal["rollout", "tree"] = "rollout"
+    """Which mean the value model learns: the policy's own rollouts (Q of the policy) or the tree's."""
+    min_visits: Count = 2
+
+
+class Pairs(Section):
+    top: Count = 2
+    bottom: Count = 2
+    min_margin: Share = 0.25
+    min_visits: Count = 2
+
+
+class HeadParams(Section):
+    loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
+    v_min: float = -0.2
+    v_max: float = 1.2
+    bins: Annotated[int, Field(ge=2, le=1024)] = 51
+    sigma_ratio: Positive = 0.75
+
+    @model_validator(mode="after")
+    def _range(self) -> HeadParams:
+        if self.v_min >= self.v_max:
+            raise ValueError(f"v_min ({self.v_min}) must be below v_max ({self.v_max})")
+        return self
+
+
+class ValueModel(Section):
+    epochs: Positive = 2.0
+    learning_rate: Positive = 5e-4
+    batch_tokens: Annotated[int, Field(ge=256)] = 8192
+    valid_share: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.15
+    head: HeadParams = HeadParams()
+
+
+class Annotate(Section):
+    tasks: Count = 48
+    iterations: Count = 16
+    expand_k: Annotated[int, Field(ge=1, le=64)] = 4
+    max_depth: Count = 12
+    chunk: Count = 16
+    """Trees grown together, and between checkpoints."""
+    selection: Selection = Selection()
+    evaluation: Evaluation_ = Evaluation_()
+    backup: Literal["mean", "max", "discounted_max"] = "mean"
+    gamma: Share = 1.0
+    stop_on_success: bool = False
+    sampling: SamplingParams = SamplingParams()
+    labels: Labels = Labels()
+    pairs: Pairs = Pairs()
+    value_model: ValueModel = ValueModel()
+
+
+class Advantage(Section):
+    """Each axis on its own; null means what the algorithm stands for."""
+
+    estimator: Literal["group", "gae"] | None = None
+    mean: Literal["none", "group", "batch", "leave_one_out"] | None = None
+    std: Literal["none", "group", "batch"] | None = None
+    gamma: Share | None = None
+    lam: Share | None = None
+    whiten: bool | None = None
+
+
+class Credit(Section):
+    """Step credit: how an episode's advantage is spread over its turns."""
+
+    kind: Literal["outcome", "annotated"] = "outcome"
+    weight: NonNegative = 1.0
+    """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
+
+
+class Loss(Section):
+    kind: Literal["policy_gradient", "ppo_clip"] | None = None
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] | None = None
+    kl_coef: NonNegative = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coef: NonNegative = 0.0
+
+
+class Critic(Section):
+    learning_rate: Positive = 1e-3
+    coef: NonNegative = 0.5
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    """Steps in which only the critic learns."""
+    head: HeadParams = HeadParams()
+
+
+class Curriculum(Section):
+    kind: Literal["uniform", "difficulty"] = "difficulty"
+    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training."""
+    floor: Share = 0.05
+
+
+class Rl(Section):
+    algorithm: Literal["reinforce", "rloo", "grpo", "ppo"] = "grpo"
+    steps: Count = 20
+    tasks_per_step: Count = 16
+    group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    epochs: Count = 1
+    """Passes over each batch of episodes."""
+    minibatches: Count = 1
+    """Optimiser steps per pass."""
+    learning_rate: Positive = 3e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    checkpoint_every: Count = 5
+    sampling: SamplingParams = SamplingParams()
+    dead_groups: Literal["keep", "drop"] = "keep"
+    """`drop` leaves groups with equal rewards out of the forward pass; denominators do not change."""
+    advantage: Advantage = Advantage()
+    credit: Credit = Credit()
+    loss: Loss = Loss()
+    critic: Critic = Critic()
+    curriculum: Curriculum = Curriculum()
+
+    @model_validator(mode="after")
+    def _groups(self) -> Rl:
+        if self.algorithm in ("rloo", "grpo") and self.group_size < 2:
+            raise ValueError(f"algorithm {self.algorithm} compares episodes of a group: group_size must be at least 2")
+        if self.minibatches > self.tasks_per_step:
+            raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
+        return self
+
+
+class Ram(Section):
+    eps: Positive = 1e-5
+    r: NonNegative = 0.1
+    alpha: NonNegative = 1.0
+    scope: Literal["global", "tensor"] = "global"
+
+
+class Ties(Section):
+    scope: Literal["global", "tensor"] = "tensor"
+
+
+class Slerp(Section):
+    t: Share = 0.5
+    dot_threshold: Share = 0.9995
+
+
+MergeMethod = Literal["linear", "task_arithmetic", "slerp", "ties", "dare", "dare_ties", "ram", "ram_plus"]
+
+
+class Merge(Section):
+    method: MergeMethod = "ram_plus"
+    base: Literal["sft", "base"] = "sft"
+    """What deltas are taken against."""
+    weights: dict[str, Positive] = {}
+    """Per domain; 1 where not given."""
+    normalize: bool | None = None
+    """null: the method's own default."""
+    lam: NonNegative = 1.0
+    density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    rescale: Literal["inverse_density", "l1", "none"] = "inverse_density"
+    ties: Ties = Ties()
+    slerp: Slerp = Slerp()
+    ram: Ram = Ram()
+    out_dtype: Literal["float32", "bfloat16"] = "float32"
+    shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
+
+
+class Evaluate(Section):
+    attempts: Annotated[int, Field(ge=1, le=256)] = 2
+    """Attempts per panel task; success is their mean, pass@k is taken from them."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
+    chunk: Count = 400
+    sampling: SamplingParams = SamplingParams()
+
+
+class Report(Section):
+    episodes: Annotated[int, Field(ge=0, le=1000)] = 24
+    """Sample episodes per domain in the browser."""
+
+
+class PerDomain(Section):
+    """One domain's settings: its environment's own keys, and what it overrides in the shared sections."""
+
+    environment: dict[str, Any] = {}
+    curate: dict[str, Any] = {}
+    rollout: dict[str, Any] = {}
+    annotate: dict[str, Any] = {}
+    rl: dict[str, Any] = {}
+
+
+class Params(Section):
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    domains: Annotated[list[str], Field(min_length=1)]
+    resources: Resources = Resources()
+    model: Model = Model()
+    curate: Curate = Curate()
+    sft: Sft = Sft()
+    rollout: Rollout = Rollout()
+    annotate: Annotate = Annotate()
+    rl: Rl = Rl()
+    merge: Merge = Merge()
+    evaluate: Evaluate = Evaluate()
+    report: Report = Report()
+    per_domain: dict[str, PerDomain] = {}
+
+    @model_validator(mode="after")
+    def _domains(self) -> Params:
+        if len(set(self.domains)) != len(self.domains):
+            raise ValueError(f"domains lists one twice: {self.domains}")
+        for domain in self.domains:
+            if domain not in self.per_domain:
+                raise ValueError(
+                    f"domain '{domain}' has no entry in per_domain; add "
+                    f"'{domain}: {{environment: {{}}, curate: {{}}, rollout: {{}}, annotate: {{}}, rl: {{}}}}' there"
+                )
+        if self.merge.method == "slerp" and len(self.domains) != 2:
+            raise ValueError(f"merge.method slerp joins two models, and domains lists {len(self.domains)}")
+        unknown = sorted(set(self.merge.weights) - set(self.domains))
+        if unknown:
+            raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
+        return self
+
+    def section(self, name: str, domain: str) -> Any:
+        """Section `name` with the overrides of `domain`: e.g. params.section("rl", "search") -> Rl."""
+        shared: Section = getattr(self, name)
+        override = getattr(self.per_domain[domain], name)
+        merged = deep_merge(shared.model_dump(exclude_unset=True), override)
+        return type(shared).model_validate(merged)
+
+
+def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """`lower` with the values of `upper` over it, key by key."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = deep_merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _known_names(location: tuple[Any, ...]) -> list[str]:
+    """Field names of the section that `location` (a pydantic error's) points into."""
+    model: Any = Params
+    for part in location[:-1]:
+        info = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        if info is None:
+            model = PerDomain if model is Params else model
+            continue
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def explain(error: ValidationError, source: str, prefix: str = "") -> str:
+    """A pydantic error as lines a person can act on: where, what was given, what is allowed, the nearest known name."""
+    lines = []
+    for item in error.errors():
+        location = tuple(part for part in item["loc"])
+        key = prefix + ".".join(str(part) for part in location)
+        if item["type"] == "extra_forbidden":
+            known = _known_names(tuple(prefix.rstrip(".").split(".")) + location if prefix else location)
+            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+            hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
+            lines.append(f"{source}: unknown key '{key}'.{hint}")
+        else:
+            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {item['input']!r})"
+            place = f" '{key}'" if key else ""
+            lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
+    return "\n".join(lines)
+
+
+def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Params:
+    """Check a parsed params.yaml, every domain's overrides included. Raises ParamsError with one line per mistake."""
+    try:
+        params = Params.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, source)) from error
+    for domain in params.domains:
+        for name in ("curate", "rollout", "annotate", "rl"):
+            try:
+                params.section(name, domain)
+            except ValidationError as error:
+                raise ParamsError(explain(error, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+    return params
+
+
+def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
+    """Read and check params.yaml. Raises ParamsError for a missing file, bad YAML or bad values."""
+    path = Path(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ParamsError(f"{path} does not exist; run from the repository, or restore it with 'git checkout params.yaml'") from error
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ParamsError(f"{path} must hold a mapping of sections")
+    return parse_params(values, path.name)
+
+
+def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
+    """16 hex digits that name a set of parameters, independent of key order and comments."""
+    values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_domains(params: Params) -> None:
+    """Raise ParamsError if a domain is not installed or its environment settings are wrong (needs the domain's package)."""
+    from stages.environments.registry import load_domain
+
+    for domain in params.domains:
+        try:
+            load_domain(domain, params.per_domain[domain].environment)
+        except ValueError as error:
+            raise ParamsError(f"params.yaml: {error}") from error
+
+
+def apply_overlay(path: Path, overlay: Path) -> None:
+    """Write the values of `overlay` into params.yaml, keeping its comments."""
+    from ruamel.yaml import YAML
+
+    yaml_io = YAML()
+    yaml_io.width = 130
+
+    def write_over(target: Any, values: Any) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict) and isinstance(target.get(key), dict):
+                write_over(target[key], value)
+            else:
+                target[key] = value
+
+    values = yaml_io.load(path.read_text(encoding="utf-8"))
+    write_over(values, yaml_io.load(overlay.read_text(encoding="utf-8")) or {})
+    with path.open("w", encoding="utf-8") as handle:
+        yaml_io.dump(values, handle)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check params.yaml and print what it resolves to.")
+    parser.add_argument("--file", type=Path, default=ROOT / "params.yaml")
+    parser.add_argument("--apply", type=Path, help="an overlay to write into the file first, e.g. profiles/one-gpu.yaml")
+    options = parser.parse_args()
+    try:
+        if options.apply:
+            apply_overlay(options.file, options.apply)
+        params = load_params(options.file)
+        check_domains(params)
+    except ParamsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    resolved = params.model_dump(mode="json", exclude={"per_domain"})
+    for domain in params.domains:
+        resolved[f"per_domain.{domain}"] = {
+            "environment": params.per_domain[domain].environment,
+            **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate", "rl")},
+        }
+    print(yaml.safe_dump(resolved, sort_keys=False, width=130), end="")
+    print(f"# params hash {params_hash(params)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -103,7 +103,7 @@ class Selection(Section):
     prior_temperature: Positive = 1.0
 
 
-class Evaluation_(Section):
+class LeafEvaluation(Section):
     kind: Literal["rollout"] = "rollout"
     rollouts: Annotated[int, Field(ge=1, le=64)] = 1
 
@@ -151,7 +151,7 @@ class Annotate(Section):
     chunk: Count = 16
     """Trees grown together, and between checkpoints."""
     selection: Selection = Selection()
-    evaluation: Evaluation_ = Evaluation_()
+    evaluation: LeafEvaluation = LeafEvaluation()
     backup: Literal["mean", "max", "discounted_max"] = "mean"
     gamma: Share = 1.0
     stop_on_success: bool = False
@@ -401,7 +401,7 @@ def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ParamsError(f"{path} does not exist; run from the repository, or restore it with 'git checkout params.yaml'") from error
+        raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):

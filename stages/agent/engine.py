@@ -55,7 +55,7 @@ class Engine(Protocol):
         ...
 
     def advance(self) -> list[Turn]:
-        """Run until at least one requested turn is finished; returns the finished ones in session order, [] if none is asked for."""
+        """Run until at least one requested turn is finished; the finished ones in session order, [] if none is asked for."""
         ...
 
     def snapshot(self, session: int) -> Any:

@@ -172,7 +172,7 @@ from the tree's `N` and `W`. The root has parent -1, no action and the prompt as
 
 
 def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to `path` atomically, in the order given, always in the same bytes. Raises OSError with the path on a full disk."""
+    """Write rows to `path` atomically, in the order given, always in the same bytes. Raises OSError on a full disk."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)

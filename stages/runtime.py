@@ -1,0 +1,178 @@
+"""What every stage is started by: parameters, threads, progress, tracking, errors that tell what to do.
+
+A stage is `def run(context: StageContext) -> None`; its module ends with `raise SystemExit(stage_run("name", run))`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.params import Params, ParamsError, load_params
+from stages.progress import Progress, progress
+from stages.tracking import Tracker, open_tracker
+
+
+@dataclass
+class StageContext:
+    """What a stage gets. All paths it writes are below `data` and `reports`, under its own name."""
+
+    name: str
+    domain: str | None
+    params: Params
+    root: Path
+    tracker: Tracker
+
+    @property
+    def title(self) -> str:
+        """The stage as DVC calls it, e.g. `rl@search`."""
+        return f"{self.name}@{self.domain}" if self.domain else self.name
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    def section(self, name: str) -> Any:
+        """A section of params.yaml with this stage's domain's overrides in it."""
+        return self.params.section(name, self.domain) if self.domain else getattr(self.params, name)
+
+    @contextmanager
+    def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
+        with progress(f"{self.title}: {label}", total, unit) as bar:
+            yield bar
+
+    def log_params(self, values: dict[str, Any]) -> None:
+        self.tracker.params(values)
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        self.tracker.metric(name, value, step)
+
+    def artifact(self, path: Path) -> None:
+        self.tracker.artifact(path)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent goes (Linux), so that a killed `dvc repro` leaves no stage behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+
+
+def quiet_environment(threads: int, local_model: bool = True) -> None:
+    """Thread counts and offline switches; must come before torch or transformers are imported."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if local_model:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def stage_entry(root: Path, name: str, domain: str | None) -> dict[str, Any]:
+    """This stage's entry in dvc.yaml with `${item.domain}` filled in; {} where there is none (a stage run by hand)."""
+    path = root / "dvc.yaml"
+    if not path.exists():
+        return {}
+    entry = yaml.safe_load(path.read_text(encoding="utf-8")).get("stages", {}).get(name, {})
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace("${item.domain}", domain or "")
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, dict):
+            return {fill(key): fill(item) for key, item in value.items()}
+        return value
+
+    return fill(entry)
+
+
+def hash_path(path: Path) -> str:
+    """16 hex digits over a file's bytes, or over the sorted names and bytes of all files below a folder."""
+    digest = hashlib.sha256()
+    files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
+    for item in files:
+        if "__pycache__" in item.parts:
+            continue
+        digest.update(str(item.relative_to(path)).encode() + b"\0")
+        with item.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
+    """Hash of every dependency that dvc.yaml lists for the stage and of its parameters; the stage's identity for resuming."""
+    entry = stage_entry(root, name, domain)
+    hashes = {dep: hash_path(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
+    values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    for key in entry.get("params", []):
+        node: Any = values
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        hashes[f"params:{key}"] = hashlib.sha256(repr(node).encode()).hexdigest()[:16]
+    return hashes
+
+
+def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
+    """Hash of every output the stage has written."""
+    outputs: list[str] = []
+    entry = stage_entry(root, name, domain)
+    for kind in ("outs", "metrics", "plots"):
+        for item in entry.get(kind, []):
+            outputs.extend([item] if isinstance(item, str) else item.keys())
+    return {out: hash_path(root / out) for out in outputs if (root / out).exists()}
+
+
+def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool = False) -> int:
+    """Run one stage from the command line; returns the exit code (0 done, 1 failed, 2 bad parameters or input)."""
+    parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
+    if per_domain:
+        parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+    options = parser.parse_args()
+    domain: str | None = getattr(options, "domain", None)
+    _die_with_parent()
+    root = Path.cwd()
+    try:
+        params = load_params(root / "params.yaml")
+        if domain is not None and domain not in params.domains:
+            raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+    except ParamsError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
+    tracker = open_tracker(root, name, domain, params)
+    context = StageContext(name, domain, params, root, tracker)
+    status = "FAILED"
+    try:
+        tracker.tags({f"in:{key}": value for key, value in input_hashes(root, name, domain).items()})
+        run(context)
+        tracker.tags({f"out:{key}": value for key, value in output_hashes(root, name, domain).items()})
+        status = "FINISHED"
+        return 0
+    except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
+        if os.environ.get("BELLWETHER_DEBUG"):
+            raise
+        print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        return 2 if isinstance(error, ParamsError) else 1
+    except KeyboardInterrupt:
+        status = "KILLED"
+        return 130
+    finally:
+        tracker.close(status)

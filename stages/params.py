@@ -98,7 +98,7 @@ class Rollout(Section):
 
 
 class Selection(Section):
-    rule: Literal["uct", "puct"] = "uct"
+    rule: Literal["uct", "uct_2ln", "puct"] = "uct"
     c: NonNegative = 1.0
     prior_temperature: Positive = 1.0
 
@@ -159,6 +159,12 @@ class Annotate(Section):
     labels: Labels = Labels()
     pairs: Pairs = Pairs()
     value_model: ValueModel = ValueModel()
+
+    @model_validator(mode="after")
+    def _discount(self) -> Annotate:
+        if self.gamma != 1.0 and self.backup != "discounted_max":
+            raise ValueError(f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1")
+        return self
 
 
 class Advantage(Section):
@@ -249,6 +255,8 @@ class Ties(Section):
 
 class Slerp(Section):
     t: Share = 0.5
+    gradient: list[Share] = []
+    """t over depth, first layer to last, in place of one t for all; evenly spaced and interpolated. Empty: t everywhere."""
     dot_threshold: Share = 0.9995
 
 

@@ -51,7 +51,7 @@ class _Bar:
             TextColumn("{task.fields[note]}"),
         )
         self.unit = unit
-        self.done = 0
+        self.done, self.note = 0, ""
         self.started = time.monotonic()
         self.task = self.bar.add_task(label, total=total, note="", rate="")
         self.bar.start()
@@ -59,7 +59,8 @@ class _Bar:
     def advance(self, count: int = 1, note: str = "") -> None:
         self.done += count
         rate = self.done / max(time.monotonic() - self.started, 1e-9)
-        self.bar.update(self.task, advance=count, rate=f"{rate:.3g} {self.unit}s/s", **({"note": note} if note else {}))
+        self.note = note or self.note
+        self.bar.update(self.task, advance=count, rate=f"{rate:.3g} {self.unit}s/s", note=self.note)
 
 
 @contextmanager

@@ -41,6 +41,11 @@ class Observation:
     text: str
 
 
+def opening(prompt: str, observation: str) -> str:
+    """The first user message of an episode: the task's prompt, then the first observation where there is one."""
+    return "\n".join(part for part in (prompt, observation) if part)
+
+
 @dataclass(frozen=True)
 class Step:
     """What one action brought about.
@@ -70,7 +75,7 @@ class Environment(Protocol):
     """One running task."""
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`. The same task always starts the same."""
+        """Start `task` and say what the agent sees beyond `task.prompt` ("" for nothing). The same task always starts the same."""
         ...
 
     def step(self, action: str) -> Step:
@@ -139,3 +144,6 @@ class Domain(Protocol):
     def entities(self, task: Task) -> set[str]:
         """Names that identify the task's world; train and test must not share any."""
         ...
+
+    # Optional, used by curation where a domain has them: `record_difficulty(record) -> float` (a raw record's difficulty before
+    # it is built) and `difficulty_weights() -> dict[float, float]` (the mix of difficulties that curation takes).

@@ -14,7 +14,7 @@ from stages.environments.protocol import Domain
 GROUP = "bellwether.domains"
 
 
-def domain_factories() -> dict[str, Callable[..., Domain]]:
+def domain_factories() -> dict[str, Callable[[], Any]]:
     """Name -> entry point of every installed domain. Loading happens in `load_domain`, so listing imports nothing."""
     return {point.name: point.load for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
 
@@ -30,9 +30,10 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
         near = difflib.get_close_matches(name, factories, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"unknown domain '{name}'{hint} Known domains: {', '.join(sorted(factories))}")
-    domain_class = factories[name]()
+    domain_class: Any = factories[name]()
     try:
         checked = domain_class.Settings(**dict(settings or {}))
     except ValidationError as error:
         raise ValueError(f"per_domain.{name}.environment: {error}") from error
-    return domain_class(checked)
+    domain: Domain = domain_class(checked)
+    return domain

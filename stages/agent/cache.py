@@ -1,0 +1,106 @@
+"""A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
+
+Before each forward pass the engine says which rows and positions the new tokens go to; `update` then scatters their keys and
+values and hands back the rows that attention reads. Rows have their own lengths: masks and position ids come from the engine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.modeling_utils import AttentionInterface
+
+
+class SlotCache(Cache):
+    """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; the last row takes what padding writes."""
+
+    def __init__(
+        self, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(layers=[])
+        self.slots, self.kv_heads, self.capacity, self.head_dim = slots, kv_heads, capacity, head_dim
+        # Zeros, not garbage: masked positions get weight 0, and 0 times NaN would still be NaN.
+        self.data = torch.zeros(layers, 2, slots + 1, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        self._flat = self.data.view(layers, 2, -1, head_dim)
+        self._heads = torch.arange(kv_heads, device=device)
+        self._targets = torch.zeros(0, dtype=torch.long, device=device)
+        self._rows: Tensor | int = 0
+        self._length = 0
+
+    def aim(self, rows: Tensor | int, target_rows: Tensor, positions: Tensor, length: int) -> None:
+        """Set up the next forward pass of N rows with Q new tokens each.
+
+        rows: what attention reads: an int N for the first N rows (no copy), or [N] int64; target_rows, positions: [N, Q] int64,
+        where each new token is written; length: attention reads positions [0, length).
+        """
+        # [N, kv_heads, Q]: the order in which `update` receives keys and values.
+        index = (target_rows[:, None] * self.kv_heads + self._heads[None, :, None]) * self.capacity + positions[:, None]
+        self._targets = index.reshape(-1)
+        self._rows, self._length = rows, length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """key_states, value_states: [N, kv_heads, Q, head_dim] -> the rows' keys and values [N, kv_heads, length, head_dim]."""
+        read = []
+        for part, states in enumerate((key_states, value_states)):
+            self._flat[layer_idx, part].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
+            rows = self.data[layer_idx, part]
+            if isinstance(self._rows, int):
+                read.append(rows[: self._rows, :, : self._length])
+            else:
+                read.append(rows[:, :, : self._length].index_select(0, self._rows))
+        return read[0], read[1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""
+        return 0
+
+    def copy_out(self, row: int, length: int) -> Tensor:
+        """A copy of the first `length` positions of a row: [layers, 2, kv_heads, length, head_dim]."""
+        return self.data[:, :, row, :, :length].clone(memory_format=torch.contiguous_format)
+
+    def copy_in(self, row: int, prefix: Tensor) -> None:
+        """Write `prefix` [layers, 2, kv_heads, length, head_dim] to the start of a row."""
+        self.data[:, :, row, :, : prefix.shape[3]].copy_(prefix)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` to row `target`."""
+        self.data[:, :, target, :, :length].copy_(self.data[:, :, source, :, :length])
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Eager attention that reads grouped keys and values in place, where the stock one first repeats them per query head.
+
+    query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]; attention_mask: additive [N, 1, Q, length].
+    Returns [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so with few key/value heads this is what counts.
+    Raises ValueError for attention variants (soft caps, sinks) that it does not compute.
+    """
+    unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"the torch engine does not compute attention with {unsupported} (model {type(module).__name__})")
+    rows, heads, queries, head_dim = query.shape
+    kv_heads = key.shape[1]
+    grouped = query.reshape(rows, kv_heads, -1, head_dim)
+    weights = torch.matmul(grouped, key.transpose(2, 3)).mul_(scaling)
+    if attention_mask is not None:
+        weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(attention_mask[:, :, None])
+    weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    output = torch.matmul(weights, value).view(rows, heads, queries, head_dim)
+    return output.transpose(1, 2).contiguous(), None
+
+
+ATTENTION = "grouped_eager"
+AttentionInterface.register(ATTENTION, grouped_attention)
+AttentionMaskInterface.register(ATTENTION, eager_mask)

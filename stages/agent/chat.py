@@ -1,0 +1,156 @@
+"""Token-exact chat: what surrounds the policy's own tokens, taken from the tokenizer's chat template, whatever that is.
+
+The prompt is rendered once. After a turn only the tokens that follow it are made (closing the assistant message if the policy did
+not, the user message, the opening of the next assistant message); what the policy wrote is never tokenised again. These
+surroundings are the difference between the template's renderings of a fixed dummy conversation, checked when a `Chat` is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stages.agent.episode import Owner
+
+_USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
+
+
+@dataclass
+class Encoded:
+    """A conversation as an episode's token lists, all of the same length (see `stages.agent.episode.Episode`)."""
+
+    token_ids: list[int] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    """Turn index; -1 for the prompt, and an observation belongs to the turn it answers."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Start and end (exclusive) of each assistant turn, its end-of-turn token included."""
+
+    def append(self, token_ids: Sequence[int], owner: Owner, turn: int) -> None:
+        self.token_ids.extend(token_ids)
+        self.owner.extend([int(owner)] * len(token_ids))
+        self.turn.extend([turn] * len(token_ids))
+
+
+class Chat:
+    """The chat format of one tokenizer.
+
+    Raises ValueError if it has no chat template, the template has no single end-of-turn token after an assistant message, or
+    user messages are not rendered alike in every place.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(f"tokenizer {self._name} has no chat template; add a chat_template.jinja to the model's folder")
+        self._special = re.compile("|".join(re.escape(token) for token in sorted(tokenizer.all_special_tokens, key=len)[::-1]))
+        between, self._after = self._surroundings()
+        ids = self._encode(between)
+        self.end_of_turn: int = self._end_of_turn(ids)
+        """The token that ends an assistant message."""
+        cut = ids.index(self.end_of_turn) + 1
+        self._close = ids[:cut]
+        # The text between the end-of-turn token and the observation; kept as text, since it may merge with what follows.
+        self._before = between[between.index(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
+        self._before = self._before[len(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
+        self._strips = self._check()
+
+    @property
+    def pad_token(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return self.end_of_turn if pad is None else int(pad)
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _surroundings(self) -> tuple[str, str]:
+        """What the template puts between an assistant message and the next user message, and after the latter."""
+        dummy = [("user", _USER), ("assistant", _ASSISTANT), ("user", _NEXT)]
+        text = self._render([{"role": role, "content": content} for role, content in dummy])
+        if text.count(_ASSISTANT) != 1 or text.count(_NEXT) != 1:
+            raise ValueError(f"the chat template of {self._name} does not render each message once: {text!r}")
+        _, rest = text.split(_ASSISTANT)
+        between, after = rest.split(_NEXT)
+        return between, after
+
+    def _end_of_turn(self, ids: Sequence[int]) -> int:
+        """The eos token if the template closes an assistant message with it, otherwise the first special token there."""
+        special = set(self.tokenizer.all_special_ids)
+        eos = self.tokenizer.eos_token_id
+        if eos in ids:
+            return int(eos)
+        for token in ids:
+            if token in special:
+                return int(token)
+        raise ValueError(
+            f"the chat template of {self._name} closes an assistant message without a special token; it renders as "
+            f"{self.tokenizer.decode(ids)!r}. Let it end with the eos token {self.tokenizer.eos_token!r}"
+        )
+
+    def _check(self) -> bool:
+        """Whether the template strips messages. Raises ValueError if it does anything else to them."""
+        probe = " go to\nthe  barn "
+        dummy = [("user", _USER), ("assistant", _ASSISTANT), ("user", probe)]
+        text = self._render([{"role": role, "content": content} for role, content in dummy]).split(_ASSISTANT)[1]
+        closed = self.tokenizer.convert_ids_to_tokens(self.end_of_turn)
+        for strips in (False, True):
+            content = probe.strip() if strips else probe
+            if text.endswith(closed + self._before + content + self._after):
+                return strips
+        raise ValueError(f"the chat template of {self._name} changes the text of user messages: {text!r}")
+
+    def clean(self, text: str) -> str:
+        """`text` with special tokens spelt out apart (`< |end|>`), so that no observation can pose as part of the format."""
+        return self._special.sub(lambda found: found.group()[0] + " " + found.group()[1:], text)
+
+    @staticmethod
+    def opening(task_prompt: str, observation: str) -> str:
+        """The first user message: the task's prompt, then the first observation."""
+        return "\n".join(part for part in (task_prompt, observation) if part)
+
+    def prompt_tokens(self, text: str) -> list[int]:
+        """Token ids of a conversation that opens with the user message `text`, ready for the first assistant turn."""
+        return self._encode(self._render([{"role": "user", "content": self.clean(text)}]))
+
+    def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
+        """What closes the assistant message after `turn_ids`: nothing if the policy wrote the end-of-turn token itself."""
+        return [] if turn_ids and turn_ids[-1] == self.end_of_turn else list(self._close)
+
+    def observation_tokens(self, text: str) -> list[int]:
+        """The tokens from a closed assistant message to the next one: the user message `text` and the generation prompt."""
+        text = self.clean(text.strip() if self._strips else text)
+        return self._encode(self._before + text + self._after)
+
+    def assistant_tokens(self, text: str) -> list[int]:
+        """An assistant turn as the policy would write it: the text and the end-of-turn token."""
+        return [*self._encode(self.clean(text)), self.end_of_turn]
+
+    def action_text(self, turn_ids: Sequence[int]) -> str:
+        """The action in a turn's tokens: special tokens and outer white space removed."""
+        return self.tokenizer.decode(list(turn_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+
+    def encode_demonstration(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
+        """Tokens of user and assistant messages by turns, laid out exactly as a rollout of the same text.
+
+        Assistant turns, end-of-turn token included, are POLICY, what answers them ENVIRONMENT; user messages after the last
+        assistant turn are left out, as in rollouts. Raises ValueError if the roles do not take turns, user first.
+        """
+        roles = [message["role"] for message in messages]
+        if roles != [("user", "assistant")[index % 2] for index in range(len(roles))] or len(roles) < 2:
+            raise ValueError(f"a demonstration's messages must take turns, user first, at least one turn long; got roles {roles}")
+        encoded = Encoded()
+        encoded.append(self.prompt_tokens(messages[0]["content"]), Owner.PROMPT, -1)
+        actions, observations = messages[1::2], messages[2::2]
+        for turn, action in enumerate(actions):
+            start = len(encoded.token_ids)
+            encoded.append(self.assistant_tokens(action["content"]), Owner.POLICY, turn)
+            encoded.spans.append((start, len(encoded.token_ids)))
+            if turn + 1 < len(actions):
+                encoded.append(self.observation_tokens(observations[turn]["content"]), Owner.ENVIRONMENT, turn)
+        return encoded

@@ -1,0 +1,252 @@
+"""The policy: a Hugging Face causal LM and its tokenizer in a `save_pretrained` folder. Loading, hashing, saving, log-probs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+HUB = "hub:"
+_PARTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*")
+_PARTS += ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model")
+
+
+class PolicyError(RuntimeError):
+    """A model can't be loaded; the message says which file and what to do."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A loaded model. `hash` names its weights, configuration and tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    folder: Path
+    hash: str
+
+
+def _quiet() -> None:
+    """No progress bars for reading and writing files: stages show their own progress."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _offline() -> bool:
+    import huggingface_hub.constants as constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _download(name: str) -> Path:
+    """The local folder of a hub model, downloaded if need be. Raises PolicyError if it's neither cached nor reachable."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    offline = _offline()
+    try:
+        return Path(
+            snapshot_download(repository, revision=revision or None, allow_patterns=list(_PARTS), local_files_only=offline)
+        )
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise PolicyError(f"model.path '{HUB}{name}' names no model on the Hugging Face hub: {error}") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        why = "HF_HUB_OFFLINE is set" if offline else f"the hub can't be reached ({type(error).__name__})"
+        raise PolicyError(
+            f"model.path '{HUB}{name}' is not in the local Hugging Face cache and {why}. Run 'hf download {repository}' once "
+            "with a network connection (and HF_HUB_OFFLINE unset), or set model.path to a local folder such as data/base"
+        ) from error
+
+
+def _check_safetensors(path: Path) -> None:
+    """Raise PolicyError if a safetensors file is shorter than its header says."""
+    size = path.stat().st_size
+    advice = f"restore it ('dvc checkout {path}' or 'git checkout {path}'), or delete it and run the stage that makes it again"
+    with path.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise PolicyError(f"{path} is truncated: {size} bytes do not hold its header; {advice}")
+        try:
+            header = json.loads(handle.read(length))
+        except ValueError as error:
+            raise PolicyError(f"{path} is not a safetensors file (bad header: {error}); {advice}") from error
+    expected = 8 + length + max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+    if size != expected:
+        raise PolicyError(f"{path} is truncated: it has {size} bytes of {expected}; {advice}")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise PolicyError if `folder` is not a whole `save_pretrained` folder with safetensors weights and a tokenizer."""
+    if not folder.is_dir():
+        raise PolicyError(
+            f"model folder {folder} does not exist; check model.path in params.yaml, or make it: 'dvc repro' (models of stages), "
+            f"'dvc repro data/base/dvc.yaml' (the base). A hub model is written '{HUB}org/name'"
+        )
+    for name in ("config.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise PolicyError(f"{folder / name} is missing; {folder} is not a whole save_pretrained folder: restore or remake it")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if not (folder / name).is_file():
+            raise PolicyError(
+                f"{folder / name} is missing: the weights must be there as safetensors; restore or remake the folder"
+            )
+        _check_safetensors(folder / name)
+
+
+def policy_hash(folder: Path | str) -> str:
+    """16 hex digits of sha256 over the names and bytes of the weights, configuration and tokenizer files, sorted by name."""
+    folder = Path(folder)
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _PARTS for path in folder.glob(pattern) if path.is_file()}):
+        digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode() + b"\0")
+        with path.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def load_tokenizer(folder: Path | str) -> Any:
+    """The tokenizer of a model folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_policy(
+    path: Path | str, *, device: str = "cpu", precision: str = "float32", attention: str = "eager", root: Path | None = None
+) -> Policy:
+    """Load a model in evaluation mode from a folder (relative ones are below `root`) or `hub:org/name[@revision]`.
+
+    Raises PolicyError for a missing folder or file, truncated or incomplete weights, or a hub name that can't be fetched.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    name = str(path)
+    if name.startswith(HUB):
+        folder = _download(name.removeprefix(HUB))
+    else:
+        folder = Path(name) if root is None else root / name
+    check_folder(folder)
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, precision),
+        attn_implementation=attention,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    lacking = sorted({*loading["missing_keys"], *(str(entry[0]) for entry in loading["mismatched_keys"])})
+    if lacking:
+        raise PolicyError(
+            f"{folder}: the weights lack {len(lacking)} tensors that config.json calls for, {lacking[0]} first; they would "
+            "be left random. The folder mixes two models or is incomplete: restore or remake it"
+        )
+    model.to(device).eval()
+    _check_head(model, folder)
+    return Policy(model, load_tokenizer(folder), folder, policy_hash(folder))
+
+
+@torch.no_grad()
+def _check_head(model: Any, folder: Path) -> None:
+    """Raise PolicyError for a model that does more to its hidden states than apply its output layer (scaling, soft caps)."""
+    ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
+    whole = model(input_ids=ids, use_cache=False).logits
+    parts = model.get_output_embeddings()(hidden_states(model, ids))
+    if not torch.allclose(whole.float(), parts.float(), atol=1e-3, rtol=1e-3):
+        raise PolicyError(
+            f"{folder}: {type(model).__name__} transforms its logits after the output layer, which is not supported"
+        )
+
+
+def save_policy(model: Any, tokenizer: Any, folder: Path | str, *, max_shard_size: int | str = "5GB") -> None:
+    """Write a `save_pretrained` folder whose bytes depend on the weights, configuration and tokenizer alone.
+
+    Written next to `folder` first and moved there whole, so that a kill leaves no half-written model.
+    """
+    _quiet()
+    folder = Path(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(partial, max_shard_size=max_shard_size)
+    tokenizer.save_pretrained(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(partial, folder)
+
+
+def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Last hidden states [B, T, D], after the final norm, of right-padded `token_ids` [B, T].
+
+    Attention is causal, so padding on the right reaches no real token and needs no mask. With `position_ids` [B, T] that start
+    again at 0, rows hold several packed sequences, which do not see each other.
+    """
+    return model.base_model(input_ids=token_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+
+
+def head_logprobs(
+    model: Any, hidden: Tensor, targets: Tensor, temperature: float = 1.0, *, chunk: int = 8192, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities [N] float32 of `targets` [N] given hidden states [N, D], and entropies [N] (nats) if asked for.
+
+    log softmax(W h / temperature), in float32, `chunk` rows at a time; with gradients on, the chunks' logits are recomputed in
+    the backward pass rather than kept, so that memory is chunk x vocabulary whatever N is.
+    """
+    head = model.get_output_embeddings()
+
+    def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = head(hidden).float()
+        logs = (logits / temperature if temperature != 1.0 else logits).log_softmax(-1)
+        spread = -(logs.exp() * logs).sum(-1) if entropy else None
+        return logs.gather(-1, targets[:, None])[:, 0], spread
+
+    parts = []
+    recompute = torch.is_grad_enabled() and len(targets) > chunk
+    for start in range(0, max(len(targets), 1), chunk):
+        arguments = (hidden[start : start + chunk], targets[start : start + chunk])
+        parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
+    return torch.cat([logs for logs, _ in parts]), torch.cat([spread for _, spread in parts]) if entropy else None
+
+
+def token_logprobs(
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    *,
+    position_ids: Tensor | None = None,
+    chunk: int = 8192,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each token where `mask`, given the tokens before it, under softmax(logits / temperature).
+
+    token_ids: [B, T] int64, padded on the right; mask: [B, T] bool, False at each sequence's first token. Returns
+    logprobs [B, T] float32 and entropies [B, T] (or None), 0 off the mask. The output layer runs at the masked positions alone.
+    Raises ValueError if the mask covers a first token, which nothing predicts.
+    """
+    if bool(mask[:, 0].any()):
+        raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
+    hidden = hidden_states(model, token_ids, position_ids)
+    rows, columns = mask.nonzero(as_tuple=True)
+    logs, spread = head_logprobs(
+        model, hidden[rows, columns - 1], token_ids[rows, columns], temperature or 1.0, chunk=chunk, entropy=entropy
+    )
+    logprobs = torch.zeros(mask.shape, dtype=torch.float32, device=logs.device).index_put((rows, columns), logs)
+    if spread is None:
+        return logprobs, None
+    return logprobs, torch.zeros_like(logprobs).index_put((rows, columns), spread)

@@ -1,0 +1,53 @@
+"""Draws one token per row: temperature, top-k and top-p over many rows at once, by inverse CDF from counter-based uniforms.
+
+Each row is computed from its own logits and its own uniform number alone, in float64, so that what one session samples does
+not depend on its neighbours. The log-probability returned is that of the distribution drawn from:
+log softmax(logits / temperature) renormalised over the support that top-k, then top-p leave.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def restrict(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Logits with everything outside the sampling support at -inf.
+
+    logits: [N, V] float64, already divided by the temperature; top_p: [N] in (0, 1]; top_k: [N], 0 for all.
+    Top-k first, then top-p on what is left, renormalised: the smallest set of most likely tokens whose probability reaches
+    top_p. Ties are broken by the lower token id.
+    """
+    ordered, order = torch.sort(logits, dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    limit = torch.where(top_k > 0, top_k, logits.shape[-1])
+    ordered = ordered.masked_fill(rank[None] >= limit[:, None], float("-inf"))
+    probability = ordered.softmax(-1)
+    before = probability.cumsum(-1) - probability
+    outside = (before >= top_p[:, None]) & (rank[None] > 0) & (top_p < 1.0)[:, None]
+    ordered = ordered.masked_fill(outside, float("-inf"))
+    return torch.empty_like(logits).scatter_(-1, order, ordered)
+
+
+def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row.
+
+    logits: [N, V] of any float type; temperature: [N] float64, 0 for greedy; top_p: [N] float64; top_k: [N] int64;
+    uniforms: [N] float64 in [0, 1). Returns token ids [N] int64 and their log-probabilities [N] float32. A greedy row takes
+    the most likely token (the lowest id among equals) and reports its log-probability at temperature 1 on the full support.
+    """
+    greedy = temperature == 0
+    scaled = logits.double() / torch.where(greedy, 1.0, temperature)[:, None]
+    restricted = bool((((top_p < 1.0) | (top_k > 0)) & ~greedy).any())
+    if restricted:
+        scaled = restrict(scaled, torch.where(greedy, 1.0, top_p), torch.where(greedy, 0, top_k))
+    peak, best = scaled.max(-1, keepdim=True)
+    shifted = scaled - peak
+    cumulative = shifted.exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    # Rounding may lift u * total to the total itself; the next number below it still falls on a token with probability.
+    threshold = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    token = torch.searchsorted(cumulative, threshold, right=True)
+    token = torch.where(greedy[:, None], best, token)
+    logprob = shifted.gather(-1, token) - total.log()
+    return token[:, 0], logprob[:, 0].float()

@@ -1,0 +1,328 @@
+"""The default generation engine: continuous batching over slots with PyTorch and the Hugging Face model itself.
+
+A session that was asked for a turn holds a slot (one row of the key/value cache). Its new tokens are fed in padded groups, then
+all active rows decode together, one token per forward pass; rows that finish leave, waiting sessions enter. A session keeps its
+slot between turns, so that only its new observation is fed, until another needs the slot: then the cache of the longest-idle
+session moves out (to be copied back at its next turn).
+
+What a session samples does not depend on its neighbours, bit for bit on a CPU: random numbers are counter-based, every pass has
+a multiple of 4 rows (below that the matrix kernels sum in another order), and what a session feeds goes through the same kind
+of pass whoever else is there. On a GPU the kernels give no such promise; there it holds up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages import seeding
+from stages.agent.cache import ATTENTION, SlotCache
+from stages.agent.engine import Sampling, Turn
+from stages.agent.sampling import draw
+from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
+
+QUERY_STEP = 16
+"""Fed tokens per row are padded to a multiple of this."""
+LENGTH_STEP = 32
+"""Attention reads the cache up to a multiple of this."""
+CHUNK = 256
+"""Most tokens fed per row in one pass."""
+PASS_TOKENS = 4096
+"""Most padded tokens fed in one pass."""
+
+
+class TorchEngine:
+    """`stages.agent.engine.Engine` over a Hugging Face causal LM with full attention in every layer.
+
+    model: put in evaluation mode by the engine; end_of_turn: tokens that end a turn; slots: sessions that decode at once;
+    max_length: longest session in tokens; batch_share: `advance` returns when this share of the running turns is finished, which
+    saves passes for feeding (the answers are the same). Raises ValueError for an architecture that it can't serve.
+    """
+
+    def __init__(
+        self, model: Any, end_of_turn: Iterable[int], slots: int = 64, max_length: int = 640, batch_share: float = 0.25
+    ) -> None:
+        config = model.config
+        self._refuse(config, max_length)
+        self.model, self.slots, self.max_length = model, slots, max_length
+        self.batch_share = batch_share
+        self.device = model.device
+        self._head = model.get_output_embeddings()
+        self._stop = np.array(sorted(set(end_of_turn)), dtype=np.int64)
+        rows = round_up(slots, ROWS)
+        heads = config.num_attention_heads
+        self.cache = SlotCache(
+            config.num_hidden_layers,
+            rows,
+            getattr(config, "num_key_value_heads", None) or heads,
+            round_up(max_length, LENGTH_STEP),
+            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            model.dtype,
+            self.device,
+        )
+        self._columns = torch.arange(self.cache.capacity, device=self.device)
+        self._low = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype, device=self.device)
+        self._zero = torch.zeros((), dtype=model.dtype, device=self.device)
+        self._row_index = torch.arange(rows, device=self.device)[:, None]
+        self.table = SlotTable(self.cache, slots, max_length)
+        self._sessions: dict[int, Session] = {}
+        self._queue: list[Session] = []
+        self._next_id = 0
+        self._clock = 0
+        self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forward_passes": 0, "forked_tokens": 0}
+
+    @staticmethod
+    def _refuse(config: Any, max_length: int) -> None:
+        kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"})
+        window = getattr(config, "sliding_window", None) or math.inf
+        if kinds and not (kinds == ["sliding_attention"] and window >= max_length):
+            raise ValueError(
+                f"the torch engine serves models with full attention only; {config.model_type} has layers of {kinds}"
+            )
+        limit = getattr(config, "max_position_embeddings", None) or math.inf
+        if max_length > limit:
+            raise ValueError(
+                f"model.max_length is {max_length}, but the model's max_position_embeddings is {limit}; lower the former"
+            )
+
+    # ---- the protocol -------------------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {**self._counters, "evictions": self.table.evictions}
+
+    def open(self, token_ids: Sequence[int], prefix: Prefix | None = None) -> int:
+        """A new session; see `Engine.open`. Raises ValueError if it would be empty or longer than max_length."""
+        tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
+        if not tokens or len(tokens) > self.max_length:
+            raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
+        self._next_id += 1
+        self._sessions[session.id] = session
+        self._counters["forked_tokens"] += session.cached
+        return session.id
+
+    def extend(self, session: int, token_ids: Sequence[int]) -> None:
+        """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
+        state = self._idle(session)
+        if len(state.tokens) + len(token_ids) > self.max_length:
+            raise ValueError(
+                f"session {session} has {len(state.tokens)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
+            )
+        state.tokens.extend(token_ids)
+
+    def request(self, session: int, key: int, sampling: Sampling) -> None:
+        state = self._idle(session)
+        state.key, state.sampling = key, sampling
+        self._queue.append(state)
+
+    def room(self, session: int) -> int:
+        """Tokens that still fit into the session."""
+        return self.max_length - len(self._sessions[session].tokens)
+
+    def advance(self) -> list[Turn]:
+        self._clock += 1
+        if self.model.training:
+            self.model.eval()
+        with torch.inference_mode():
+            turns = self._start()
+            running = len(turns) + int(self.table.active.sum())
+            wanted = max(1, math.ceil(running * self.batch_share))
+            while len(turns) < wanted and self.table.active.any():
+                turns += self._step()
+        return sorted(turns, key=lambda turn: turn.session)
+
+    def snapshot(self, session: int) -> Prefix:
+        """See `Engine.snapshot`. Runs no pass: tokens not fed yet are in the copy as tokens."""
+        state = self._idle(session)
+        cache = state.prefix if state.slot < 0 else (self.cache.copy_out(state.slot, state.cached) if state.cached else None)
+        return Prefix(tuple(state.tokens), cache)
+
+    def fork(self, session: int, count: int) -> list[int]:
+        """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
+        such tokens, in one go: so open all prompts, then fork each."""
+        if len(pending(self._idle(session))) > 1:
+            self._fill(session)
+        prefix = self.snapshot(session)
+        return [self.open((), prefix) for _ in range(count)]
+
+    def close(self, session: int) -> None:
+        state = self._sessions.pop(session)
+        if state in self._queue:
+            self._queue.remove(state)
+        if state.slot >= 0:
+            self.table.vacate(state)
+
+    def reset(self) -> None:
+        """Close every session; call it when the model's weights have changed, since caches belong to the old ones."""
+        for session in sorted(self._sessions):
+            self.close(session)
+
+    def _idle(self, session: int) -> Session:
+        state = self._sessions[session]
+        if state.sampling is not None:
+            raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
+        return state
+
+    # ---- forward passes -----------------------------------------------------------------------------------------------------
+
+    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Hidden states [N, Q, D] of ids [N, Q] at positions [N, Q] under the additive mask [N, 1, Q, length]."""
+        config = self.model.config
+        trained_with = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            output = self.model.base_model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
+            )
+        finally:
+            config._attn_implementation = trained_with
+        self._counters["forward_passes"] += 1
+        return output.last_hidden_state
+
+    def _mask(self, positions: Tensor, length: int) -> Tensor:
+        """Additive mask [N, 1, Q, length]: a token at a position sees positions up to its own."""
+        return torch.where(self._columns[:length] > positions[:, None, :, None], self._low, self._zero)
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _feed_group(self, group: list[Session], counts: list[int], width: int) -> Tensor:
+        """Feed `counts[i]` pending tokens of each session, padded to `width`; hidden states [n, D] of the last ones."""
+        rows = round_up(len(group), ROWS)
+        ids = np.zeros((rows, width), dtype=np.int64)
+        targets = np.full((rows, width), self.cache.slots, dtype=np.int64)
+        positions = np.tile(np.arange(width), (rows, 1))
+        last = np.zeros(rows, dtype=np.int64)
+        for row, (session, count) in enumerate(zip(group, counts, strict=True)):
+            ids[row, :count] = session.tokens[session.cached : session.cached + count]
+            targets[row, :count] = session.slot
+            positions[row] += session.cached
+            last[row] = count - 1
+            session.cached += count
+            self.table.position[session.slot] = session.cached
+        np.minimum(positions, self.cache.capacity - 1, out=positions)
+        length = min(round_up(int(max(session.cached for session in group)), LENGTH_STEP), self.cache.capacity)
+        reads = np.array([session.slot for session in group] + [self.cache.slots] * (rows - len(group)), dtype=np.int64)
+        position_tensor = self._to_device(positions)
+        self.cache.aim(self._to_device(reads), self._to_device(targets), position_tensor, length)
+        hidden = self._forward(self._to_device(ids), position_tensor, self._mask(position_tensor, length))
+        self._counters["fed_tokens"] += sum(counts)
+        return hidden[self._row_index[:rows, 0], self._to_device(last)]
+
+    def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
+        """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
+        after: dict[int, Tensor] = {}
+        left = [session for session in sessions if len(session.tokens) - keep > session.cached]
+        while left:
+            sizes = {session.id: min(len(session.tokens) - keep - session.cached, CHUNK) for session in left}
+            left.sort(key=lambda session: (-sizes[session.id], session.id))
+            start = 0
+            while start < len(left):
+                width = round_up(sizes[left[start].id], QUERY_STEP)
+                # Padding beyond about two steps costs more than a pass of their own for the shorter ones.
+                group = [session for session in left[start:] if width - sizes[session.id] < 2 * QUERY_STEP]
+                group = group[: max(1, PASS_TOKENS // width)]
+                hidden = self._feed_group(group, [sizes[session.id] for session in group], width)
+                after.update(zip((session.id for session in group), hidden, strict=False))
+                start += len(group)
+            left = [session for session in left if len(session.tokens) - keep > session.cached]
+        return after
+
+    def _fill(self, first: int) -> None:
+        """Feed session `first`, and the other idle ones that hold or can have a free slot, up to their last token."""
+        with torch.inference_mode():
+            if not self.table.place(self._sessions[first]):
+                return
+            chosen = [self._sessions[first]]
+            for session in self._sessions.values():
+                behind = session.sampling is None and len(pending(session)) > 1
+                if behind and session is not chosen[0] and (session.slot >= 0 or self.table.vacant):
+                    self.table.place(session)
+                    chosen.append(session)
+            self._feed(chosen, keep=1)
+
+    # ---- turns --------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> list[Turn]:
+        """Let waiting sessions in, feed what they have not fed and draw their first tokens; turns that this already finishes."""
+        turns, entering, waiting = [], [], []
+        for session in self._queue:
+            assert session.sampling is not None
+            room = self.max_length - len(session.tokens)
+            if room < 1:
+                session.sampling = None
+                turns.append(Turn(session.id, (), (), "context"))
+            elif self.table.place(session):
+                entering.append(session)
+                self.table.begin(session, room)
+            else:
+                waiting.append(session)
+        self._queue = waiting
+        if not entering:
+            return turns
+        hidden = self._feed(entering, keep=0)
+        states = torch.stack([hidden[session.id] for session in entering])
+        slots = np.array([session.slot for session in entering], dtype=np.int64)
+        padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
+        states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])
+        self.table.active[slots] = True
+        turns += self._take(slots, *self._draw(states, padded))
+        self.table.compact()
+        return turns
+
+    def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+        """Next tokens [N] and their log-probabilities [N] after hidden states [N, D] of cache rows `rows`."""
+        logits = self._head(hidden)
+        uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
+        ids, logprobs = draw(
+            logits,
+            self._to_device(self.table.temperature[rows]),
+            self._to_device(self.table.top_p[rows]),
+            self._to_device(self.table.top_k[rows]),
+            self._to_device(uniforms),
+        )
+        return ids.cpu().numpy(), logprobs.cpu().numpy()
+
+    def _step(self) -> list[Turn]:
+        """One token for every active row."""
+        slots = np.flatnonzero(self.table.active)
+        width = round_up(int(slots[-1]) + 1, ROWS)
+        length = min(round_up(int(self.table.position[slots].max()) + 1, LENGTH_STEP), self.cache.capacity)
+        # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
+        positions = self._to_device(self.table.position[:width])[:, None]
+        self.cache.aim(width, self._row_index[:width], positions, length)
+        hidden = self._forward(self._to_device(self.table.last[:width])[:, None], positions, self._mask(positions, length))
+        ids, logprobs = self._draw(hidden[:, 0], slice(0, width))
+        self.table.position[slots] += 1
+        return self._take(slots, ids[slots], logprobs[slots])
+
+    def _take(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> list[Turn]:
+        """Note the tokens that rows `slots` drew; the turns that these finish."""
+        ids, logprobs = ids[: len(slots)], logprobs[: len(slots)]
+        count = self.table.count[slots]
+        self.table.last[slots] = ids
+        self.table.drawn[slots, count] = ids
+        self.table.logprob[slots, count] = logprobs
+        self.table.count[slots] = count + 1
+        self._counters["sampled_tokens"] += len(slots)
+        stopped = np.isin(ids, self._stop)
+        turns = []
+        for index in np.flatnonzero(stopped | (count + 1 >= self.table.limit[slots])):
+            slot = int(slots[index])
+            session = self.table.holder[slot]
+            assert session is not None
+            number = int(self.table.count[slot])
+            tokens = self.table.drawn[slot, :number].tolist()
+            reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
+            turns.append(Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason))
+            session.tokens.extend(tokens)
+            session.cached = int(self.table.position[slot])
+            session.sampling, session.idle_since = None, self._clock
+            self.table.active[slot] = False
+        return turns

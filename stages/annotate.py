@@ -1,0 +1,140 @@
+"""annotate: tree search from the SFT policy over one domain's training tasks; step labels, preference pairs, a step-value model.
+
+data/curated/<domain>, data/rollouts/<domain>/difficulty.json and data/models/sft -> data/annotated/<domain>/{nodes.parquet,
+labels.parquet, pairs.parquet, value_model/} and reports/annotate/<domain>.json.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stages.agent.episode import NODE_SCHEMA, read_json, read_tasks, write_json, write_table
+from stages.annotation.labels import LABEL_SCHEMA, label_rows
+from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
+from stages.annotation.summary import Forest, choose_tasks, summary
+from stages.checkpoints import Checkpoints
+from stages.environments.protocol import Task
+from stages.environments.registry import load_domain
+from stages.params import Annotate
+from stages.runtime import StageContext, stage_run
+
+if TYPE_CHECKING:
+    from stages.agent.policy import Policy
+    from stages.annotation.search import Search
+    from stages.values.step_value import StepValueModel
+
+
+def grow_forest(search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any) -> Forest:
+    """Grow one tree per task, `chunk` at a time; each finished chunk is a checkpoint, and those there are grown no more."""
+    forest = Forest([], [])
+    for number, start in enumerate(range(0, len(tasks), chunk)):
+        part: Forest | None = checkpoints.load(f"trees-{number:04d}")
+        if part is None:
+            trees = search.grow(tasks[start : start + chunk], on_tree=lambda tree: bar.advance(1, f"{len(tree.nodes)} nodes"))
+            part = Forest.of(trees)
+            checkpoints.save(f"trees-{number:04d}", part)
+        else:
+            bar.advance(len(part.costs), "from checkpoint")
+        forest += part
+    return forest
+
+
+def search_trees(context: StageContext, policy: Policy, tasks: Sequence[Task], params: Annotate) -> Forest:
+    """The trees of all tasks, grown with an engine over the policy."""
+    from stages.agent.chat import Chat
+    from stages.agent.rollout import EnvironmentPool
+    from stages.agent.torch_engine import TorchEngine
+    from stages.annotation.search import Search
+
+    assert context.domain is not None
+    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
+    worlds = context.data / "curated" / context.domain / "worlds"
+    chat = Chat(policy.tokenizer)
+    max_length = context.params.model.max_length
+    engine = TorchEngine(policy.model, [chat.end_of_turn], context.params.resources.slots, max_length)
+    with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
+        search = Search(engine, chat, pool, params, context.params.seed, max_length)
+        return grow_forest(search, tasks, params.chunk, Checkpoints(context), bar)
+
+
+def fit_value_model(
+    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate
+) -> tuple[StepValueModel, dict[str, Any]]:
+    """The step-value model, fitted on most tasks' trees, and its calibration on those of the others."""
+    from stages.annotation.calibration import calibration
+    from stages.annotation.paths import mean_success, value_paths
+    from stages.values.step_value import StepValueModel, fit, predict, split_paths
+
+    seed, micro = context.params.seed, context.params.resources.tokens_per_batch
+    train, held_out = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
+    model = StepValueModel(copy.deepcopy(policy.model.base_model).float(), params.value_model.head)
+    model.to(context.params.resources.device)
+    baseline = mean_success(train)
+    model.start_at(baseline)
+    total = round(params.value_model.epochs * sum(len(path.token_ids) for path in train))
+    with context.progress("fitting values", total, "token") as bar:
+
+        def on_step(step: int, tokens: int, loss: float) -> None:
+            bar.advance(tokens, f"loss {loss:.4f}")
+            context.metric("value_model/loss", loss, step)
+
+        fitted = fit(model, train, params.value_model, seed, micro, on_step)
+    return model, {
+        "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_success": baseline},
+        "steps": fitted.steps,
+        "tokens": fitted.tokens,
+        "loss_first": fitted.history[0],
+        "loss_last": fitted.history[-1],
+        "held_out_tasks": len({path.task_id for path in held_out}),
+        "calibration": calibration(*predict(model, held_out, micro), baseline),
+        "calibration_train": calibration(*predict(model, train, micro), baseline),
+    }
+
+
+def log(context: StageContext, report: Mapping[str, Any]) -> None:
+    for name in ("trees", "nodes", "iterations", "environment_steps", "policy_tokens", "root_success", "root_tree_value"):
+        context.metric(name, float(report[name]))
+    context.metric("labels", float(report["labels"]["count"]))
+    context.metric("pairs", float(report["pairs"]["count"]))
+    context.metric("pair_task_share", report["pairs"]["task_share"])
+    for name in ("brier", "mse", "baseline_mse", "explained_variance", "correlation", "ece"):
+        context.metric(f"value_model/{name}", report["value_model"]["calibration"][name])
+    context.artifact(context.reports / "annotate" / f"{context.domain}.json")
+
+
+def run(context: StageContext) -> None:
+    from stages.agent.policy import load_policy
+
+    assert context.domain is not None
+    params: Annotate = context.section("annotate")
+    out = context.data / "annotated" / context.domain
+
+    # Which tasks: those the policy sometimes solves tell most about single steps.
+    tasks = read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")
+    difficulty = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
+    chosen = choose_tasks(tasks, difficulty, params.tasks, context.params.seed)
+
+    # Search, and store the nodes as they are.
+    resources = context.params.resources
+    policy = load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
+    forest = search_trees(context, policy, chosen, params)
+    write_table(out / "nodes.parquet", NODE_SCHEMA, forest.rows)
+
+    # Labels and pairs follow from the nodes alone.
+    labels, pairs = label_rows(forest.rows, params), pair_rows(forest.rows, params)
+    write_table(out / "labels.parquet", LABEL_SCHEMA, labels)
+    write_table(out / "pairs.parquet", PAIR_SCHEMA, pairs)
+
+    # What a history is worth to the policy, as a model that RL can ask anywhere.
+    model, fitted = fit_value_model(context, policy, forest.rows, params)
+    model.save(out / "value_model")
+    report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
+    write_json(context.reports / "annotate" / f"{context.domain}.json", report)
+    log(context, report)
+    Checkpoints(context).clear()
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_run("annotate", run, per_domain=True))

@@ -1,0 +1,50 @@
+"""Do predicted success shares come true? Reliability of the step-value model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+BINS = 10
+"""Bins of the reliability table."""
+
+
+def calibration(predicted: np.ndarray, shares: np.ndarray, counts: np.ndarray, baseline: float) -> dict[str, Any]:
+    """How well predictions [M] fit success shares [M] of `counts` [M] rollouts, each rollout counting once.
+
+    brier: mean squared error to single outcomes; mse: to the shares; baseline_mse: that of predicting `baseline`, the training
+    mean; explained_variance: 1 - Var(share - prediction) / Var(share), 0 if all shares are equal; ece: mean |share - prediction|
+    over the bins of `bins` by rollouts; correlation: Pearson's, 0 if either is constant.
+    """
+    weight = counts / counts.sum()
+    clipped = predicted.clip(0.0, 1.0)
+
+    def variance(values: np.ndarray) -> float:
+        return float((weight * (values - (weight * values).sum()) ** 2).sum())
+
+    spread, spread_predicted = variance(shares), variance(predicted)
+    covariance = float((weight * (shares - (weight * shares).sum()) * (predicted - (weight * predicted).sum())).sum())
+    bins = []
+    place = np.minimum((clipped * BINS).astype(int), BINS - 1)
+    for number in range(BINS):
+        inside = place == number
+        total = float(counts[inside].sum())
+        if total:
+            share = weight[inside] / weight[inside].sum()
+            mean_predicted, mean_share = float((share * clipped[inside]).sum()), float((share * shares[inside]).sum())
+            bins.append({"low": number / BINS, "predicted": mean_predicted, "observed": mean_share, "count": total})
+    defined = spread > 1e-12 and spread_predicted > 1e-12
+    return {
+        "nodes": len(predicted),
+        "rollouts": float(counts.sum()),
+        "mean_predicted": float((weight * predicted).sum()),
+        "mean_observed": float((weight * shares).sum()),
+        "brier": float((weight * (shares * (1 - clipped) ** 2 + (1 - shares) * clipped**2)).sum()),
+        "mse": float((weight * (shares - predicted) ** 2).sum()),
+        "baseline_mse": float((weight * (shares - baseline) ** 2).sum()),
+        "explained_variance": 1.0 - variance(shares - predicted) / spread if spread > 1e-12 else 0.0,
+        "correlation": covariance / (spread * spread_predicted) ** 0.5 if defined else 0.0,
+        "ece": sum(item["count"] * abs(item["observed"] - item["predicted"]) for item in bins) / float(counts.sum()),
+        "bins": bins,
+    }

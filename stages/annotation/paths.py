@@ -1,0 +1,53 @@
+"""What the step-value model learns from: histories along tree paths, each node's value read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.annotation.labels import ended
+from stages.annotation.tree import Row, children_of, tree_values, trees_of
+from stages.params import Annotate
+from stages.values.step_value import ValuePath
+
+
+def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
+    """Fewest paths that cover every node from which the policy acts (ended nodes need no prediction).
+
+    A node is read at the last token of its context, where the policy's turn begins, on the first path that reaches it; its
+    target is the success share of the policy's rollouts from there (or the tree's value over its visits, by `annotate.labels.q`),
+    its weight their number.
+    """
+    paths = []
+    for task_id, tree in trees_of(rows).items():
+        children = children_of(tree)
+        values = tree_values(tree, params.expand_k, params.backup, params.gamma) if params.labels.q == "tree" else None
+        covered: set[int] = set()
+        for row in tree:
+            if ended(row) or any(not ended(tree[child]) for child in children[row["node"]]):
+                continue
+            token_ids: list[int] = []
+            boundaries, successes, rollouts = [], [], []
+            for node in _down_to(tree, row["node"]):
+                at = tree[node]
+                token_ids += [*at["token_ids"], *at["context_ids"]]
+                if node in covered:
+                    continue
+                covered.add(node)
+                count = at["n_rollouts"] if values is None else at["N"]
+                boundaries.append(len(token_ids) - 1)
+                rollouts.append(float(count))
+                successes.append(float(at["n_success"]) if values is None else values[node] * count)
+            paths.append(ValuePath(task_id, token_ids, boundaries, successes, rollouts))
+    return paths
+
+
+def _down_to(tree: Sequence[Row], node: int) -> list[int]:
+    path = [node]
+    while path[-1]:
+        path.append(tree[path[-1]]["parent"])
+    return path[::-1]
+
+
+def mean_success(paths: Sequence[ValuePath]) -> float:
+    """Share of rollouts that succeeded over all places."""
+    return sum(sum(path.successes) for path in paths) / sum(sum(path.rollouts) for path in paths)

@@ -1,0 +1,101 @@
+"""What is reported of the trees: sizes, work done, depth and visits, labels and pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.annotation.labels import ended
+from stages.annotation.tree import Tree, trees_of
+from stages.environments.protocol import Task
+from stages.seeding import permutation
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Finished trees as node rows, and what each cost."""
+
+    rows: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
+    """Per tree: task_id, iterations and the counters of `Tree`."""
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree]) -> Forest:
+        rows = [row for tree in trees for row in tree.rows()]
+        return cls(rows, [{"task_id": tree.task_id, "iterations": tree.iterations, **tree.counters} for tree in trees])
+
+    def __add__(self, other: Forest) -> Forest:
+        return Forest(self.rows + other.rows, self.costs + other.costs)
+
+
+def choose_tasks(tasks: Sequence[Task], difficulty: Mapping[str, float], count: int, seed: int) -> list[Task]:
+    """`count` of the tasks, sorted by id: those the policy sometimes solves (0 < success share < 1) before those never tried,
+    then the rest; at random among equals."""
+
+    def rank(task: Task) -> int:
+        share = difficulty.get(task.task_id)
+        return 1 if share is None else (0 if 0.0 < share < 1.0 else 2)
+
+    mixed = permutation(sorted(tasks, key=lambda task: task.task_id), seed, "annotate_tasks")
+    return sorted(sorted(mixed, key=rank)[:count], key=lambda task: task.task_id)
+
+
+def summary(
+    forest: Forest, labels: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], difficulty: Mapping[str, float]
+) -> dict[str, Any]:
+    """The stage's report but for the value model's part."""
+    trees = trees_of(forest.rows)
+    inner = [row for tree in trees.values() for row in tree if not ended(row)]
+    ends = [row for tree in trees.values() for row in tree if ended(row)]
+    roots = [tree[0] for tree in trees.values()]
+    children = Counter((row["task_id"], row["parent"]) for row in forest.rows if row["node"])
+    middling = sum(0.0 < difficulty.get(task, -1.0) < 1.0 for task in trees)
+    return {
+        "trees": len(trees),
+        "middling_tasks": middling,
+        "nodes": len(forest.rows),
+        "ends": {
+            "correct": sum(row["n_success"] > 0 for row in ends),
+            "wrong": sum(row["terminal"] and not row["n_success"] for row in ends),
+            "truncated": sum(row["truncated"] for row in ends),
+        },
+        **{name: sum(cost[name] for cost in forest.costs) for name in forest.costs[0] if name != "task_id"},
+        "root_success": _share([(row["n_success"], row["n_rollouts"]) for row in roots]),
+        "root_tree_value": sum(row["W"] for row in roots) / max(1, sum(row["N"] for row in roots)),
+        "solved_trees": sum(any(row["n_success"] for row in tree) for tree in trees.values()),
+        "depth": {
+            "mean_end": sum(row["depth"] for row in ends) / max(1, len(ends)),
+            "max": max(row["depth"] for row in forest.rows),
+            "nodes": _counts(row["depth"] for row in forest.rows),
+        },
+        "visits": {
+            "mean": sum(row["N"] for row in inner) / max(1, len(inner)),
+            "nodes": _counts(row["N"] for row in inner),
+        },
+        "children": _counts(children.values()),
+        "labels": {
+            "count": len(labels),
+            "hard_share": _share([(label["hard"], 1) for label in labels]),
+            "mean_q": _share([(label["q"], 1) for label in labels]),
+            "with_advantage": sum(label["advantage"] is not None for label in labels),
+            "nonzero_advantage": sum(bool(label["advantage"]) for label in labels),
+        },
+        "pairs": {
+            "count": len(pairs),
+            "parents": len({(pair["task_id"], pair["parent"]) for pair in pairs}),
+            "task_share": len({pair["task_id"] for pair in pairs}) / len(trees),
+            "mean_margin": _share([(pair["margin"], 1) for pair in pairs]),
+        },
+    }
+
+
+def _share(parts: Sequence[tuple[float, float]]) -> float:
+    total = sum(whole for _, whole in parts)
+    return sum(part for part, _ in parts) / total if total else 0.0
+
+
+def _counts(values: Any) -> dict[str, int]:
+    """How many there are of each value, by value."""
+    return {str(value): count for value, count in sorted(Counter(values).items())}

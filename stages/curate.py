@@ -1,0 +1,71 @@
+"""curate: raw records of one domain become tasks, demonstrations, a frozen evaluation panel and a data report."""
+
+from __future__ import annotations
+
+import sys
+
+from stages.agent.episode import write_episodes, write_json, write_tasks
+from stages.curation.assemble import assemble
+from stages.curation.datareport import data_report, shortages
+from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, demonstrate_all
+from stages.curation.panel import make_panel, write_panel
+from stages.curation.raw import make_raw, read_raw
+from stages.environments.protocol import SPLITS, Split
+from stages.environments.registry import load_domain
+from stages.params import Curate
+from stages.runtime import StageContext, stage_run
+
+
+def run(context: StageContext) -> None:
+    assert context.domain is not None
+    params, name = context.params, context.domain
+    curate: Curate = params.section("curate", name)
+    domain = load_domain(name, params.per_domain[name].environment)
+    asked: dict[Split, int] = {split: getattr(curate, split) for split in SPLITS}
+    context.log_params({"curate": curate.model_dump(), "environment": domain.settings.model_dump(mode="json")})
+
+    # Read: every line becomes a record or a rejection that names it.
+    raw = context.data / "raw" / f"{name}.jsonl"
+    label = f"data/raw/{name}.jsonl" if raw.exists() else f"recipes of domain {name}"
+    records, rejections = read_raw(raw, label, domain) if raw.exists() else make_raw(domain, asked, params.seed)
+
+    # Build and clean.
+    folder = context.data / "curated" / name
+    assembly = assemble(domain, records, asked, folder / "worlds", params.resources.workers, params.model.max_length)
+    rejections += assembly.rejections
+    tasks = assembly.tasks
+    for rejection in rejections:
+        print(f"curate@{name}: rejected {rejection}", file=sys.stderr)
+    for line in shortages(tasks, asked, label):
+        print(f"curate@{name}: {line}", file=sys.stderr)
+    missing = [split for split in SPLITS if not any(task.split == split for task in tasks)]
+    if missing:
+        raise ValueError(f"{label} gives no usable task for {', '.join(missing)}; see the rejections above")
+
+    # Demonstrate: training tasks to learn from, validation tasks to stop early by. Test tasks are never demonstrated.
+    plan = DemonstrationPlan(curate, params.seed, params.model.max_length)
+    shown = [task for task in tasks if task.split != "test"]
+    demonstrations = Demonstrations()
+    with context.progress("demonstrating", total=len(shown), unit="task") as bar:
+        for of_task in demonstrate_all(domain, folder / "worlds", shown, plan, params.resources.workers):
+            demonstrations.add(of_task)
+            bar.advance(1)
+
+    # Freeze and write.
+    panel = make_panel(name, tasks, domain.settings.model_dump(mode="json"))
+    write_tasks(folder / "tasks.parquet", tasks)
+    write_episodes(folder / "demonstrations.parquet", demonstrations.episodes)
+    write_panel(folder / "panel.json", panel)
+    source = {"file": label, "records": len(records), "unused": assembly.unused}
+    report = data_report(source, tasks, asked, rejections, demonstrations, panel)
+    write_json(context.reports / "curate" / f"{name}.json", report)
+
+    for split in SPLITS:
+        context.metric(f"curate/kept_{split}", report["splits"][split]["kept"])
+    context.metric("curate/rejected", len(rejections))
+    context.metric("curate/demonstrations", len(demonstrations.episodes))
+    context.artifact(context.reports / "curate" / f"{name}.json")
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_run("curate", run, per_domain=True))

@@ -1,0 +1,74 @@
+"""From checked records to the tasks that stay: build, clean, and fill up what cleaning took away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stages.curation.cleaning import drop_duplicate_records, reject_faulty, task_faults
+from stages.curation.raw import RawRecord, Rejection
+from stages.curation.selection import order_by_mix
+from stages.environments.protocol import SPLITS, Domain, Split, Task
+
+
+@dataclass
+class Assembly:
+    """`tasks` sorted by split (train, valid, test) and id; `unused` counts the good records that nobody asked for."""
+
+    tasks: list[Task] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
+    unused: int = 0
+
+
+def build_tasks(domain: Domain, records: Sequence[RawRecord], folder: Path, workers: int) -> tuple[list[Task], list[Rejection]]:
+    """Build `records` in a fresh `folder`. A record that the domain names as one it can't build is rejected, the rest is
+    built again without it. Raises ValueError if the domain's message names none of the records."""
+    remaining = list(records)
+    rejections: list[Rejection] = []
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            return domain.build([record.record for record in remaining], folder, workers), rejections
+        except ValueError as error:
+            named = [record for record in remaining if record.task_id in str(error)]
+            if not named:
+                raise
+            # The longest id, where one id is part of another.
+            culprit = max(named, key=lambda record: len(record.task_id))
+            rejections.append(Rejection.of(culprit, "not_buildable", str(error)))
+            remaining.remove(culprit)
+
+
+def assemble(
+    domain: Domain, records: Sequence[RawRecord], asked: Mapping[Split, int], folder: Path, workers: int, max_length: int
+) -> Assembly:
+    """At most `asked[split]` clean tasks of each split, with what they need below `folder`.
+
+    Where cleaning takes tasks away, the next unused records take their places. Raises ValueError as `build_tasks` does.
+    """
+    result = Assembly()
+    unique, result.rejections = drop_duplicate_records(records)
+    sources = {record.task_id: record for record in unique}
+    queues = {split: order_by_mix([r for r in unique if r.split == split], domain)[::-1] for split in SPLITS}
+    chosen = {split: [queues[split].pop() for _ in range(min(asked[split], len(queues[split])))] for split in SPLITS}
+    while True:
+        picked = [record for split in SPLITS for record in chosen[split]]
+        tasks, rejections = build_tasks(domain, picked, folder, workers)
+        kept, faulty = reject_faulty(tasks, task_faults(tasks, domain, max_length), sources)
+        rejections += faulty
+        result.rejections += rejections
+        gone = {rejection.task_id for rejection in rejections}
+        refilled = False
+        for split in SPLITS:
+            chosen[split] = [record for record in chosen[split] if record.task_id not in gone]
+            while len(chosen[split]) < asked[split] and queues[split]:
+                chosen[split].append(queues[split].pop())
+                refilled = True
+        if not gone and not refilled:
+            break
+    result.tasks = sorted(kept, key=lambda task: (SPLITS.index(task.split), task.task_id))
+    result.unused = sum(len(queue) for queue in queues.values())
+    return result

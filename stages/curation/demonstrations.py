@@ -1,0 +1,180 @@
+"""Demonstrations: episodes played by a domain's expert, straight or with random actions in between that it recovers from.
+
+Token lists stay empty: the tokenizer is the model's, so sft adds the tokens. `messages` and `turns` hold all that happened.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from stages.agent.episode import Episode, TurnRecord
+from stages.curation.cleaning import episode_length, is_near_duplicate
+from stages.environments.protocol import Domain, Environment, Task, opening
+from stages.environments.registry import load_domain
+from stages.params import Curate, params_hash
+from stages.seeding import stream
+
+EXPERT, NOISY = "expert", "noisy_expert"
+"""`policy_hash` of demonstrations."""
+DRAWS = 6
+"""Tries for one noisy demonstration, since random actions may spoil the task or never come up."""
+
+
+@dataclass(frozen=True)
+class DemonstrationPlan:
+    """What is asked of each task."""
+
+    curate: Curate
+    seed: int
+    max_length: int
+    """Longest episode in tokens (model.max_length)."""
+
+
+@dataclass
+class Demonstrations:
+    """Of one task, or of many added up."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Demonstrations) -> None:
+        self.episodes += other.episodes
+        self.rejected += other.rejected
+
+
+def play(domain: Domain, environment: Environment, task: Task, noise: float, key: tuple[object, ...]) -> Episode | None:
+    """One episode of `task`; with probability `noise` per turn a random admissible action instead of the expert's.
+
+    `key` fixes the random draws. Returns None if the expert knows no action from where the episode got.
+    """
+    rng = stream("demonstration", task.task_id, *key)
+    prompt = opening(task.prompt, environment.reset(task).text)
+    episode = Episode(
+        episode_id=f"{task.task_id}/{key[0]}",
+        task_id=task.task_id,
+        domain=task.domain,
+        group_id=task.task_id,
+        seed=0,
+        policy_hash=NOISY if noise else EXPERT,
+        params_hash="",
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        messages=[{"role": "user", "content": prompt}],
+    )
+    random_actions = 0
+    while True:
+        options = environment.admissible() if noise and rng.random() < noise else ()
+        action = rng.choice(options) if options else domain.expert(environment)
+        random_actions += bool(options)
+        if action is None:
+            return None
+        state_key = environment.state_key()
+        step = environment.step(action)
+        episode.turns.append(
+            TurnRecord(
+                action=action,
+                observation=step.observation.text,
+                accepted=step.accepted,
+                reward=step.reward,
+                cost=step.cost,
+                state_key=state_key,
+                action_key=" ".join(action.lower().split()),
+                start=0,
+                end=0,
+            )
+        )
+        episode.messages.append({"role": "assistant", "content": action})
+        if step.done:
+            break
+        episode.messages.append({"role": "user", "content": step.observation.text})
+    episode.reward = sum(turn.reward for turn in episode.turns)
+    episode.reward_terms = {**step.terms, "random_actions": float(random_actions)}
+    episode.terminated, episode.truncated = step.terminated, step.truncated
+    episode.stop_reason = "terminated" if step.terminated else "turn_limit"
+    return episode
+
+
+def fault(episode: Episode | None, kept: Sequence[Episode], plan: DemonstrationPlan) -> str | None:
+    """Why a demonstration can't stay; None if it can."""
+    if episode is None:
+        return "no_expert_action"
+    if not episode.success:
+        return "turn_limit" if episode.truncated else "failed"
+    if episode.policy_hash == NOISY and not episode.reward_terms["random_actions"]:
+        return "no_random_action"
+    if episode_length(episode) > plan.max_length:
+        return "too_long"
+    if is_near_duplicate(episode, kept, plan.curate.near_duplicate):
+        return "near_duplicate"
+    return None
+
+
+def demonstrate(domain: Domain, environment: Environment, task: Task, plan: DemonstrationPlan) -> Demonstrations:
+    """The demonstrations of one task that stay, and the reasons of those that don't.
+
+    A noisy demonstration is drawn anew, at most `DRAWS` times, until one succeeds and differs from those kept before it.
+    """
+    result = Demonstrations()
+    curate = plan.curate
+    wanted = [("expert", index, 0.0, 1) for index in range(curate.expert_demonstrations)]
+    wanted += [("noisy", index, curate.noise, DRAWS) for index in range(curate.noisy_demonstrations) if curate.noise > 0]
+    for kind, index, noise, draws in wanted:
+        for draw in range(draws):
+            episode = play(domain, environment, task, noise, (f"{kind}-{index}", draw, plan.seed))
+            reason = fault(episode, result.episodes, plan)
+            if reason is None and episode is not None:
+                episode.seed, episode.params_hash = plan.seed, params_hash(curate)
+                result.episodes.append(episode)
+                break
+            result.rejected[f"{kind}:{reason}"] += 1
+    return result
+
+
+_worker: dict[str, Any] = {}
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _start_worker(name: str, settings: Mapping[str, Any], folder: Path, plan: DemonstrationPlan) -> None:
+    # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    domain = load_domain(name, settings)
+    _worker.update(domain=domain, environment=domain.make(folder), plan=plan)
+
+
+def _work(task: Task) -> Demonstrations:
+    return demonstrate(_worker["domain"], _worker["environment"], task, _worker["plan"])
+
+
+def demonstrate_all(
+    domain: Domain, folder: Path, tasks: Sequence[Task], plan: DemonstrationPlan, workers: int
+) -> Iterator[Demonstrations]:
+    """The demonstrations of each task, in the order of `tasks`, whatever the number of processes.
+
+    `folder` holds what `Domain.build` wrote. With more than one worker, the domain is loaded by its name in each.
+    """
+    if workers > 1 and len(tasks) > 1:
+        # Spawned, not forked: a fork would copy the locks of whatever threads (tracking, progress) run in this process.
+        arguments = (domain.name, domain.settings.model_dump(), folder, plan)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, arguments) as pool:
+            yield from pool.map(_work, tasks, chunksize=8)
+        return
+    environment = domain.make(folder)
+    for task in tasks:
+        yield demonstrate(domain, environment, task, plan)
+    environment.close()

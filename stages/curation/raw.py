@@ -1,0 +1,131 @@
+"""Raw records: one JSON object per line of data/raw/<domain>.jsonl. Nothing is dropped silently.
+
+`python -m stages.curation.raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.environments.protocol import SPLITS, Domain, Split
+from stages.environments.registry import load_domain
+
+
+@dataclass(frozen=True)
+class RawRecord:
+    """A checked record and where it came from; `file` is relative to the repository."""
+
+    record: Mapping[str, Any]
+    file: str
+    line: int
+
+    @property
+    def task_id(self) -> str:
+        return self.record["task_id"]
+
+    @property
+    def split(self) -> str:
+        return self.record["split"]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why something was left out. `reason` is a short class that is counted, `detail` says what exactly was wrong."""
+
+    reason: str
+    detail: str
+    file: str
+    line: int
+    task_id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}: {self.detail}"
+
+    @classmethod
+    def of(cls, source: RawRecord, reason: str, detail: str) -> Rejection:
+        return cls(reason, detail, source.file, source.line, source.task_id)
+
+
+def parse_line(line: bytes, domain: Domain) -> dict[str, Any]:
+    """A raw record from one line. Raises ValueError saying what is wrong with it."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a record must be a JSON object, not {type(record).__name__}")
+    for key in ("task_id", "split"):
+        if not isinstance(record.get(key), str) or not record[key]:
+            raise ValueError(f"'{key}' must be a non-empty string, not {record.get(key)!r}")
+    if record["split"] not in SPLITS:
+        raise ValueError(f"'split' must be one of {list(SPLITS)}, not {record['split']!r}")
+    domain.check(record)
+    return record
+
+
+def check_lines(lines: Iterable[bytes], file: str, domain: Domain) -> tuple[list[RawRecord], list[Rejection]]:
+    """The well-formed records of `lines`, in order, and a rejection with file and line for each of the others."""
+    records, rejections = [], []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(RawRecord(parse_line(line, domain), file, number))
+        except ValueError as error:
+            rejections.append(Rejection("malformed", str(error), file, number))
+    return records, rejections
+
+
+def read_raw(path: Path, label: str, domain: Domain) -> tuple[list[RawRecord], list[Rejection]]:
+    """Read a raw file; `label` names it in messages. Raises FileNotFoundError."""
+    return check_lines(path.read_bytes().splitlines(), label, domain)
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """A record as it stands in a raw file, without the line's end."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
+
+
+def make_raw(domain: Domain, asked: Mapping[Split, int], seed: int) -> tuple[list[RawRecord], list[Rejection]]:
+    """Records straight from a domain's recipes, enough for `asked` (split -> tasks) where the domain makes that many.
+
+    For domains that ship no raw file. `recipes` decides how splits share a count, so the count is doubled, at most twice,
+    until every split has what was asked.
+    """
+    label = f"recipes of domain {domain.name}"
+    records: list[RawRecord] = []
+    rejections: list[Rejection] = []
+    for factor in (1, 2, 4):
+        lines = [record_line(record).encode() for record in domain.recipes(factor * sum(asked.values()), seed)]
+        records, rejections = check_lines(lines, label, domain)
+        if all(sum(record.split == split for record in records) >= count for split, count in asked.items()):
+            break
+    return records, rejections
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write raw records of a domain to standard output, one JSON object per line.")
+    parser.add_argument("domain")
+    parser.add_argument("--count", type=int, required=True, help="records to make")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.count < 1 or options.seed < 0:
+        parser.error("--count must be at least 1 and --seed at least 0")
+    try:
+        domain = load_domain(options.domain)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for record in domain.recipes(options.count, options.seed):
+        sys.stdout.write(record_line(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

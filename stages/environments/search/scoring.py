@@ -1,0 +1,57 @@
+"""What an answer is worth: exact match and token F1, with the normalisation of SQuAD (Rajpurkar et al., 2016)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from stages.environments.protocol import Task
+
+_DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> str:
+    """Lower case without punctuation, articles and repeated spaces."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_DROP_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, gold: str) -> float:
+    """1 if the normalised texts are equal, else 0."""
+    return float(normalize(answer) == normalize(gold))
+
+
+def token_f1(answer: str, gold: str) -> float:
+    """F1 = 2PR / (P + R) over the words the two texts share, counted with multiplicity; in [0, 1]."""
+    given, wanted = normalize(answer).split(), normalize(gold).split()
+    shared = sum((Counter(given) & Counter(wanted)).values())
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(given), shared / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def closed_book_success(tasks: Sequence[Task]) -> dict[str, float]:
+    """Exact-match success on `tasks` of strategies that never search; the best of them must be about zero.
+
+    "constant" is the best single answer in hindsight; "relation_majority" the most frequent answer of the other tasks that ask
+    for the same relation (leave one out); "start" repeats the name in the question. Raises ValueError for no tasks.
+    """
+    if not tasks:
+        raise ValueError("closed_book_success needs at least one task")
+    answers = Counter(task.spec["answer"] for task in tasks)
+    by_relation: dict[str, Counter[str]] = defaultdict(Counter)
+    for task in tasks:
+        by_relation[task.spec["relations"][-1]][task.spec["answer"]] += 1
+    majority_hits = 0
+    for task in tasks:
+        others = by_relation[task.spec["relations"][-1]] - Counter([task.spec["answer"]])
+        if others:
+            guess = min(others, key=lambda name: (-others[name], name))
+            majority_hits += guess == task.spec["answer"]
+    return {
+        "constant": max(answers.values()) / len(tasks),
+        "relation_majority": majority_hits / len(tasks),
+        "start": sum(task.spec["start"] == task.spec["answer"] for task in tasks) / len(tasks),
+    }

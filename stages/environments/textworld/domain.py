@@ -1,0 +1,159 @@
+"""The TextWorld domain: recipes, compiled games, environments and the expert."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.environments.protocol import Split, Task
+from stages.environments.textworld.settings import Recipe, TextWorldSettings, parse_recipe
+from stages.seeding import key64
+
+if TYPE_CHECKING:
+    from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
+
+SHARES: dict[Split, int] = {"train": 192, "valid": 24, "test": 200}
+"""Tasks per split, in proportion."""
+_SHORTEST = 2
+"""Tasks that one command solves teach nothing."""
+
+
+class TextWorldDomain:
+    """Household text games; `settings` is a `TextWorldSettings`. The library is imported when it is needed."""
+
+    name = "textworld"
+    Settings = TextWorldSettings
+
+    def __init__(self, settings: TextWorldSettings) -> None:
+        self.settings = settings
+        self._starts: StartCache | None = None
+
+    def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Records in an order of splits that keeps their proportions at every length; a game stays in one split."""
+        made = dict.fromkeys(SHARES, 0)
+        games = dict.fromkeys(SHARES, 0)
+        levels, goals = self.settings.levels, self.settings.goals
+        while sum(made.values()) < count:
+            split = max(SHARES, key=lambda name: SHARES[name] * (sum(made.values()) + 1) - made[name] * sum(SHARES.values()))
+            index = games[split]
+            games[split] += 1
+            level = levels[index % len(levels)]
+            goal = goals[index // len(levels) % len(goals)]
+            values = {"split": split, **level.model_dump(), "goal": goal, "instructions": self.settings.instructions}
+            for record in self._game_records(values, f"textworld-{split}-{index:04d}", seed):
+                if sum(made.values()) < count:
+                    made[split] += 1
+                    yield record
+
+    def _game_records(self, values: Mapping[str, Any], name: str, seed: int) -> list[dict[str, Any]]:
+        """The tasks of one game: the first seed, of a sequence, whose game offers as many starts as the settings ask for."""
+        wanted = 1 if self.settings.instructions == "full" else min(self.settings.starts, values["rooms"])
+        for attempt in range(1000):
+            record = {**values, "seed": key64("textworld", seed, name, attempt) % 2**31}
+            starts = _useful_starts(Recipe(task_id=name, start=0, **record), self.settings)[:wanted]
+            if len(starts) == wanted:
+                return [
+                    {"task_id": f"{name}-{start}", **record, "start": start, "solution_length": length}
+                    for start, length in starts
+                ]
+        raise ValueError(
+            f"textworld: no game with {dict(values)} has {wanted} starts that take {_SHORTEST} to "
+            f"{self.settings.max_turns} commands; change per_domain.textworld.environment (levels, starts or max_turns)"
+        )
+
+    def check(self, record: Mapping[str, Any]) -> None:
+        recipe = parse_recipe(record)
+        length = recipe.solution_length or 0
+        if length > self.settings.max_turns:
+            raise ValueError(
+                f"textworld record {recipe.task_id}: its solution takes {length} commands, and max_turns "
+                f"(params.yaml, per_domain.textworld.environment) is {self.settings.max_turns}"
+            )
+
+    def build(self, records: Sequence[Mapping[str, Any]], folder: Path, workers: int) -> list[Task]:
+        """Compile the games of `records` into `folder`/games, each once, and return the tasks in the order of the records.
+
+        Raises ValueError naming the record that can't be built.
+        """
+        folder = Path(folder)
+        (folder / "games").mkdir(parents=True, exist_ok=True)
+        games: dict[str, list[Recipe]] = {}
+        recipes = [parse_recipe(record) for record in records]
+        for recipe in recipes:
+            games.setdefault(recipe.game_id, []).append(recipe)
+        jobs = [(group, folder) for group in games.values()]
+        if workers > 1 and len(jobs) > 1:
+            # Spawned, since forking a process that runs threads (a training library's, say) may hang.
+            with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+                groups = list(pool.map(_build_game, jobs))
+        else:
+            groups = [_build_game(job) for job in jobs]
+        tasks = {task.task_id: task for group in groups for task in group}
+        if len(tasks) < len(recipes):
+            ids = [recipe.task_id for recipe in recipes]
+            raise ValueError(f"textworld records share task ids: {sorted({each for each in ids if ids.count(each) > 1})}")
+        return [tasks[recipe.task_id] for recipe in recipes]
+
+    def make(self, folder: Path) -> TextWorldEnvironment:
+        from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
+
+        if self._starts is None:
+            self._starts = StartCache()
+        return TextWorldEnvironment(folder, self.settings, self._starts)
+
+    def expert(self, environment: TextWorldEnvironment) -> str | None:
+        """The next command of TextWorld's own winning policy; None if the episode is over or can't be won any more."""
+        return next(iter(environment.policy()), None)
+
+    def entities(self, task: Task) -> set[str]:
+        return set(task.spec["entities"])
+
+
+def _useful_starts(recipe: Recipe, settings: TextWorldSettings) -> list[tuple[int, int]]:
+    """Starts whose shortest solution is neither trivial nor too long for the turn limit, with its length."""
+    from stages.environments.textworld.games import make_game, start_moves
+    from stages.environments.textworld.world import World
+
+    try:
+        game = make_game(recipe)
+    except ValueError:
+        return []
+    starts = range(recipe.rooms if settings.instructions == "goal" else 1)
+    lengths = [len(World(game).policy(start_moves(game, recipe.model_copy(update={"start": start})))) for start in starts]
+    return [(start, length) for start, length in zip(starts, lengths, strict=True) if _SHORTEST <= length <= settings.max_turns]
+
+
+def _build_game(job: tuple[list[Recipe], Path]) -> list[Task]:
+    """Compile one game and describe its tasks."""
+    from stages.environments.textworld.games import compile_to, entity_names, make_game, objective, start_moves
+    from stages.environments.textworld.world import World
+
+    recipes, folder = job
+    game = make_game(recipes[0])
+    world = World(game)
+    tasks = []
+    for recipe in recipes:
+        moves = start_moves(game, recipe)
+        length = len(world.policy(moves))
+        if length != (recipe.solution_length or length) or not length:
+            raise ValueError(
+                f"textworld record {recipe.task_id}: its solution takes {length} commands, not {recipe.solution_length}; "
+                "take the record out or correct its solution_length"
+            )
+        tasks.append(
+            Task(
+                task_id=recipe.task_id,
+                domain=TextWorldDomain.name,
+                split=recipe.split,
+                seed=recipe.seed,
+                prompt=objective(game),
+                spec={"game": f"games/{recipe.game_id}.z8", "moves": world.commands(moves), "entities": entity_names(game)},
+                difficulty=float(length),
+                cluster=recipe.game_id,
+            )
+        )
+    compile_to(game, folder / "games")
+    return tasks

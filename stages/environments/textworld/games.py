@@ -1,0 +1,131 @@
+"""Makes TextWorld games from recipes, and compiles them to the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from textworld import GameOptions
+from textworld.generator import compile_game, make_grammar, make_map, make_quest
+from textworld.generator.chaining import QuestGenerationError
+from textworld.generator.data import KnowledgeBase
+from textworld.generator.game import Game
+from textworld.generator.inform7 import CouldNotCompileGameError
+from textworld.generator.world import World as TextWorldMap
+from textworld.logic import Action
+
+from stages.environments.textworld.settings import NAME_NUMBERS, Recipe
+from stages.environments.textworld.world import World, WorldState
+from stages.seeding import permutation
+
+_NOUNS = {"r": "room", "c": "box", "s": "stand", "o": "thing", "f": "snack", "k": "key"}
+_GOAL_RULES = {goal: rf"{goal}(/[cs])?" for goal in ("take", "put", "insert", "open", "unlock", "drop", "eat")}
+_SERIAL = slice(0x12, 0x18)
+"""Where a story file holds the date it was compiled on (Z-machine standard 1.1, section 11.1)."""
+
+
+def make_game(recipe: Recipe) -> Game:
+    """The recipe's game, uncompiled. Raises ValueError if TextWorld finds no such quest for this seed."""
+    options = GameOptions()
+    options.kb = KnowledgeBase.default()
+    options.seeds = recipe.seed
+    options.nb_rooms, options.nb_objects, options.quest_length = recipe.rooms, recipe.objects, recipe.quest_length
+    options.quest_breadth = 1
+    options.grammar.theme = "basic"
+    options.grammar.blend_descriptions = True
+    options.grammar.only_last_action = recipe.instructions == "goal"
+    rngs = options.rngs
+    chaining = options.chaining
+    chaining.rules_per_depth = [options.kb.rules.get_matching(_GOAL_RULES[recipe.goal])]
+    chaining.backward = chaining.create_variables = True
+    chaining.rng = rngs["quest"]
+    chaining.restricted_types = frozenset({"r", "d"})
+    world = TextWorldMap.from_map(make_map(recipe.rooms, rng=rngs["map"], possible_door_states=None))
+    world.set_player_room()
+    try:
+        quests = make_quest(world, options)
+    except QuestGenerationError as error:
+        raise ValueError(f"textworld record {recipe.task_id}: {error}; give it another seed") from error
+    missing = recipe.objects - sum(entity.type not in ("r", "d", "I", "P") for entity in world.entities)
+    if missing > 0:
+        world.populate(missing, rng=np.random.RandomState(rngs["objects"].randint(2**31)))
+    game = Game(world, None, quests)
+    _name_entities(game, recipe)
+    game.change_grammar(make_grammar(options.grammar, rng=rngs["grammar"]))
+    game.metadata["uuid"] = recipe.game_id
+    return game
+
+
+def _name_entities(game: Game, recipe: Recipe) -> None:
+    """Names from the split's own numbers, each number once in a game; a key has the number of what it opens."""
+    numbers = iter(permutation(NAME_NUMBERS[recipe.split], "textworld", "game", recipe.seed))
+    locks = {fact.arguments[0].name: fact.arguments[1].name for fact in game.world.facts if fact.name == "match"}
+    given: dict[str, int] = {}
+    for name in sorted(game.infos):
+        if game.infos[name].type not in _NOUNS:
+            continue
+        thing = locks.get(name, name)
+        if thing not in given:
+            given[thing] = next(numbers, -1)
+        info = game.infos[name]
+        info.name = info.noun = f"{_NOUNS[info.type]}{given[thing]}"
+        info.adj = ""
+    if -1 in given.values():
+        raise ValueError(f"textworld record {recipe.task_id}: {len(given)} entities are more than the names of its split")
+
+
+def entity_names(game: Game) -> list[str]:
+    return sorted(info.name for info in game.infos.values() if info.type in _NOUNS)
+
+
+def start_moves(game: Game, recipe: Recipe) -> tuple[Action, ...]:
+    """The shortest walk to the recipe's start: room 0 is the quest's own, the others come in an order drawn by the seed."""
+    first = World(game).initial()
+    walks: dict[str, tuple[Action, ...]] = {first.room: ()}
+    frontier: list[WorldState] = [first]
+    while frontier:
+        state = frontier.pop(0)
+        for action in sorted((a for a in state.actions if a.name.startswith("go/")), key=lambda a: a.name):
+            after = state.after(action)
+            if after.room not in walks:
+                walks[after.room] = (*walks[state.room], action)
+                frontier.append(after)
+    others = permutation(sorted(set(walks) - {first.room}), "textworld", "starts", recipe.seed)
+    rooms = [first.room, *others]
+    if recipe.start >= len(rooms):
+        raise ValueError(f"textworld record {recipe.task_id}: only {len(rooms)} rooms can be reached by walking")
+    return walks[rooms[recipe.start]]
+
+
+def objective(game: Game) -> str:
+    """What to do, in the game's words, without the words that every objective has."""
+    text = " ".join(game.objective.split()).lower()
+    return text.removeprefix("the objective is to ").removeprefix("first; ")
+
+
+def compile_to(game: Game, folder: Path) -> None:
+    """Write `<game id>.z8` and `.json` to `folder`. Raises RuntimeError with the compiler's words if it refuses the game.
+
+    The bytes depend on the game alone: the date of compilation and this machine's paths are taken out.
+    """
+    name = game.metadata["uuid"]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as work:
+        options = GameOptions()
+        options.path = str(Path(work) / f"{name}.z8")
+        try:
+            story = Path(compile_game(game, options))
+        except CouldNotCompileGameError as error:
+            raise RuntimeError(f"Inform 7 could not compile game {name}: {error}") from error
+        code = bytearray(story.read_bytes())
+        code[_SERIAL] = b"000000"
+        story.write_bytes(code)
+        data: dict[str, Any] = dict(game.serialize())
+        data["KB"] = {**data["KB"], "text_grammars_path": ""}
+        logic = story.with_suffix(".json")
+        logic.write_text(json.dumps(data, sort_keys=True), encoding="utf-8")
+        for file in (story, logic):
+            os.replace(file, folder / file.name)

@@ -1,0 +1,99 @@
+"""What is true in a game: TextWorld's logic, kept in step with the interpreter by the events that the game reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+from textworld.generator.game import Game, GameProgression
+from textworld.generator.inform7 import Inform7Game
+from textworld.logic import Action, State
+
+IDLE = ("look", "inventory", "examine")
+
+
+class World:
+    """A loaded game; shared by its states."""
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self.inform7 = Inform7Game(game)
+
+    def initial(self) -> WorldState:
+        return WorldState(self, self.game.world.state.copy())
+
+    def commands(self, actions: Sequence[Action]) -> list[str]:
+        """The commands that do `actions`, in the same order, in lower case."""
+        return [command.lower() for command in self.inform7.gen_commands_from_actions(actions)]
+
+    def policy(self, history: Sequence[Action]) -> list[str]:
+        """Commands that win from the state after `history`; empty if the game is won or TextWorld knows no way."""
+        return Planner(self).policy(tuple(history))
+
+
+class WorldState:
+    """The facts at one moment. Never changes: `after` returns a new one."""
+
+    def __init__(self, world: World, facts: State) -> None:
+        self.world = world
+        self.facts = facts
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """Every action that the rules allow now."""
+        kb = self.world.game.kb
+        return tuple(self.facts.all_applicable_actions(kb.rules.values(), kb.types.constants_mapping))
+
+    @cached_property
+    def commands(self) -> tuple[str, ...]:
+        """Every command that would be accepted now, sorted."""
+        return tuple(sorted(set(self.world.commands(self.actions))))
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits of the facts: equal facts, equal keys, in whatever order they came about."""
+        text = "\n".join(sorted(str(fact) for fact in self.facts.facts))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def room(self) -> str:
+        """Id of the player's room."""
+        return next(fact.arguments[1].name for fact in self.facts.facts if fact.name == "at" and fact.arguments[0].name == "P")
+
+    def after(self, action: Action) -> WorldState:
+        return WorldState(self.world, self.facts.apply_on_copy(action))
+
+    def follow(self, events: Sequence[str]) -> tuple[WorldState, tuple[Action, ...]] | None:
+        """The state after `events` and the actions they stand for; None if one of them is no action of the game's rules."""
+        state, done = self, []
+        for event in events:
+            action = self.world.inform7.detect_action(event, state.actions)
+            if action is None:
+                return None
+            done.append(action)
+            if not action.name.startswith(IDLE):
+                state = state.after(action)
+        return state, tuple(done)
+
+
+class Planner:
+    """TextWorld's own winning policy, followed along a history of actions.
+
+    Tracking costs about as much as a step, so it is done when somebody asks, and only for what came since the last question.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._seen: tuple[Action, ...] = ()
+        self._progress = GameProgression(world.game)
+
+    def policy(self, history: tuple[Action, ...]) -> list[str]:
+        """Commands that win from the state after `history`; empty if the game is won or TextWorld knows no way."""
+        known = len(self._seen)
+        if len(history) < known or any(a is not b for a, b in zip(self._seen, history, strict=False)):
+            self._progress, known = GameProgression(self.world.game), 0
+        for action in history[known:]:
+            self._progress.update(action)
+        self._seen = history
+        return self.world.commands(self._progress.winning_policy or ())

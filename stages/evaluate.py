@@ -1,0 +1,139 @@
+"""evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels.
+
+data/curated/<domain> (panel.json, tasks, worlds) and the models -> data/evaluation/rows.parquet (one row per model, task and
+attempt), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import as_completed
+from pathlib import Path
+from typing import Any
+
+from stages.agent.engine import Sampling
+from stages.agent.episode import write_json, write_table
+from stages.checkpoints import Checkpoints
+from stages.domains import keep_only
+from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play, players
+from stages.evaluation.summary import csv_lines, headline, report
+from stages.runtime import StageContext, stage_run
+
+
+def model_folders(context: StageContext) -> dict[str, Path]:
+    """Name -> folder of every model that is evaluated, in the order of the run."""
+    models = context.data / "models"
+    base = context.params.model.path
+    if base.startswith("hub:"):
+        from stages.agent.policy import load_policy
+
+        folders = {"base": load_policy(base).folder}
+    else:
+        folders = {"base": context.root / base}
+    folders["sft"] = models / "sft"
+    folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
+    folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
+    return folders
+
+
+def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
+    """Job name -> outcome: play what no checkpoint holds yet, and keep each finished job as a checkpoint."""
+    checkpoints = Checkpoints(context)
+    outcomes: dict[str, Outcome] = {}
+    resources = context.params.resources
+    with context.progress("playing panels", total=sum(job.episodes for job in jobs), unit="episode") as bar:
+        waiting = []
+        for job in jobs:
+            saved = checkpoints.load(job.name)
+            if saved is None:
+                waiting.append(job)
+            else:
+                outcomes[job.name] = saved
+                bar.advance(job.episodes)
+        with players(settings, min(resources.workers, len(waiting)), resources.threads) as executor:
+            futures = {executor.submit(play, job, settings): job for job in waiting}
+            for future in as_completed(futures):
+                job, outcome = futures[future], future.result()
+                checkpoints.save(job.name, outcome)
+                outcomes[job.name] = outcome
+                success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
+                bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
+    return outcomes
+
+
+def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
+    """Numbers, files and a few of the merged model's episodes for MLflow."""
+    for model, by_domain in evaluation["models"].items():
+        for domain, values in by_domain.items():
+            context.metric(f"success/{domain}/{model}", values["success"]["mean"])
+            context.metric(f"reward/{domain}/{model}", values["reward"]["mean"])
+    for domain, episodes in samples.items():
+        for sample in episodes:
+            tags = {"domain": domain, "model": "merged", "outcome": "success" if sample["success"] else "failure"}
+            context.tracker.trace(sample["task_id"], [{"action": "", "prompt": sample["prompt"]}, *sample["turns"]], tags)
+    for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
+        context.artifact(context.reports / name)
+    context.tracker.register_model("bellwether", context.data / "models" / "merged")
+
+
+def run(context: StageContext) -> None:
+    from stages.agent.policy import check_folder, policy_hash
+
+    params, evaluate = context.params, context.params.evaluate
+    keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
+    curated = context.data / "curated"
+    panels = load_panels(curated, params.domains)
+
+    # Models with the same weights are played once.
+    folders = model_folders(context)
+    hashes = {}
+    for name, folder in folders.items():
+        check_folder(folder)
+        hashes[name] = policy_hash(folder)
+    jobs_by_hash = {}
+    for name, digest in hashes.items():
+        if digest in jobs_by_hash:
+            same = next(other for other in hashes if hashes[other] == digest)
+            print(f"evaluate: {name} is the same model as {same}; it is played once", file=sys.stderr)
+        else:
+            jobs_by_hash[digest] = jobs_of(folders[name], digest, panels, curated, evaluate.attempts, evaluate.chunk)
+    settings = Settings(
+        seed=params.seed,
+        sampling=Sampling(**evaluate.sampling.model_dump()),
+        max_length=params.model.max_length,
+        slots=params.resources.slots,
+        device=params.resources.device,
+        precision=params.resources.precision,
+    )
+    outcomes = play_all(context, [job for jobs in jobs_by_hash.values() for job in jobs], settings)
+
+    # One row per (model, task, attempt).
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in panels} for name in folders}
+    samples: dict[str, list[dict[str, Any]]] = {domain: [] for domain in panels}
+    for name, digest in hashes.items():
+        for job in jobs_by_hash[digest]:
+            rows[name][job.domain] += [{"model": name, **row} for row in outcomes[job.name].rows]
+            if name == "merged" and not samples[job.domain]:
+                samples[job.domain] = outcomes[job.name].samples
+    write_table(
+        context.data / "evaluation" / "rows.parquet",
+        EVALUATION_SCHEMA,
+        (row for by_domain in rows.values() for of_domain in by_domain.values() for row in of_domain),
+    )
+    evaluation = report(
+        rows,
+        {domain: panel.hash for domain, panel in panels.items()},
+        attempts=evaluate.attempts,
+        confidence=evaluate.confidence,
+        resamples=evaluate.resamples,
+        seed=params.seed,
+    )
+    write_json(context.reports / "evaluation.json", evaluation)
+    (context.reports / "evaluation.csv").write_text("\n".join(csv_lines(evaluation)) + "\n", encoding="utf-8")
+    write_json(context.reports / "metrics.json", headline(evaluation))
+    log(context, evaluation, samples)
+    Checkpoints(context).clear()
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_run("evaluate", run))

@@ -1,0 +1,228 @@
+"""Plays frozen panels: every model makes the same attempts at the same tasks with the same random keys.
+
+What an attempt draws depends on (seed, "evaluate", task, attempt, turn) and not on the model, so that models are compared on
+common random numbers. On a CPU, (model, panel) pairs are played by several processes, each with its share of the threads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from stages.agent.engine import Sampling
+from stages.agent.episode import Episode
+from stages.curation.panel import Panel, read_panel
+from stages.environments.protocol import Task
+from stages.environments.registry import load_domain
+
+STREAM = "evaluate"
+SAMPLES = 2
+"""Successes and failures, of each, that are kept as sample episodes per job."""
+EVALUATION_SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("domain", pa.string()),
+        ("task_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("cluster", pa.string()),
+        ("panel", pa.string()),
+        ("policy_hash", pa.string()),
+        ("success", pa.bool_()),
+        ("reward", pa.float64()),
+        ("turns", pa.int32()),
+        ("tokens", pa.int32()),
+        ("accepted", pa.float64()),
+        ("cost", pa.float64()),
+        ("difficulty", pa.float64()),
+        ("stop_reason", pa.string()),
+    ]
+)
+"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of turns the environment understood."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for every job of an evaluation."""
+
+    seed: int
+    sampling: Sampling
+    max_length: int
+    slots: int
+    device: str
+    precision: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Attempts of one model at some tasks of one panel: what is played together and checkpointed together."""
+
+    folder: Path
+    policy_hash: str
+    panel: str
+    domain: str
+    environment: Mapping[str, Any]
+    worlds: Path
+    tasks: tuple[Task, ...]
+    attempts: int
+    index: int
+
+    @property
+    def name(self) -> str:
+        """Names the job's checkpoint."""
+        return f"{self.policy_hash}-{self.domain}-{self.panel}-{self.index:03d}"
+
+    @property
+    def episodes(self) -> int:
+        return len(self.tasks) * self.attempts
+
+
+@dataclass
+class Outcome:
+    """What a job gave: rows of EVALUATION_SCHEMA but for `model`, and a few episodes to look at."""
+
+    rows: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+
+
+def load_panels(curated: Path, domains: Sequence[str]) -> dict[str, Panel]:
+    """The frozen panel of each domain below `curated`. Raises FileNotFoundError or PanelMismatchError."""
+    panels = {}
+    for domain in domains:
+        folder = curated / domain
+        if not (folder / "panel.json").exists():
+            raise FileNotFoundError(f"{folder / 'panel.json'} does not exist; run 'dvc repro curate@{domain}' first")
+        panels[domain] = read_panel(folder)
+    return panels
+
+
+def jobs_of(folder: Path, policy_hash: str, panels: Mapping[str, Panel], curated: Path, attempts: int, chunk: int) -> list[Job]:
+    """One model's jobs, of about `chunk` episodes each; all attempts at a task are in one job."""
+    jobs = []
+    for domain, panel in panels.items():
+        size = max(1, chunk // attempts)
+        for index, start in enumerate(range(0, len(panel.tasks), size)):
+            tasks = panel.tasks[start : start + size]
+            worlds = curated / domain / "worlds"
+            jobs.append(Job(folder, policy_hash, panel.hash, domain, panel.environment, worlds, tasks, attempts, index))
+    return jobs
+
+
+@lru_cache(maxsize=1)
+def _engine(folder: Path, settings: Settings) -> tuple[Any, Any]:
+    """(engine, chat) of a model; the last one stays loaded, since its next panel mostly follows."""
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy
+    from stages.agent.torch_engine import TorchEngine
+
+    policy = load_policy(folder, device=settings.device, precision=settings.precision)
+    chat = Chat(policy.tokenizer)
+    return TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length), chat
+
+
+def row_of(episode: Episode, task: Task, attempt: int, panel: str) -> dict[str, Any]:
+    """An episode as an evaluation row, but for the model's name."""
+    turns = len(episode.turns)
+    return {
+        "domain": task.domain,
+        "task_id": task.task_id,
+        "attempt": attempt,
+        "cluster": task.cluster or task.task_id,
+        "panel": panel,
+        "policy_hash": episode.policy_hash,
+        "success": episode.success,
+        "reward": episode.reward,
+        "turns": turns,
+        "tokens": episode.policy_tokens,
+        "accepted": sum(turn.accepted for turn in episode.turns) / turns if turns else 0.0,
+        "cost": sum(turn.cost for turn in episode.turns),
+        "difficulty": task.difficulty,
+        "stop_reason": episode.stop_reason,
+    }
+
+
+def sample_of(episode: Episode) -> dict[str, Any]:
+    """An episode as MLflow shows it: what was asked, and each turn's action and what it brought."""
+    turns = [
+        {"action": turn.action, "observation": turn.observation, "reward": turn.reward, "accepted": turn.accepted}
+        for turn in episode.turns
+    ]
+    return {"task_id": episode.task_id, "success": episode.success, "prompt": episode.messages[0]["content"], "turns": turns}
+
+
+def play(job: Job, settings: Settings) -> Outcome:
+    """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
+    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+
+    engine, chat = _engine(job.folder, settings)
+    domain = load_domain(job.domain, job.environment)
+    labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
+    requests = attempts(job.tasks, job.attempts)
+    with EnvironmentPool(lambda: domain.make(job.worlds)) as pool:
+        episodes = collect(
+            engine, chat, pool, requests, settings.sampling, labels, max_length=settings.max_length, width=settings.slots
+        )
+    attempt_of = {request.episode_id: request for request in requests}
+    rows, kept = [], {True: 0, False: 0}
+    samples = []
+    for episode in episodes:
+        request = attempt_of[episode.episode_id]
+        rows.append(row_of(episode, request.task, request.attempt, job.panel))
+        if kept[episode.success] < SAMPLES:
+            kept[episode.success] += 1
+            samples.append(sample_of(episode))
+    return Outcome(rows, samples)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _start_worker(threads: int) -> None:
+    from stages.runtime import quiet_environment
+
+    # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    quiet_environment(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+class _Inline:
+    """Plays jobs in this process, one after the other."""
+
+    def submit(self, function: Any, *arguments: Any) -> Future:
+        future: Future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@contextmanager
+def players(settings: Settings, workers: int, threads: int) -> Iterator[Any]:
+    """An executor for `play`: `workers` processes on a CPU, this process alone on a GPU (which is filled by one engine)."""
+    if workers < 2 or not settings.device.startswith("cpu"):
+        yield _Inline()
+        _engine.cache_clear()
+        return
+    # Spawned, not forked: a fork would copy the locks of whatever threads run in this process.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (max(1, threads // workers),)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

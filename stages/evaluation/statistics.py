@@ -1,0 +1,215 @@
+"""Numbers with intervals: cluster bootstrap, pass@k, Wilson, and the paired comparison of two models on the same tasks.
+
+Rows are attempts: `tasks[r]` names the task of `values[r]`. A task counts once, by the mean of its attempts, and attempts stay
+together when tasks are resampled. `clusters` maps tasks that belong together (one game, one set of pages) to a common name; whole
+clusters are resampled then. Every random draw is keyed by the caller's seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from stages.seeding import key64
+
+Verdict = Literal["better", "worse", "undecided"]
+
+
+class StatisticsError(ValueError):
+    """Samples that do not allow the question asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`n` tasks in `clusters` clusters, `attempts` rows in all. `method`: how low and high were found."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    clusters: int
+    attempts: int
+    method: Literal["bootstrap", "wilson"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Model a against model b over `n` common tasks: mean of a - b with its interval, two-sided p, verdict on a."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    verdict: Verdict
+    n: int
+    clusters: int
+
+
+def task_means(values: Sequence[float] | np.ndarray, tasks: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """(task names sorted, mean of each task's attempts [T] float64). Raises StatisticsError for no rows or bad values."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.shape != (len(tasks),):
+        raise StatisticsError(f"{numbers.size} values were given for {len(tasks)} task names; each attempt needs both")
+    if not len(tasks):
+        raise StatisticsError("no attempts were given; evaluate at least two tasks")
+    if not np.isfinite(numbers).all():
+        raise StatisticsError(f"task {tasks[int(np.flatnonzero(~np.isfinite(numbers))[0])]} has a value that is not finite")
+    names, index = np.unique(np.asarray(tasks, dtype=object).astype(str), return_inverse=True)
+    sums = np.bincount(index, weights=numbers)
+    return [str(name) for name in names], sums / np.bincount(index)
+
+
+def _cluster_sums(names: Sequence[str], means: np.ndarray, clusters: Mapping[str, str] | None) -> tuple[np.ndarray, np.ndarray]:
+    """(sum of task means [C], number of tasks [C]) per cluster, clusters sorted by name."""
+    if clusters is None:
+        return means, np.ones(len(means))
+    lacking = [name for name in names if name not in clusters]
+    if lacking:
+        raise StatisticsError(f"task {lacking[0]} belongs to no cluster ({len(lacking)} such tasks); give each task one")
+    _, index = np.unique([clusters[name] for name in names], return_inverse=True)
+    return np.bincount(index, weights=means), np.bincount(index).astype(np.float64)
+
+
+def _bootstrap(sums: np.ndarray, sizes: np.ndarray, confidence: float, resamples: int, seed: int) -> tuple[float, float]:
+    """Percentile interval of sum(sums) / sum(sizes) when clusters are drawn with replacement."""
+
+    def ratio(drawn: np.ndarray, counts: np.ndarray, axis: int = -1) -> np.ndarray:
+        return drawn.sum(axis=axis) / counts.sum(axis=axis)
+
+    found = stats.bootstrap(
+        (sums, sizes),
+        ratio,
+        paired=True,
+        vectorized=True,
+        n_resamples=resamples,
+        confidence_level=confidence,
+        method="percentile",
+        batch=max(1, 4_000_000 // len(sums)),
+        rng=np.random.default_rng(key64("bootstrap", seed)),
+    )
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson score interval of a proportion: (low, high). Raises StatisticsError for n = 0."""
+    if n < 1:
+        raise StatisticsError("a proportion of no trials has no interval")
+    found = stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def mean_interval(
+    values: Sequence[float] | np.ndarray,
+    tasks: Sequence[str],
+    *,
+    clusters: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Mean over tasks with its cluster bootstrap interval.
+
+    Where every attempt failed or every attempt succeeded there is nothing to resample: the interval is Wilson's then, with the
+    clusters as trials. Raises StatisticsError for fewer than two clusters.
+    """
+    names, means = task_means(values, tasks)
+    sums, sizes = _cluster_sums(names, means, clusters)
+    if len(sums) < 2:
+        raise StatisticsError(f"an interval needs at least two clusters of tasks, and {len(sums)} was given; enlarge the panel")
+    mean = float(sums.sum() / sizes.sum())
+    if mean in (0.0, 1.0) and bool((means == mean).all()):
+        low, high = wilson_interval(round(mean) * len(sums), len(sums), confidence)
+        return Interval(mean, low, high, len(names), len(sums), len(tasks), "wilson")
+    low, high = _bootstrap(sums, sizes, confidence, resamples, seed)
+    return Interval(mean, low, high, len(names), len(sums), len(tasks), "bootstrap")
+
+
+def pass_at_k(n: int, successes: int, k: int) -> float:
+    """Unbiased estimate of the chance that k attempts hold a success: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
+
+    Raises StatisticsError unless 1 <= k <= n and 0 <= successes <= n.
+    """
+    if not 1 <= k <= n:
+        raise StatisticsError(f"pass@{k} needs at least {k} attempts per task, and there are {n}; raise evaluate.attempts")
+    if not 0 <= successes <= n:
+        raise StatisticsError(f"{successes} successes in {n} attempts is impossible")
+    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def pass_at_k_by_task(successes: Sequence[bool] | np.ndarray, tasks: Sequence[str], k: int) -> tuple[list[str], np.ndarray]:
+    """(task names sorted, pass@k of each [T]); feed these to `mean_interval` as one row per task."""
+    names, index, counts = np.unique(np.asarray(tasks, dtype=object).astype(str), return_inverse=True, return_counts=True)
+    hits = np.bincount(index, weights=np.asarray(successes, dtype=np.float64)).round().astype(int)
+    found = [pass_at_k(int(n), int(c), k) for n, c in zip(counts, hits, strict=True)]
+    return [str(name) for name in names], np.array(found)
+
+
+def sign_flip_p(differences: np.ndarray, resamples: int, seed: int) -> float:
+    """Two-sided p of sum(differences) [C] when each cluster's sign is a fair coin; exact where 2**C <= resamples.
+
+    Clusters without a difference change nothing and are left out; p is 1 if fewer than two differ.
+    """
+    moving = differences[differences != 0.0]
+    if len(moving) < 2:
+        return 1.0
+
+    def total(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.asarray(drawn.sum(axis=axis))
+
+    found = stats.permutation_test(
+        (moving,),
+        total,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        alternative="two-sided",
+        batch=max(1, 4_000_000 // len(moving)),
+        rng=np.random.default_rng(key64("sign-flip", seed)),
+    )
+    return float(min(1.0, found.pvalue))
+
+
+def _difference(a: tuple[list[str], np.ndarray], b: tuple[list[str], np.ndarray]) -> np.ndarray:
+    """Per-task difference a - b, [T]. Raises StatisticsError unless both have the very same tasks."""
+    if a[0] != b[0]:
+        only_a, only_b = sorted(set(a[0]) - set(b[0])), sorted(set(b[0]) - set(a[0]))
+        lacking = [
+            f"{len(only)} tasks only the {which} has (such as {only[0]})"
+            for which, only in (("first", only_a), ("second", only_b))
+            if only
+        ]
+        raise StatisticsError(
+            f"the two models were not evaluated on the same tasks: {'; '.join(lacking)}; evaluate both on one panel"
+        )
+    return a[1] - b[1]
+
+
+def compare(
+    values_a: Sequence[float] | np.ndarray,
+    tasks_a: Sequence[str],
+    values_b: Sequence[float] | np.ndarray,
+    tasks_b: Sequence[str],
+    *,
+    clusters: Mapping[str, str] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Comparison:
+    """Model a against model b, paired by task: "better" if the whole interval of mean(a - b) is above 0, "worse" if below.
+
+    Raises StatisticsError if the task lists differ or hold fewer than two clusters.
+    """
+    first, second = task_means(values_a, tasks_a), task_means(values_b, tasks_b)
+    difference = _difference(first, second)
+    sums, sizes = _cluster_sums(first[0], difference, clusters)
+    if len(sums) < 2:
+        raise StatisticsError(f"a comparison needs at least two clusters of tasks, and {len(sums)} was given; enlarge the panel")
+    low, high = _bootstrap(sums, sizes, confidence, resamples, seed)
+    verdict: Verdict = "better" if low > 0.0 else "worse" if high < 0.0 else "undecided"
+    p = sign_flip_p(sums, resamples, seed)
+    return Comparison(float(sums.sum() / sizes.sum()), low, high, p, verdict, len(difference), len(sums))

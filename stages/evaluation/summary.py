@@ -1,0 +1,131 @@
+"""Evaluation rows -> reports/evaluation.json: per model and domain its numbers with intervals, and the paired comparisons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stages.curation.panel import require_same_hash
+from stages.evaluation.statistics import Interval, compare, mean_interval, pass_at_k_by_task
+
+DIGITS = 6
+Rows = Sequence[Mapping[str, Any]]
+
+
+def _estimate(found: Interval) -> dict[str, Any]:
+    return {"mean": round(found.mean, DIGITS), "low": round(found.low, DIGITS), "high": round(found.high, DIGITS), "n": found.n}
+
+
+def _column(rows: Rows, name: str) -> list[float]:
+    return [float(row[name]) for row in rows]
+
+
+def _tasks(rows: Rows) -> list[str]:
+    return [row["task_id"] for row in rows]
+
+
+def _clusters(rows: Rows) -> dict[str, str]:
+    return {row["task_id"]: row["cluster"] for row in rows}
+
+
+def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
+    """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`."""
+    options = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
+    summary: dict[str, Any] = {
+        name: _estimate(mean_interval(_column(rows, name), _tasks(rows), **options))
+        for name in ("success", "reward", "turns", "tokens", "accepted", "cost")
+    }
+    successes = [bool(row["success"]) for row in rows]
+    ks = sorted({attempts, *(2**power for power in range(9) if 2**power <= attempts)})
+    summary["pass_at_k"] = {str(k): round(float(pass_at_k_by_task(successes, _tasks(rows), k)[1].mean()), DIGITS) for k in ks}
+    levels = sorted({row["difficulty"] for row in rows})
+    if len(levels) <= 12:
+        summary["by_difficulty"] = {}
+        for level in levels:
+            values = [bool(row["success"]) for row in rows if row["difficulty"] == level]
+            summary["by_difficulty"][f"{level:g}"] = {
+                "success": round(sum(values) / len(values), DIGITS),
+                "attempts": len(values),
+            }
+    summary["stop_reasons"] = dict(sorted(Counter(row["stop_reason"] for row in rows).items()))
+    summary["policy_hash"] = rows[0]["policy_hash"]
+    return summary
+
+
+def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
+    """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base."""
+    specialists = [name for name in models if name.startswith("rl@")]
+    pairs = [(name, "sft") for name in models if name not in ("sft", "base")]
+    pairs += [(name, "merged") for name in specialists]
+    pairs += [("merged", "merged_linear"), ("sft", "base")]
+    return [(a, b) for a, b in pairs if a in models and b in models]
+
+
+def compare_models(a: Rows, b: Rows, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
+    """Success of a minus success of b, paired by task. Raises PanelMismatchError if they were not played on one panel."""
+    require_same_hash({"a": a[0]["panel"], "b": b[0]["panel"]}, a[0]["domain"])
+    found = compare(
+        _column(a, "success"),
+        _tasks(a),
+        _column(b, "success"),
+        _tasks(b),
+        clusters=_clusters(a),
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+    values = asdict(found)
+    return {key: round(value, DIGITS) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def report(
+    rows: Mapping[str, Mapping[str, Rows]],
+    panels: Mapping[str, str],
+    *,
+    attempts: int,
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """`rows[model][domain]` -> what reports/evaluation.json holds. Models equal in hash share one summary's computation."""
+    done: dict[tuple[str, str], dict[str, Any]] = {}
+    models: dict[str, dict[str, Any]] = {}
+    for model, by_domain in rows.items():
+        models[model] = {}
+        for domain, of_domain in by_domain.items():
+            key = (of_domain[0]["policy_hash"], domain)
+            if key not in done:
+                done[key] = summarise(of_domain, attempts, confidence, resamples, seed)
+            models[model][domain] = done[key]
+    comparisons = [
+        {"a": a, "b": b, "domain": domain, **compare_models(rows[a][domain], rows[b][domain], confidence, resamples, seed)}
+        for a, b in pairs_to_compare(list(rows))
+        for domain in panels
+    ]
+    return {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
+
+
+def headline(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """A few flat numbers for `dvc metrics show`: success per domain along the way, and what the merge keeps of its specialist."""
+    numbers: dict[str, float] = {}
+    for domain in evaluation["panels"]:
+        found = {model: values[domain]["success"]["mean"] for model, values in evaluation["models"].items()}
+        specialist = found.get(f"rl@{domain}")
+        for name, value in [(name, found[name]) for name in ("base", "sft", "merged", "merged_linear") if name in found]:
+            numbers[f"{domain}_{name}"] = round(value, 4)
+        if specialist is not None:
+            numbers[f"{domain}_specialist"] = round(specialist, 4)
+            if specialist > 0 and "merged" in found:
+                numbers[f"{domain}_merged_keeps"] = round(found["merged"] / specialist, 4)
+    return numbers
+
+
+def csv_lines(evaluation: Mapping[str, Any]) -> Iterable[str]:
+    """model,domain,success,low,high,n: the plot of `dvc plots show`."""
+    yield "model,domain,success,low,high,n"
+    for model, by_domain in evaluation["models"].items():
+        for domain, values in by_domain.items():
+            success = values["success"]
+            yield f"{model},{domain},{success['mean']},{success['low']},{success['high']},{success['n']}"

@@ -1,0 +1,79 @@
+"""dare and dare_ties: drop entries of each task vector at random, enlarge the rest, then add (or elect signs and add)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from stages.algorithms.contract import Card
+from stages.merging.deltas import DeltaMethod, combine, task_vectors
+from stages.merging.settings import MergeSettings
+
+
+def rescale_kept(delta: Tensor, mask: Tensor, density: float, rescale: str) -> Tensor:
+    """`delta` where `mask` (0 elsewhere), enlarged: by 1/density, to the tensor's former L1 norm, or not at all."""
+    kept = delta * mask
+    if rescale == "inverse_density":
+        return kept / density
+    if rescale == "l1":
+        left = kept.abs().sum()
+        return kept * (delta.abs().sum() / left) if left > 0 else kept
+    return kept
+
+
+def drop_at_random(deltas: Tensor, params: MergeSettings, rng: Generator) -> Tensor:
+    """deltas [N, *shape] with every entry kept with probability `density`; model by model from one generator."""
+    dropped = []
+    for delta in deltas:
+        mask = torch.rand(delta.shape, generator=rng) < params.density
+        dropped.append(rescale_kept(delta, mask, params.density, params.rescale))
+    return torch.stack(dropped)
+
+
+class Dare(DeltaMethod):
+    """theta_0 + lam sum_i w_i d_i, where d_i keeps entries of t_i with probability p = density and divides them by p."""
+
+    card = Card(
+        slug="dare",
+        title="DARE",
+        paper="Yu et al., arXiv 2311.03099",
+        equation="theta = theta_0 + lam * sum_i w_i (m_i * t_i) / p, m_i ~ Bernoulli(p)",
+        assumptions="Deltas are small and redundant, as after supervised tuning; l1 rescaling is biased.",
+        reduces_to="density 1: task arithmetic. In expectation (inverse_density): task arithmetic.",
+        tested_by="tests/merging/test_dare.py",
+        switch="merge.method: dare",
+    )
+    parameters: tuple[str, ...] = ("weights", "normalize", "lam", "density", "rescale")
+    elect = False
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeSettings,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
+        deltas = drop_at_random(task_vectors(name, base, models), params, rng)
+        assert base is not None
+        return base.float() + combine(deltas, params.weights, elect=self.elect, normalize=bool(params.normalize), lam=params.lam)
+
+
+class DareTies(Dare):
+    """DARE's random dropping, then TIES' sign election; a sum unless merge.normalize is true."""
+
+    card = Card(
+        slug="dare_ties",
+        title="DARE with TIES sign election",
+        paper="Yu et al., arXiv 2311.03099; Yadav et al., arXiv 2306.01708",
+        equation="theta = theta_0 + lam * sum_{i agrees} w_i (m_i * t_i) / p, m_i ~ Bernoulli(p), sign elected per entry",
+        assumptions="Those of DARE; models that disagree in sign interfere.",
+        reduces_to="density 1: TIES with density 1 (given the same merge.normalize).",
+        tested_by="tests/merging/test_dare.py",
+        switch="merge.method: dare_ties",
+    )
+    elect = True

@@ -1,0 +1,58 @@
+"""The pipeline all delta methods share: task vectors, sparsify, weigh, elect a sign, sum, divide, scale, add the base.
+
+t_i = theta_i - theta_0 in float32. With sign election g = +1 where sum_i w_i t_i >= 0, else -1; only entries of sign g are kept
+(exact zeros drop out) and the divisor is the sum of the kept weights per entry (0 counts as 1); without it, sum_i w_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.merging.settings import MergeError, MergeSettings
+
+
+class DeltaMethod:
+    """What delta methods have in common: they need a base and, unless they say otherwise, no first pass."""
+
+    needs_base = True
+
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+        return None
+
+
+def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
+    """t: [N, *shape] float32, model i minus base. Raises MergeError without a base."""
+    if base is None:
+        raise MergeError(f"tensor {name}: this merge method works on deltas and needs a base model (merge.base)")
+    origin = base.float()
+    return torch.stack([model.float() - origin for model in models])
+
+
+def weight_column(weights: Sequence[float], like: Tensor) -> Tensor:
+    """Weights as [N, 1, ..., 1], to broadcast over `like`: [N, *shape]."""
+    return torch.tensor(weights, dtype=torch.float32).reshape(-1, *[1] * (like.dim() - 1))
+
+
+def combine(deltas: Tensor, weights: Sequence[float], *, elect: bool, normalize: bool, lam: float) -> Tensor:
+    """lam * sum_i w_i t_i (/ divisor): deltas [N, *shape] -> [*shape]; `elect` keeps only entries of the elected sign."""
+    column = weight_column(weights, deltas)
+    weighted = deltas * column
+    if elect:
+        positive = weighted.sum(dim=0) >= 0
+        kept = torch.where(positive, weighted > 0, weighted < 0)
+        weighted = weighted * kept
+        divisor = (kept * column).sum(dim=0)
+        divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)
+    else:
+        divisor = column.sum()
+    total = weighted.sum(dim=0)
+    return lam * (total / divisor if normalize else total)
+
+
+def kept_count(density: float, entries: int) -> int:
+    """int(density * entries), proof against rounding (0.29 * 100), and at least 1 so that no tensor loses all of its change."""
+    return min(entries, max(1, int(density * entries + 1e-9)))

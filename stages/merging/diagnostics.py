@@ -1,0 +1,179 @@
+"""What the task vectors of a merge look like: how sparse, how far they overlap and agree; and how far two merges are apart.
+
+One pass over the tensors, integers and sums only. "Changed" means |t| > eps with t = model - base in float32. In bfloat16 the
+spacing of weights above 2**-9 exceeds 1e-5, so there "changed" means that any bit differs; `changed_by_eps` shows how much
+hangs on eps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.merging.deltas import task_vectors
+from stages.merging.streaming import Inputs, ProgressFactory, silent
+
+EPS_LADDER = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_LAYER_GROUP = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+)\.([^.]+)")
+
+
+def layer_group(name: str) -> str:
+    """Group of a tensor in the per-layer table, e.g. `layers.0.self_attn`; outside the layers its module, e.g. `embed_tokens`."""
+    found = _LAYER_GROUP.search(name)
+    if found:
+        part = "norm" if "norm" in found.group(2) or found.group(2).startswith("ln") else found.group(2)
+        return f"{found.group(1)}.{part}"
+    parts = name.split(".")
+    return parts[-2] if len(parts) > 1 else parts[0]
+
+
+@dataclass
+class _Sums:
+    """Everything that is added up over tensors, for N models; pairs in the order of `combinations(range(N), 2)`."""
+
+    models: int
+    entries: int = 0
+    zeros: Tensor = field(init=False)
+    squares: Tensor = field(init=False)
+    largest: Tensor = field(init=False)
+    ladder: Tensor = field(init=False)
+    unique: Tensor = field(init=False)
+    histogram: Tensor = field(init=False)
+    both: Tensor = field(init=False)
+    agree: Tensor = field(init=False)
+    dots: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = self.models * (self.models - 1) // 2
+        self.zeros = torch.zeros(self.models, dtype=torch.int64)
+        self.unique = torch.zeros(self.models, dtype=torch.int64)
+        self.squares = torch.zeros(self.models, dtype=torch.float64)
+        self.largest = torch.zeros(self.models)
+        self.ladder = torch.zeros(self.models, len(EPS_LADDER), dtype=torch.int64)
+        self.histogram = torch.zeros(self.models + 1, dtype=torch.int64)
+        self.both = torch.zeros(pairs, dtype=torch.int64)
+        self.agree = torch.zeros(pairs, dtype=torch.int64)
+        self.dots = torch.zeros(pairs, dtype=torch.float64)
+
+    def add(self, deltas: Tensor, changed: Tensor) -> Tensor:
+        """Add one tensor: deltas [N, n], changed [N, n] bool. Returns how many models change each entry, [n]."""
+        count = changed.sum(dim=0)
+        magnitude = deltas.abs()
+        self.entries += deltas.shape[1]
+        self.zeros += (deltas == 0).sum(dim=1)
+        self.unique += (changed & (count == 1)).sum(dim=1)
+        self.squares += deltas.square().sum(dim=1, dtype=torch.float64)
+        if deltas.shape[1]:
+            self.largest = torch.maximum(self.largest, magnitude.amax(dim=1))
+        self.ladder += torch.stack([(magnitude > eps).sum(dim=1) for eps in EPS_LADDER], dim=1)
+        self.histogram += torch.bincount(count, minlength=self.models + 1)
+        for pair, (a, b) in enumerate(combinations(range(self.models), 2)):
+            both = changed[a] & changed[b]
+            self.both[pair] += both.sum()
+            self.agree[pair] += (both & (deltas[a].sign() == deltas[b].sign())).sum()
+            self.dots[pair] += (deltas[a] * deltas[b]).sum(dtype=torch.float64)
+        return count
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _describe_models(names: Sequence[str], sums: _Sums, changed: Tensor) -> dict[str, Any]:
+    return {
+        name: {
+            "changed": int(changed[i]),
+            "changed_fraction": _share(int(changed[i]), sums.entries),
+            "unique_fraction": _share(int(sums.unique[i]), int(changed[i])),
+            "sparsity": _share(int(sums.zeros[i]), sums.entries),
+            "norm": float(sums.squares[i]) ** 0.5,
+            "largest": float(sums.largest[i]),
+            "changed_by_eps": {f"{eps:g}": _share(int(sums.ladder[i, k]), sums.entries) for k, eps in enumerate(EPS_LADDER)},
+        }
+        for i, name in enumerate(names)
+    }
+
+
+def _describe_pairs(names: Sequence[str], sums: _Sums, changed: Tensor) -> list[dict[str, Any]]:
+    described = []
+    for pair, (a, b) in enumerate(combinations(range(len(names)), 2)):
+        both = int(sums.both[pair])
+        described.append(
+            {
+                "a": names[a],
+                "b": names[b],
+                "overlap": both,
+                "jaccard": _share(both, int(changed[a] + changed[b]) - both),
+                "sign_agreement": _share(int(sums.agree[pair]), both),
+                "cosine": _share(float(sums.dots[pair]), float(sums.squares[a] * sums.squares[b]) ** 0.5),
+            }
+        )
+    return described
+
+
+def measure(
+    names: Sequence[str], models: Sequence[Path], base: Path, eps: float, progress: ProgressFactory = silent
+) -> dict[str, Any]:
+    """Diagnostics of the task vectors model - base, ready for JSON; `names` call the models.
+
+    models: per model the changed fraction, the share of its changes that no other model made, sparsity (exact zeros), norm,
+    largest entry; pairs: Jaccard index of the changed sets, sign agreement on their overlap, cosine of the task vectors (null
+    where the denominator is 0); histogram[c]: entries that exactly c models changed; groups: changed fractions by layer and
+    module.
+    """
+    inputs = Inputs.open(models, base)
+    sums = _Sums(len(models))
+    changed_total = torch.zeros(len(models), dtype=torch.int64)
+    groups: dict[str, dict[str, Any]] = {}
+    mergeable = inputs.mergeable()
+    with progress("diagnostics", len(mergeable), "tensor") as bar:
+        for name in mergeable:
+            origin, others = inputs.load(name)
+            deltas = task_vectors(name, origin, others).reshape(len(models), -1)
+            changed = deltas.abs() > eps
+            count = sums.add(deltas, changed)
+            changed_total += changed.sum(dim=1)
+            row = groups.setdefault(layer_group(name), {"entries": 0, "changed": [0] * len(models), "shared": 0})
+            row["entries"] += deltas.shape[1]
+            row["changed"] = [total + int(new) for total, new in zip(row["changed"], changed.sum(dim=1), strict=True)]
+            row["shared"] += int((count >= 2).sum())
+            bar.advance()
+    inputs.close()
+    return {
+        "eps": eps,
+        "entries": sums.entries,
+        "models": _describe_models(names, sums, changed_total),
+        "pairs": _describe_pairs(names, sums, changed_total),
+        "histogram": sums.histogram.tolist(),
+        "groups": [
+            {
+                "group": group,
+                "entries": row["entries"],
+                "changed_fraction": {
+                    name: _share(part, row["entries"]) for name, part in zip(names, row["changed"], strict=True)
+                },
+                "shared_fraction": _share(row["shared"], row["entries"]),
+            }
+            for group, row in groups.items()
+        ],
+    }
+
+
+def relative_distance(a: Path, b: Path, base: Path) -> float | None:
+    """|theta_a - theta_b| / |theta_b - theta_0| over all tensors: how much merge `a` differs from `b`; null if b is the base."""
+    inputs = Inputs.open([a, b], base)
+    apart = away = 0.0
+    for name in inputs.mergeable():
+        origin, others = inputs.load(name)
+        deltas = task_vectors(name, origin, others)
+        apart += float((deltas[0] - deltas[1]).square().sum(dtype=torch.float64))
+        away += float(deltas[1].square().sum(dtype=torch.float64))
+    inputs.close()
+    return _share(apart**0.5, away**0.5)

@@ -1,0 +1,159 @@
+"""Model folders as tensors by name: reading one at a time from safetensors (single or sharded), and checks before a merge."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from stages.merging.settings import MergeError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MERGEABLE = ("F64", "F32", "F16", "BF16")
+_OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight")
+_INPUT_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is; `dtype` as safetensors names it, e.g. "F32"."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def mergeable(self) -> bool:
+        return self.dtype in MERGEABLE
+
+    @property
+    def entries(self) -> int:
+        return math.prod(self.shape)
+
+
+class TensorFolder:
+    """A `save_pretrained` folder's tensors by name. One shard is open at a time, and nothing is kept of what was read.
+
+    Of a tied pair that is stored twice, the output embedding is left out: `from_pretrained` ties it again.
+    Raises MergeError for a missing folder, a missing or truncated file, or an index that does not match its shards.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Path | None = None
+        self._handle: Any = None
+        if not path.is_dir():
+            raise MergeError(f"model folder {path} does not exist; run the stage that makes it first")
+        self.config: dict[str, Any] = self._json("config.json") if (path / "config.json").exists() else {}
+        self.infos: dict[str, TensorInfo] = {}
+        weight_map: dict[str, str] = self._json(INDEX)["weight_map"] if (path / INDEX).exists() else {}
+        for file in self._files(weight_map):
+            self._read_header(file, weight_map)
+        absent = sorted(set(weight_map) - set(self.infos))
+        if absent:
+            raise MergeError(
+                f"{path / INDEX} lists {absent[0]} in {weight_map[absent[0]]}, which does not hold it; the folder is damaged"
+            )
+        self._untie()
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            values: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise MergeError(f"{self.path / name} is not valid JSON ({error}); make the model again") from error
+        return values
+
+    def _files(self, weight_map: Mapping[str, str]) -> list[Path]:
+        files = sorted({self.path / name for name in weight_map.values()}) or [self.path / SINGLE]
+        for file in files:
+            if not file.exists():
+                why = f"is listed in {INDEX} but missing" if weight_map else "is missing (merging reads safetensors only)"
+                raise MergeError(f"{file} {why}; make the model again with the stage it comes from")
+        return files
+
+    def _open(self, file: Path) -> Any:
+        if self._file != file:
+            self.close()
+            try:
+                self._handle = safe_open(str(file), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise MergeError(f"{file} cannot be read ({error}); it is truncated or damaged, make the model again") from error
+            self._file = file
+        return self._handle
+
+    def _read_header(self, file: Path, weight_map: Mapping[str, str]) -> None:
+        handle = self._open(file)
+        for name in sorted(handle.keys()):
+            if weight_map and weight_map.get(name) != file.name:
+                continue
+            part = handle.get_slice(name)
+            self.infos[name] = TensorInfo(file, part.get_dtype(), tuple(part.get_shape()))
+
+    def _untie(self) -> None:
+        tied = self.config.get("tie_word_embeddings") or self.config.get("text_config", {}).get("tie_word_embeddings")
+        if tied and any(name.endswith(_INPUT_EMBEDDINGS) for name in self.infos):
+            self.infos = {name: info for name, info in self.infos.items() if not name.endswith(_OUTPUT_EMBEDDINGS)}
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor called `name`, in its stored dtype."""
+        file = self.infos[name].file
+        try:
+            loaded: Tensor = self._open(file).get_tensor(name)
+        except SafetensorError as error:
+            raise MergeError(f"{file}: tensor {name} cannot be read ({error}); make the model again") from error
+        return loaded
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.__exit__(None, None, None)
+        self._file = self._handle = None
+
+
+def check_same_tensors(folders: Sequence[TensorFolder]) -> list[str]:
+    """Names all folders share, sorted. Raises MergeError naming tensors that are missing, differ in shape or cannot be merged."""
+    first = folders[0]
+    for other in folders[1:]:
+        for have, lack in ((first, other), (other, first)):
+            missing = sorted(set(have.infos) - set(lack.infos))
+            if missing:
+                shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+                raise MergeError(
+                    f"{lack.path} lacks {shown}, which {have.path} has; only models of one architecture can be merged "
+                    "(a folder with adapters must be merged into its base first)"
+                )
+    for name in sorted(first.infos):
+        for folder in folders:
+            info = folder.infos[name]
+            if info.shape != first.infos[name].shape:
+                raise MergeError(
+                    f"tensor {name} is {list(first.infos[name].shape)} in {first.path} and {list(info.shape)} in {folder.path}; "
+                    "only models of one shape (and one vocabulary) can be merged"
+                )
+            if info.mergeable != first.infos[name].mergeable or info.dtype.startswith("F8"):
+                raise MergeError(
+                    f"tensor {name} is {first.infos[name].dtype} in {first.path} and {info.dtype} in {folder.path}; "
+                    "quantised weights cannot be merged, take the models before quantisation"
+                )
+    return sorted(first.infos)
+
+
+def _vocabulary(path: Path) -> Any:
+    """Token to id of a fast tokenizer; what padding and truncation it was saved with does not matter."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens", []))
+    return tokenizer.get("model", {}).get("vocab"), added
+
+
+def check_same_vocabulary(folders: Sequence[TensorFolder]) -> None:
+    """Raise MergeError if two folders' tokenizers give tokens different ids: their embeddings would be mixed up."""
+    paths = [folder.path / "tokenizer.json" for folder in folders if (folder.path / "tokenizer.json").exists()]
+    for path in paths[1:]:
+        if _vocabulary(path) != _vocabulary(paths[0]):
+            raise MergeError(f"{path} and {paths[0]} give tokens different ids; only models with one vocabulary can be merged")

@@ -1,0 +1,47 @@
+"""linear: the weighted mean of the models' weights (model soup)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Generator, Tensor
+
+from stages.algorithms.contract import Card
+from stages.merging.settings import MergeSettings
+
+
+class Linear:
+    """theta = sum_i w_i theta_i / sum_i w_i; without the division where merge.normalize is false."""
+
+    card = Card(
+        slug="linear",
+        title="Linear averaging (model soups)",
+        paper="Wortsman et al., arXiv 2203.05482",
+        equation="theta = sum_i w_i theta_i / sum_i w_i",
+        assumptions="The models share an initialisation and lie in one basin of the loss.",
+        reduces_to="One model: that model, bit for bit. Weights 1/N: task arithmetic with weights 1/N.",
+        tested_by="tests/merging/test_linear.py",
+        switch="merge.method: linear",
+    )
+    needs_base = False
+    parameters: tuple[str, ...] = ("weights", "normalize")
+
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+        return None
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeSettings,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
+        divisor = 1.0 if params.normalize is False else sum(params.weights)
+        # The coefficient is taken first, so that a single model is multiplied by exactly 1.
+        merged = models[0].float() * (params.weights[0] / divisor)
+        for model, weight in zip(models[1:], params.weights[1:], strict=True):
+            merged = merged + model.float() * (weight / divisor)
+        return merged

@@ -1,0 +1,106 @@
+"""ram and ram_plus: average the entries several agents changed, keep (or enlarge) those only one agent changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from stages.algorithms.contract import Card
+from stages.merging.deltas import DeltaMethod, task_vectors, weight_column
+from stages.merging.settings import MergeSettings
+
+
+def changed_masks(deltas: Tensor, eps: float) -> Tensor:
+    """m: [N, *shape] bool, true where |t_i| > eps."""
+    return deltas.abs() > eps
+
+
+def overlap_counts(changed: Tensor) -> tuple[Tensor, Tensor]:
+    """(shared, unique), both [N] int64: entries model i changed that others changed too, and those it changed alone."""
+    count = changed.sum(dim=0)
+    axes = tuple(range(1, changed.dim()))
+    if not axes:
+        return (changed & (count >= 2)).long(), (changed & (count == 1)).long()
+    return (changed & (count >= 2)).sum(dim=axes), (changed & (count == 1)).sum(dim=axes)
+
+
+def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[float]:
+    """l_i = 1 + r * clip(shared_i / unique_i, 0, alpha), one per model; 1 where nothing is unique (never used then)."""
+    return [
+        1.0 + r * min(both / alone, alpha) if alone else 1.0 for both, alone in zip(shared.tolist(), unique.tolist(), strict=True)
+    ]
+
+
+def merge_deltas(deltas: Tensor, params: MergeSettings, scale: Sequence[float]) -> Tensor:
+    """deltas [N, *shape] -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where several did."""
+    changed = changed_masks(deltas, params.ram.eps)
+    count = changed.sum(dim=0)
+    weighted = deltas * changed * weight_column(params.weights, deltas)
+    alone = (weighted * weight_column(scale, deltas)).sum(dim=0)
+    shared = weighted.sum(dim=0) / count.clamp(min=1)
+    return params.lam * torch.where(count == 1, alone, shared)
+
+
+class Ram(DeltaMethod):
+    """theta_0 + delta; delta = mean of the changes over the agents that changed the entry (the paper's has w_i = lam = 1)."""
+
+    card = Card(
+        slug="ram",
+        title="RAM: behaviour knowledge merge for reinforced agents",
+        paper="arXiv 2601.13572",
+        equation="delta = sum_i m_i t_i / c, c = sum_i m_i, m_i = 1[|t_i| > eps]; 0 where c = 0",
+        assumptions="RL leaves sparse task vectors that differ between agents; with dense ones it is the mean of deltas.",
+        reduces_to="One model or disjoint supports: task arithmetic with weight 1. All entries changed by all: linear.",
+        tested_by="tests/merging/test_ram.py",
+        switch="merge.method: ram",
+    )
+    parameters: tuple[str, ...] = ("weights", "lam", "ram")
+
+    def scale(self, deltas: Tensor, params: MergeSettings, totals: Mapping[str, Any] | None) -> list[float]:
+        """l_i, one per model: how much entries that only model i changed are enlarged."""
+        return [1.0] * deltas.shape[0]
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeSettings,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
+        deltas = task_vectors(name, base, models)
+        assert base is not None
+        return base.float() + merge_deltas(deltas, params, self.scale(deltas, params, totals))
+
+
+class RamPlus(Ram):
+    """RAM with unique entries enlarged by l_i; counts over all tensors (ram.scope global, two passes) or inside each tensor."""
+
+    card = Card(
+        slug="ram_plus",
+        title="RAM+: RAM with unique changes enlarged",
+        paper="arXiv 2601.13572",
+        equation="as ram, but l_i t_i where c = 1, l_i = 1 + r * clip(shared_i / unique_i, 0, alpha)",
+        assumptions="Those of RAM; the more an agent's changes overlap with others', the more its unique ones were diluted.",
+        reduces_to="r = 0, disjoint supports, or all entries changed by all: ram.",
+        tested_by="tests/merging/test_ram.py",
+        switch="merge.method: ram_plus",
+    )
+
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+        """Integer counts of one tensor, {shared: [N], unique: [N]}; None for the tensor scope."""
+        if params.ram.scope == "tensor":
+            return None
+        shared, unique = overlap_counts(changed_masks(task_vectors(name, base, models), params.ram.eps))
+        return {"shared": shared, "unique": unique}
+
+    def scale(self, deltas: Tensor, params: MergeSettings, totals: Mapping[str, Any] | None) -> list[float]:
+        if params.ram.scope == "global" and totals is not None:
+            shared, unique = totals["shared"], totals["unique"]
+        else:
+            shared, unique = overlap_counts(changed_masks(deltas, params.ram.eps))
+        return enlargement(shared, unique, params.ram.r, params.ram.alpha)

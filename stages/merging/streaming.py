@@ -1,0 +1,181 @@
+"""Merging model folders as a stream: tensors by name, one at a time in memory, in at most two passes.
+
+Every tensor's random generator is keyed by (seed, method, tensor name), so the bytes written depend neither on the order in which
+tensors are visited nor on how the inputs are sharded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary
+from stages.merging.registry import check_settings, get_merger
+from stages.merging.settings import MergeError, MergeSettings
+from stages.merging.slerp import layer_index
+from stages.merging.writer import OutputTensor, copy_companions, plan_shards, replace_folder, write_weights
+from stages.progress import Progress
+from stages.seeding import key64
+
+OutDtype = Literal["float32", "bfloat16"]
+_STORED = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)}
+ProgressFactory = Callable[[str, int, str], AbstractContextManager[Progress]]
+
+
+class _Silent:
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Shows nothing."""
+
+
+@contextmanager
+def silent(label: str, total: int, unit: str) -> Iterator[Progress]:
+    """A progress that shows nothing, for callers without a terminal."""
+    yield _Silent()
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    tensors: int
+    entries: int
+    shards: int
+    totals: Mapping[str, Any] | None
+    """What the first pass added up; None for methods of one pass."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened folders of a merge, checked against each other; `names` sorted."""
+
+    models: Sequence[TensorFolder]
+    base: TensorFolder | None
+    names: list[str]
+
+    @classmethod
+    def open(cls, models: Sequence[Path], base: Path | None) -> Inputs:
+        """Open and check. Raises MergeError for damaged folders and for names, shapes or vocabularies that differ."""
+        folders = [TensorFolder(path) for path in models]
+        origin = TensorFolder(base) if base is not None else None
+        everything = [*folders, *([origin] if origin else [])]
+        check_same_vocabulary(everything)
+        return cls(folders, origin, check_same_tensors(everything))
+
+    def load(self, name: str) -> tuple[Tensor | None, list[Tensor]]:
+        """(base, models) of one tensor, in their stored dtypes."""
+        return (self.base.tensor(name) if self.base else None), [folder.tensor(name) for folder in self.models]
+
+    def mergeable(self) -> list[str]:
+        """Names of the floating-point tensors."""
+        return [name for name in self.names if self.models[0].infos[name].mergeable]
+
+    def close(self) -> None:
+        for folder in [*self.models, *([self.base] if self.base else [])]:
+            folder.close()
+
+
+def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
+    """The CPU generator of one tensor."""
+    return torch.Generator().manual_seed(key64("merge", seed, method, name) % 2**63)
+
+
+def scan_totals(
+    method: str, inputs: Inputs, settings: MergeSettings, progress: ProgressFactory = silent
+) -> dict[str, Any] | None:
+    """First pass: the method's statistics added up over all tensors; None if it has no first pass."""
+    merger = get_merger(method)
+    totals: dict[str, Any] | None = None
+    names = inputs.mergeable()
+    with progress("scan", len(names), "tensor") as bar:
+        for name in names:
+            found = merger.scan(name, *inputs.load(name), settings)
+            if found is None:
+                return None
+            totals = {key: totals[key] + value for key, value in found.items()} if totals is not None else dict(found)
+            bar.advance()
+    return totals
+
+
+def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
+    """A non-float tensor, from the base (else the first model). Raises MergeError for packed weights that differ."""
+    source = models[0] if base is None else base
+    if source.dim() >= 2 and any(not torch.equal(source, model) for model in models):
+        raise MergeError(
+            f"tensor {name} holds {source.dtype} values that differ between the models; quantised weights cannot be merged, "
+            "take the models before quantisation"
+        )
+    return source
+
+
+def merged_tensor(
+    method: str, inputs: Inputs, name: str, settings: MergeSettings, seed: int, totals: Mapping[str, Any] | None
+) -> Tensor:
+    """One tensor of the second pass: float32, or a buffer's own dtype. Raises MergeError if it comes out not finite."""
+    base, models = inputs.load(name)
+    if not inputs.models[0].infos[name].mergeable:
+        return copied_buffer(name, base, models)
+    merged = get_merger(method).merge_tensor(name, base, models, settings, tensor_generator(seed, method, name), totals)
+    if not bool(torch.isfinite(merged).all()):
+        raise MergeError(f"tensor {name} is not finite after merging; one of the models holds NaN or infinity there")
+    return merged
+
+
+def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, settings: MergeSettings) -> None:
+    check_settings(method, settings)
+    if get_merger(method).needs_base and base is None:
+        raise MergeError(f"merge.method {method} works on deltas and needs a base model (merge.base)")
+    if len(settings.weights) != len(models) or not models:
+        raise MergeError(f"{len(models)} models and {len(settings.weights)} weights were given; each model needs one weight")
+    if out.resolve() in {path.resolve() for path in [*models, *([base] if base else [])]}:
+        raise MergeError(f"{out} is one of the inputs; write the merge elsewhere")
+
+
+def merge_folders(
+    method: str,
+    models: Sequence[Path],
+    base: Path | None,
+    out: Path,
+    settings: MergeSettings,
+    *,
+    seed: int,
+    out_dtype: OutDtype = "float32",
+    shard_bytes: int = 5_000_000_000,
+    progress: ProgressFactory = silent,
+) -> MergeResult:
+    """Merge the folders `models` (their order is the contract) into `out`, which then loads by `from_pretrained`.
+
+    `base` is what deltas are taken against; needed by the methods that say so. Config, tokenizer and chat template are the first
+    model's. `out` appears only when it is complete. Raises MergeError for inputs or settings that do not fit.
+    """
+    _check_call(method, models, base, out, settings)
+    inputs = Inputs.open(models, base)
+    layers = [index for index in map(layer_index, inputs.names) if index is not None]
+    settings = replace(settings, layers=max(layers, default=0) + 1)
+    totals = scan_totals(method, inputs, settings, progress)
+    stored, dtype = _STORED[out_dtype]
+    infos = inputs.models[0].infos
+    planned = [
+        OutputTensor(name, stored if infos[name].mergeable else infos[name].dtype, infos[name].shape) for name in inputs.names
+    ]
+    shards = plan_shards(planned, shard_bytes)
+    partial = out.with_name(f".{out.name}.partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    with progress(f"merge by {method}", len(planned), "tensor") as bar:
+
+        def produce(tensor: OutputTensor) -> Tensor:
+            merged = merged_tensor(method, inputs, tensor.name, settings, seed, totals)
+            bar.advance()
+            return merged.to(dtype) if infos[tensor.name].mergeable else merged
+
+        write_weights(partial, shards, produce)
+    inputs.close()
+    copy_companions(models[0], partial, inputs.models[0].config, out_dtype)
+    replace_folder(partial, out)
+    return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), len(shards), totals)

@@ -1,0 +1,41 @@
+"""task_arithmetic: the base plus the weighted sum of task vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Generator, Tensor
+
+from stages.algorithms.contract import Card
+from stages.merging.deltas import DeltaMethod, combine, task_vectors
+from stages.merging.settings import MergeSettings
+
+
+class TaskArithmetic(DeltaMethod):
+    """theta = theta_0 + lam sum_i w_i (theta_i - theta_0); divided by sum_i w_i where merge.normalize is true."""
+
+    card = Card(
+        slug="task_arithmetic",
+        title="Task arithmetic",
+        paper="Ilharco et al., arXiv 2212.04089",
+        equation="theta = theta_0 + lam * sum_i w_i (theta_i - theta_0)",
+        assumptions="Task vectors add up without interfering much.",
+        reduces_to="normalize: true and lam 1: linear.",
+        tested_by="tests/merging/test_task_arithmetic.py",
+        switch="merge.method: task_arithmetic",
+    )
+    parameters: tuple[str, ...] = ("weights", "normalize", "lam")
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeSettings,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
+        deltas = task_vectors(name, base, models)
+        assert base is not None
+        return base.float() + combine(deltas, params.weights, elect=False, normalize=bool(params.normalize), lam=params.lam)

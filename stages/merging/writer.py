@@ -1,0 +1,115 @@
+"""Writing a model folder tensor by tensor: a shard's header is known beforehand, so that no shard is held in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.merging.folders import INDEX, SINGLE
+
+# What makes a folder of weights a model that loads with its tokenizer and chat template; training leftovers stay behind.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4}
+BYTES |= {"I64": 8, "U64": 8, "F64": 8}
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    name: str
+    dtype: str
+    """As safetensors names it, e.g. "F32"."""
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return BYTES[self.dtype] * math.prod(self.shape)
+
+
+def plan_shards(tensors: list[OutputTensor], shard_bytes: int) -> list[list[OutputTensor]]:
+    """Tensors by name, cut into shards of at most `shard_bytes` (a larger tensor gets one of its own).
+
+    Inside a shard the widest dtype comes first, as in files written by safetensors itself, so that every tensor is aligned.
+    """
+    shards: list[list[OutputTensor]] = [[]]
+    size = 0
+    for tensor in sorted(tensors, key=lambda item: item.name):
+        if shards[-1] and size + tensor.bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.bytes
+    return [sorted(shard, key=lambda item: (-BYTES[item.dtype], item.name)) for shard in shards]
+
+
+def header(shard: list[OutputTensor]) -> bytes:
+    """The safetensors header: 8 bytes of length, then JSON padded with spaces to a multiple of 8 bytes."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in shard:
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.bytes],
+        }
+        offset += tensor.bytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_weights(folder: Path, shards: list[list[OutputTensor]], produce: Callable[[OutputTensor], Tensor]) -> None:
+    """Write every shard, asking `produce` for one tensor at a time (already of the planned dtype and shape), and the index."""
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for file, shard in zip(names, shards, strict=True):
+        with (folder / file).open("wb") as handle:
+            handle.write(header(shard))
+            for planned in shard:
+                handle.write(produce(planned).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            handle.flush()
+            os.fsync(handle.fileno())
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.bytes for shard in shards for tensor in shard)},
+            "weight_map": {tensor.name: file for file, shard in zip(names, shards, strict=True) for tensor in shard},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def copy_companions(source: Path, folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+    """Config (its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config of `source`."""
+    for name in COMPANIONS:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    if config:
+        values = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")} | {"dtype": dtype}
+        (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def replace_folder(made: Path, out: Path) -> None:
+    """Put the finished folder `made` in the place of `out`."""
+    if out.exists():
+        shutil.rmtree(out)
+    os.replace(made, out)

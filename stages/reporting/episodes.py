@@ -1,0 +1,152 @@
+"""The episode browser's data: which episodes are shown, and a compact form of them that the page's script draws."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.agent.episode import Owner
+from stages.seeding import permutation
+
+BYTES = 1_500_000
+"""Limit of the browser's data on the page, shared by the domains; what does not fit is left out and the page says so."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Browser:
+    """What the page embeds: `data` is {"vocabulary": {id: text}, "episodes": [...]}; `asked` episodes were chosen before the limit."""
+
+    data: Mapping[str, Any]
+    asked: int
+
+    @property
+    def shown(self) -> int:
+        return len(self.data["episodes"])
+
+
+def outcome(row: Row) -> str:
+    """ "success" (return reaches 1), "truncated" (cut by a limit) or "failure"."""
+    if row["reward"] >= 1.0 - 1e-9:
+        return "success"
+    return "truncated" if row["truncated"] else "failure"
+
+
+def choose(rows: Sequence[Row], count: int, *key: object) -> list[tuple[str, Row]]:
+    """`count` distinct rows in turn best, worst, random: best by return, then fewest tokens; worst the reverse; ties by id.
+
+    The random ones depend on `key` and the ids alone. Returns (how it was picked, row).
+    """
+    ordered = sorted(rows, key=lambda row: (-row["reward"], len(row["token_ids"]), row["episode_id"]))
+    queues = {"best": ordered, "worst": ordered[::-1], "random": permutation(sorted(rows, key=lambda row: row["episode_id"]), *key)}
+    places = dict.fromkeys(queues, 0)
+    chosen: list[tuple[str, Row]] = []
+    taken: set[str] = set()
+    while len(chosen) < min(count, len(rows)):
+        for pick, queue in queues.items():
+            while places[pick] < len(queue) and queue[places[pick]]["episode_id"] in taken:
+                places[pick] += 1
+            if places[pick] < len(queue) and len(chosen) < count:
+                chosen.append((pick, queue[places[pick]]))
+                taken.add(queue[places[pick]]["episode_id"])
+    return chosen
+
+
+def _runs(values: Sequence[Any]) -> list[list[Any]]:
+    """Run-length encoding: [[value, count], ...]."""
+    runs: list[list[Any]] = []
+    for value in values:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return runs
+
+
+def _number(value: float, digits: int = 3) -> float | None:
+    """A rounded number; None (JSON null) for what is not finite; whole numbers without a fraction."""
+    if not math.isfinite(value):
+        return None
+    rounded = round(float(value), digits)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def advantages_of(row: Row) -> list[float] | None:
+    """Per-token advantages [tokens] of a training sample: its own column, or the number of the episode on its policy tokens."""
+    value = row.get("advantages", row.get("advantage"))
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return [float(value) if owner == Owner.POLICY else 0.0 for owner in row["owner"]]
+    return [float(item) for item in value]
+
+
+def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
+    """One episode for the page. Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, `advantage` (runs)."""
+    policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
+    advantages = advantages_of(row)
+    terms = row.get("reward_terms") or {}
+    packed = {
+        "id": row["episode_id"],
+        "task": row["task_id"],
+        "domain": row["domain"],
+        "source": source,
+        "pick": pick,
+        "outcome": outcome(row),
+        "reward": _number(row["reward"]),
+        "terms": json.loads(terms) if isinstance(terms, str) else terms,
+        "stop": row["stop_reason"],
+        "policy": row["policy_hash"],
+        "messages": [[message["role"], message["content"]] for message in row["messages"]],
+        "turns": [[turn["accepted"], _number(turn["reward"])] for turn in row["turns"]],
+        "ids": list(row["token_ids"]),
+        "owner": "".join(str(owner) for owner in row["owner"]),
+        "turn": _runs(row["turn"]),
+        "logprob": [_number(row["logprob"][place]) for place in policy],
+    }
+    if advantages is not None:
+        packed["advantage"] = _runs([_number(advantages[place]) for place in policy])
+    if row.get("step") is not None:
+        packed["step"] = row["step"]
+    return packed
+
+
+def token_text(tokenizer: Any | None, token: int) -> str:
+    """What a token stands for, for people; `#id` without a tokenizer or for an id it does not know."""
+    if tokenizer is None:
+        return f"#{token}"
+    name = tokenizer.id_to_token(token)
+    if name is None:
+        return f"#{token}"
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    if not text or "\ufffd" in text:
+        return name
+    # SentencePiece-like decoders drop the leading space of the first piece.
+    return " " + text if name.startswith("▁") and not text.startswith(" ") else text
+
+
+def browser_data(domains: Mapping[str, Mapping[str, Sequence[Row]]], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES) -> Browser:
+    """`count` episodes per domain, shared evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON."""
+    episodes: list[dict[str, Any]] = []
+    asked = 0
+    for domain, sources in domains.items():
+        left = limit // max(len(domains), 1)
+        picked = []
+        for place, (source, rows) in enumerate(sources.items()):
+            share = count // len(sources) + (place < count % len(sources))
+            picked.append([pack(row, source, pick) for pick, row in choose(rows, share, seed, "report", domain, source)])
+        asked += sum(map(len, picked))
+        # One from each source in turn, so that the limit cuts all alike.
+        for rank in range(max(map(len, picked), default=0)):
+            for packed in (group[rank] for group in picked if rank < len(group)):
+                size = len(json.dumps(packed, separators=(",", ":")))
+                if size <= left:
+                    left -= size
+                    episodes.append(packed)
+    used = sorted({token for episode in episodes for token in episode["ids"]})
+    vocabulary = {str(token): token_text(tokenizer, token) for token in used}
+    return Browser({"vocabulary": vocabulary, "episodes": episodes}, asked)

@@ -1,0 +1,150 @@
+"""Figures of the evaluation: success with intervals per model and domain, and the paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stages.reporting.results import journey, model_order, signed, success
+from stages.reporting.style import CARD, WIDE, colour, domain_colour, domain_line, legend_above, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS_PER_ROW = 2
+
+
+def model_colour(model: str, domains: Sequence[str]) -> str:
+    """Palette name of a model: specialists have their domain's colour; models of no known kind are grey."""
+    if model.startswith("rl@") and model[3:] in domains:
+        return domain_colour(list(domains).index(model[3:]))
+    return {"sft": "sft", "merged": "merged", "merged_linear": "merged"}.get(model, "base")
+
+
+def _bars(axes: Any, evaluation: Mapping[str, Any], domain: str, domains: Sequence[str]) -> None:
+    models = [name for name in model_order(list(evaluation["models"]), domains) if success(evaluation, name, domain)]
+    for place, model in enumerate(models):
+        estimate = success(evaluation, model, domain)
+        assert estimate is not None
+        tint = colour(model_colour(model, domains))
+        outlined = model == "merged_linear"
+        foreign = model.startswith("rl@") and model[3:] != domain
+        axes.barh(
+            place,
+            100 * estimate.mean,
+            height=0.62,
+            facecolor="none" if outlined else tint,
+            edgecolor=tint,
+            linewidth=1.4,
+            alpha=0.45 if foreign else 1.0,
+        )
+        axes.plot([100 * estimate.low, 100 * estimate.high], [place, place], color=colour("ink"), linewidth=1.3, solid_capstyle="butt")
+        for end in (estimate.low, estimate.high):
+            axes.plot([100 * end] * 2, [place - 0.13, place + 0.13], color=colour("ink"), linewidth=1.3)
+        axes.text(103, place, f"{100 * estimate.mean:.0f} %", va="center", ha="left", fontsize=8.5, fontweight="bold")
+        axes.text(117, place, f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}", va="center", ha="left", fontsize=7.5, color=colour("muted"))
+    axes.set_yticks(range(len(models)), models)
+    axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)
+    axes.set_ylim(len(models) - 0.4, -0.6)
+    axes.set_xlim(0, 137)
+    axes.set_xticks([0, 25, 50, 75, 100])
+    axes.spines["bottom"].set_bounds(0, 100)
+    axes.spines["left"].set_color(colour("muted"))
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("attempts that succeed, %", loc="left")
+
+
+def success_bars(evaluation: Mapping[str, Any], shown: Sequence[str], domains: Sequence[str]) -> Figure:
+    """Success per model with intervals, one panel for each domain in `shown`; `domains` fixes order and colours."""
+    columns = min(len(shown), PANELS_PER_ROW)
+    rows = math.ceil(len(shown) / PANELS_PER_ROW)
+    count = max(len(evaluation["models"]), 3)
+    width, height = (CARD[0] if columns == 1 else WIDE[0]), 0.85 + 0.33 * count
+    figure, axes = new_figure((width, rows * height), rows, columns)
+    panels = [axes] if rows == columns == 1 else list(axes.flat)
+    for panel, domain in zip(panels, shown, strict=False):
+        _bars(panel, evaluation, domain, domains)
+        n = max((found.n for model in evaluation["models"] if (found := success(evaluation, model, domain))), default=0)
+        panel.set_title(f"{domain}, {n} tasks")
+    for panel in panels[len(shown) :]:
+        panel.set_axis_off()
+    return figure
+
+
+def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figure:
+    """Success of each domain along its own way, base -> sft -> specialist -> merged, with intervals."""
+    stations = ["base", "sft", "specialist", "merged"]
+    names = ["base", "sft", "rl", "merged"]
+    figure, axes = new_figure((WIDE[0], 3.3))
+    labels = []
+    for index, domain in enumerate(domains):
+        steps = journey(evaluation, domain)
+        offset = 0.035 * (index - (len(domains) - 1) / 2)
+        places = [names.index(model.split("@")[0]) + offset for model, _ in steps]
+        means = [100 * estimate.mean for _, estimate in steps]
+        below = [100 * (estimate.mean - estimate.low) for _, estimate in steps]
+        above = [100 * (estimate.high - estimate.mean) for _, estimate in steps]
+        axes.errorbar(places, means, yerr=[below, above], capsize=3, linewidth=2.2, elinewidth=1.2, label=domain, **{**domain_line(index), "markersize": 6})
+        if means:
+            labels.append((means[-1], len(names) - 1, f"{domain}  {means[-1]:.0f} %", colour(domain_colour(index))))
+    _label_ends(axes, labels)
+    axes.set_xticks(range(len(stations)), ["base model", "supervised\nfine-tuning", "reinforcement\nlearning (specialist)", "merged\ngeneralist"])
+    axes.tick_params(axis="x", labelcolor=colour("ink"), length=0)
+    axes.set_xlim(-0.3, 3.65)
+    axes.set_ylim(-3, 104)
+    axes.set_ylabel("success, %")
+    axes.grid(axis="x", visible=False)
+    return figure
+
+
+def _label_ends(axes: Any, labels: list[tuple[float, float, str, str]], gap: float = 8.0) -> None:
+    """Write (y, x, text, colour) at the right of line ends, pushed apart to at least `gap` per cent."""
+    placed = -math.inf
+    for y, x, text, tint in sorted(labels):
+        placed = max(y, placed + gap)
+        axes.text(x + 0.12, placed, text, va="center", ha="left", color=tint, fontweight="bold", fontsize=9)
+
+
+def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Figure:
+    """Paired differences in points with intervals; filled marks where the interval leaves zero out."""
+    ordered = sorted(comparisons, key=lambda item: list(domains).index(item["domain"]) if item["domain"] in domains else len(domains))
+    figure, axes = new_figure((WIDE[0], 0.8 + 0.3 * max(len(ordered), 2)))
+    labels = []
+    for place, item in enumerate(ordered):
+        tint = colour(domain_colour(list(domains).index(item["domain"]) if item["domain"] in domains else 3))
+        low, high, middle = (100 * item[key] for key in ("low", "high", "difference"))
+        axes.plot([low, high], [place, place], color=tint, linewidth=2, solid_capstyle="round")
+        clear = low > 0 or high < 0
+        axes.plot([middle], [place], "o", markersize=6.5, color=tint, markerfacecolor=tint if clear else colour("surface"), markeredgewidth=1.6)
+        axes.annotate(
+            signed(middle), (max(high, middle), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+        )
+        labels.append(f"{item['domain']}:  {item['a']} − {item['b']}")
+    axes.axvline(0, color=colour("ink"), linewidth=1)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("difference in success on the same tasks, in points")
+    return figure
+
+
+def by_difficulty(evaluation: Mapping[str, Any], domain: str, domains: Sequence[str]) -> Figure:
+    """Success of base, sft, the domain's specialist and the merge at each level of difficulty (in the domain's own unit)."""
+    figure, axes = new_figure(CARD)
+    levels: list[str] = []
+    for place, (model, _) in enumerate(journey(evaluation, domain)):
+        shares = evaluation["models"][model][domain].get("by_difficulty") or {}
+        levels = sorted({*levels, *shares}, key=float)
+        points = sorted((float(level), 100 * row["success"]) for level, row in shares.items())
+        tint = colour(model_colour(model, domains))
+        style = domain_line(place)
+        axes.plot([x for x, _ in points], [y for _, y in points], label=model, **{**style, "color": tint, "markersize": 5})
+    axes.set_xticks([float(level) for level in levels], levels)
+    axes.set_ylim(-3, 103)
+    axes.set_xlabel(f"difficulty of a {domain} task")
+    axes.set_title("Success, %")
+    legend_above(axes)
+    return figure

@@ -1,0 +1,133 @@
+"""Figures of the tree search: one tree drawn, and the reliability of the step-value model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stages.reporting.style import CARD, WIDE, colour, domain_colour, legend_above, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Node = Mapping[str, Any]
+
+
+def node_value(node: Node) -> float:
+    """Mean value of a node's visits, W/N; 0 without visits."""
+    return node["W"] / node["N"] if node["N"] else 0.0
+
+
+def trees_of(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Nodes by task, tasks and nodes in order."""
+    trees: dict[str, list[Node]] = defaultdict(list)
+    for node in sorted(nodes, key=lambda item: (item["task_id"], item["node"])):
+        trees[node["task_id"]].append(node)
+    return dict(trees)
+
+
+def telling_tree(nodes: Sequence[Node]) -> list[Node]:
+    """The tree whose root value is nearest one half (neither hopeless nor trivial); of those the largest, then by task id."""
+    trees = trees_of(nodes)
+
+    def rank(task: str) -> tuple[float, int, str]:
+        root = min(trees[task], key=lambda node: node["depth"])
+        return (round(abs(node_value(root) - 0.5), 1), -len(trees[task]), task)
+
+    return trees[min(trees, key=rank)]
+
+
+def most_visited_path(tree: Sequence[Node]) -> list[Node]:
+    """From the root down, always to the child with most visits (then higher value, then lower number)."""
+    children: dict[int, list[Node]] = defaultdict(list)
+    for node in tree:
+        children[node["parent"]].append(node)
+    path = []
+    current = min(children[-1], key=lambda node: node["node"]) if children[-1] else None
+    while current is not None:
+        path.append(current)
+        below = children[current["node"]]
+        current = min(below, key=lambda node: (-node["N"], -node_value(node), node["node"])) if below else None
+    return path
+
+
+def _layout(tree: Sequence[Node]) -> dict[int, float]:
+    """Vertical place of every node: leaves one apart in depth-first order, parents at the middle of their children."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for node in sorted(tree, key=lambda item: item["node"]):
+        children[node["parent"]].append(node["node"])
+    places: dict[int, float] = {}
+    leaves = 0
+    stack = [(number, False) for number in reversed(children[-1])]
+    while stack:
+        number, done = stack.pop()
+        below = children[number]
+        if not below:
+            places[number] = float(leaves)
+            leaves += 1
+        elif done:
+            places[number] = (places[below[0]] + places[below[-1]]) / 2
+        else:
+            stack.append((number, True))
+            stack.extend((child, False) for child in reversed(below))
+    return places
+
+
+def search_tree(tree: Sequence[Node], index: int) -> Figure:
+    """A search tree from left (root) to right: area of a node is its visits, its fill the mean value, a square an end of the task."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    places = _layout(tree)
+    by_number = {node["node"]: node for node in tree}
+    leaves = max(places.values()) + 1
+    figure, axes = new_figure((WIDE[0], min(7.0, max(2.8, 0.95 + 0.085 * leaves))))
+    best = {node["node"] for node in most_visited_path(tree)}
+    tint = colour(domain_colour(index))
+    for node in tree:
+        parent = by_number.get(node["parent"])
+        if parent is None:
+            continue
+        on_path = node["node"] in best
+        start, end = (parent["depth"], places[parent["node"]]), (node["depth"], places[node["node"]])
+        middle = (start[0] + end[0]) / 2
+        curve = Path([start, (middle, start[1]), (middle, end[1]), end], [Path.MOVETO, *[Path.CURVE4] * 3])
+        line = {"edgecolor": colour("ink" if on_path else "base"), "linewidth": 1.8 if on_path else 0.7, "zorder": 2 if on_path else 1}
+        axes.add_patch(PathPatch(curve, facecolor="none", **line))
+    top = max(node["N"] for node in tree) or 1
+    for marker, ends in (("o", False), ("s", True)):
+        chosen = [node for node in tree if bool(node["terminal"]) == ends]
+        for node in chosen:
+            size = 14 + 170 * node["N"] / top
+            where = (node["depth"], places[node["node"]])
+            # An opaque base hides the edges below the translucent fill.
+            axes.scatter(*where, s=size, marker=marker, color=colour("surface"), edgecolors=tint, linewidths=1, zorder=3)
+            axes.scatter(*where, s=size, marker=marker, color=tint, alpha=min(1.0, max(0.0, node_value(node))), linewidths=0, zorder=4)
+    axes.set_ylim(leaves - 0.2, -0.8)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    depth = max(node["depth"] for node in tree)
+    axes.set_xlim(-0.4, depth + 0.4)
+    axes.set_xticks(range(depth + 1))
+    axes.set_xlabel("depth (actions since the start)")
+    return figure
+
+
+def reliability(bins: Sequence[tuple[float, float, float]], index: int) -> Figure:
+    """Calibration of the step-value model: (mean prediction, mean outcome, count) per bin, area by count; the diagonal is perfect."""
+    figure, axes = new_figure((CARD[0], 3.5))
+    axes.plot([0, 1], [0, 1], color=colour("muted"), linewidth=1, linestyle="--", label="perfect")
+    filled = [item for item in bins if item[2] > 0]
+    top = max((count for _, _, count in filled), default=1)
+    axes.plot([item[0] for item in filled], [item[1] for item in filled], color=colour(domain_colour(index)), linewidth=1.4)
+    for predicted, observed, count in filled:
+        axes.scatter(predicted, observed, s=14 + 150 * count / top, color=colour(domain_colour(index)), alpha=0.85, linewidths=0, zorder=3)
+    axes.set_xlim(-0.05, 1.05)
+    axes.set_ylim(-0.05, 1.05)
+    axes.set_title("Step values: predicted, real")
+    legend_above(axes)
+    axes.set_xlabel("predicted value")
+    axes.set_ylabel("success of rollouts")
+    return figure

@@ -1,0 +1,129 @@
+"""Everything the report reads, gathered in one place. Only reports/evaluation.json is required; what else is missing is left out
+of the page with a sentence that says so."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.agent.episode import read_json, read_rows
+from stages.params import Params
+from stages.reporting.results import check_evaluation
+
+History = Mapping[str, list[float]]
+"""Column -> values, one per logged step; NaN where a cell is empty."""
+
+NODE_COLUMNS = ("task_id", "node", "parent", "depth", "action", "N", "W", "n_success", "n_rollouts", "reward", "terminal", "truncated")
+
+
+@dataclass(frozen=True)
+class DomainInputs:
+    """One domain's files; None or [] for those that do not exist."""
+
+    curate: Mapping[str, Any] | None = None
+    rollout: Mapping[str, Any] | None = None
+    annotate: Mapping[str, Any] | None = None
+    rl: Mapping[str, Any] | None = None
+    rl_history: History | None = None
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    episodes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Source ("sft rollout", "rl training") -> rows of EPISODE_SCHEMA, with what the source adds."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    params: Params
+    evaluation: Mapping[str, Any]
+    sft: Mapping[str, Any] | None
+    sft_history: History | None
+    merge: Mapping[str, Any] | None
+    domains: Mapping[str, DomainInputs]
+    """In the order of params.yaml."""
+    tokenizer: Any | None
+    """A `tokenizers.Tokenizer`, or None without data/models/sft."""
+
+
+def optional_json(path: Path) -> Mapping[str, Any] | None:
+    """The JSON object in `path`, None if there is no such file. Raises ValueError naming the file if it is not JSON."""
+    if not path.exists():
+        return None
+    try:
+        value = read_json(path)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); run the stage that writes it again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def read_history(path: Path) -> History | None:
+    """Columns of a training history; None if there is no file or it has no rows. Cells that are empty become NaN.
+
+    Raises ValueError naming file, line and column for a cell that is not a number.
+    """
+    if not path.exists():
+        return None
+    columns: dict[str, list[float]] = {}
+    with path.open(encoding="utf-8", newline="") as handle:
+        for line, row in enumerate(csv.DictReader(handle), start=2):
+            for name, cell in row.items():
+                try:
+                    value = float(cell) if cell not in (None, "") else math.nan
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{path}, line {line}, column '{name}': '{cell}' is not a number") from error
+                columns.setdefault(name, []).append(value)
+    return columns or None
+
+
+def optional_rows(path: Path, columns: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
+    return read_rows(path, columns) if path.exists() else []
+
+
+def load_tokenizer(folder: Path) -> Any | None:
+    """The tokenizer of a `save_pretrained` folder, without transformers; None if the folder has no tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
+    reports, data = root / "reports", root / "data"
+    sources = {
+        "sft rollout": optional_rows(data / "rollouts" / domain / "episodes.parquet"),
+        "rl training": optional_rows(data / "rl" / domain / "samples.parquet"),
+    }
+    return DomainInputs(
+        curate=optional_json(reports / "curate" / f"{domain}.json"),
+        rollout=optional_json(reports / "rollout" / f"{domain}.json"),
+        annotate=optional_json(reports / "annotate" / f"{domain}.json"),
+        rl=optional_json(reports / "rl" / f"{domain}.json"),
+        rl_history=read_history(reports / "rl" / f"{domain}_history.csv"),
+        nodes=optional_rows(data / "annotated" / domain / "nodes.parquet", NODE_COLUMNS),
+        episodes={name: rows for name, rows in sources.items() if rows},
+    )
+
+
+def load_inputs(root: Path, params: Params) -> Inputs:
+    """Read all of it below `root`. Raises FileNotFoundError without reports/evaluation.json, ValueError for a malformed file."""
+    path = root / "reports" / "evaluation.json"
+    evaluation = optional_json(path)
+    if evaluation is None:
+        raise FileNotFoundError("reports/evaluation.json does not exist; run 'dvc repro evaluate' (or 'python -m stages.evaluate') first")
+    check_evaluation(evaluation, "reports/evaluation.json")
+    return Inputs(
+        params=params,
+        evaluation=evaluation,
+        sft=optional_json(root / "reports" / "sft.json"),
+        sft_history=read_history(root / "reports" / "sft" / "history.csv"),
+        merge=optional_json(root / "reports" / "merge.json"),
+        domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
+        tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
+    )

@@ -1,0 +1,64 @@
+"""Puts the page together: sections and browser data into one HTML file that needs nothing from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from stages.reporting.blocks import Figures, Section
+from stages.reporting.episodes import Browser
+from stages.reporting.inputs import Inputs
+from stages.reporting.sections.data import curate_section, rollout_section
+from stages.reporting.sections.learning import rl_section, sft_section
+from stages.reporting.sections.merging import merge_section
+from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
+from stages.reporting.sections.provenance import provenance_section
+from stages.reporting.sections.search import search_section
+from stages.reporting.style import css_variables
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+SECTIONS: Sequence[Callable[[Inputs], Section]] = (
+    outcome_section,
+    curate_section,
+    sft_section,
+    rollout_section,
+    search_section,
+    rl_section,
+    merge_section,
+    provenance_section,
+)
+"""In the order in which they stand on the page."""
+
+
+def render_page(inputs: Inputs, sections: Sequence[Section], browser: Browser) -> str:
+    """The whole page as HTML. Everything that comes from data is escaped; only figures and the palette are inserted as they are."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    glyphs: dict[str, str] = {}
+    for section in sections:
+        for block in section.blocks:
+            if isinstance(block, Figures):
+                for drawing in block.drawings:
+                    glyphs.update(drawing.svg.glyphs)
+    chapters = [(section.slug, section.title) for section in sections]
+    chapters.insert(-1, ("episodes", "Episodes"))
+    return environment.get_template("page.html.j2").render(
+        light=css_variables(0),
+        dark=css_variables(1),
+        glyphs=[glyphs[name] for name in sorted(glyphs)],
+        chapters=chapters,
+        lead=lead(inputs),
+        tiles=tiles(inputs),
+        level=f"{100 * confidence_of(inputs):g} %",
+        sections=sections,
+        browser=browser,
+    )

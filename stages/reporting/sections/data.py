@@ -1,0 +1,134 @@
+"""Chapters on what went in: curated data, and the rollouts of the fine-tuned policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.reporting.blocks import Block, Drawing, Figures, Heading, Section, Table, Text, all_numbers, draw, missing, number, slug
+from stages.reporting.figures.data import histogram, pass_at_k, grouped_counts
+from stages.reporting.inputs import DomainInputs, Inputs
+
+CURATE_INTRO = (
+    "Raw records become tasks. Malformed records, duplicates and tasks that share a world with the evaluation panel are rejected, "
+    "each with its reason. Demonstrations come from an expert and from the same expert with random slips."
+)
+ROLLOUT_INTRO = (
+    "The fine-tuned policy tries each training task several times. pass@k is the share of tasks solved by at least one of k attempts: "
+    "the gap between pass@1 and pass@k is what reinforcement learning can gain. The measured success of a task sets how often it is drawn."
+)
+
+
+def histogram_items(value: Any) -> list[tuple[str, float]]:
+    """A histogram of a report as (bin, count): a mapping bin -> count, a list of {"low"/"bin"/"value", "count"}, or {"edges", "counts"}."""
+    if isinstance(value, Mapping) and "edges" in value and "counts" in value:
+        edges = value["edges"]
+        return [(f"{low:g}–{high:g}", float(count)) for low, high, count in zip(edges, edges[1:], value["counts"], strict=False)]
+    if isinstance(value, Mapping):
+        return [(str(key), float(count)) for key, count in value.items()]
+    if isinstance(value, Sequence) and value and all(isinstance(item, Mapping) and "count" in item for item in value):
+        keys = ("bin", "value", "low")
+        return [(number(next((item[key] for key in keys if key in item), place)), float(item["count"])) for place, item in enumerate(value)]
+    return []
+
+
+def in_numeric_order(items: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Bins whose names are numbers, by value; JSON sorts them as text."""
+    try:
+        return sorted(items, key=lambda item: float(item[0]))
+    except ValueError:
+        return list(items)
+
+
+def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[Block]:
+    splits = {name: report["splits"][name] for name in ("train", "valid", "test") if name in report.get("splits", {})}
+    blocks: list[Block] = [Heading(domain)]
+    if splits:
+        rows = [[name] + [number(row.get(key)) for key in ("asked", "kept", "clusters")] for name, row in splits.items()]
+        blocks.append(Table("Tasks", ("split", "asked for", "kept", "separate worlds"), rows))
+    demonstrations = report.get("demonstrations", {})
+    kept = demonstrations.get("kept")
+    reasons = [(f"task: {reason}", count) for reason, count in (report.get("rejected") or {}).items()]
+    reasons += [(f"demonstration: {reason}", count) for reason, count in (demonstrations.get("rejected") or {}).items()]
+    if isinstance(kept, Mapping):
+        said = ", ".join(f"{number(count)} {name}" for name, count in kept.items())
+        blocks.append(Text(f"Demonstrations kept: {said}." + ("" if reasons else " Nothing was rejected.")))
+    if reasons:
+        blocks.append(Table("Rejected", ("reason", "count"), [[reason, number(count)] for reason, count in reasons]))
+    drawings = []
+    series = {name: items for name, row in splits.items() if (items := histogram_items(row.get("difficulty")))}
+    if series:
+        levels = in_numeric_order(list({name: (name, 0.0) for items in series.values() for name, _ in items}.values()))
+        series = {name: [(level, dict(items).get(level, 0.0)) for level, _ in levels] for name, items in series.items()}
+        caption = f"Difficulty of the {domain} tasks in the domain's own unit, by split."
+        drawings.append(draw(f"difficulty-{slug(domain)}", caption, grouped_counts, series, "Tasks by difficulty", index, "tasks"))
+    turns = in_numeric_order(histogram_items(demonstrations.get("turns")))
+    if turns:
+        caption = f"Length of the {domain} demonstrations in turns."
+        drawings.append(draw(f"demo-turns-{slug(domain)}", caption, grouped_counts, {"demonstrations": turns}, "Demonstrations by turns", index, "demonstrations"))
+    if drawings:
+        blocks.append(Figures(drawings))
+    return blocks + all_numbers({key: value for key, value in report.items() if key != "rejections"}, f"reports/curate/{domain}.json")
+
+
+def curate_section(inputs: Inputs) -> Section:
+    section = Section("data", "Data", CURATE_INTRO)
+    for index, (domain, given) in enumerate(inputs.domains.items()):
+        if given.curate is None:
+            section.blocks.append(missing(f"reports/curate/{domain}.json", f"curate@{domain}"))
+        else:
+            section.blocks += _curate_domain(domain, index, given.curate)
+    return section
+
+
+def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Share of a task's attempts that succeeded, one number per task, tasks in order."""
+    tried: Counter[str] = Counter()
+    solved: Counter[str] = Counter()
+    for row in rows:
+        tried[row["task_id"]] += 1
+        solved[row["task_id"]] += row["reward"] >= 1.0 - 1e-9
+    return [solved[task] / tried[task] for task in sorted(tried)]
+
+
+def _rollout_figures(domain: str, index: int, given: DomainInputs) -> list[Drawing]:
+    rows = given.episodes.get("sft rollout", [])
+    if not rows:
+        return []
+    name = slug(domain)
+    attempts = max(Counter(row["task_id"] for row in rows).values())
+    shares = Counter(f"{share:.2g}" for share in success_counts(rows))
+    levels = sorted(shares, key=float)
+    lengths = [float(len(row["token_ids"])) for row in rows]
+    return [
+        draw(f"task-success-{name}", f"{domain}: measured success of each task over {attempts} attempts. 0: never solved, 1: always.",
+             grouped_counts, {"tasks": [(level, float(shares[level])) for level in levels]}, f"{domain}: tasks by success", index, "tasks"),
+        draw(f"length-{name}", f"{domain}: tokens of an episode, prompt and observations included.",
+             histogram, lengths, f"{domain}: episodes by length", index, "tokens", "episodes"),
+    ]  # fmt: skip
+
+
+def rollout_section(inputs: Inputs) -> Section:
+    section = Section("rollouts", "Rollouts of the fine-tuned policy", ROLLOUT_INTRO)
+    curves: dict[str, dict[int, float]] = {}
+    drawings: list[Drawing] = []
+    numbers: list[Block] = []
+    for index, (domain, given) in enumerate(inputs.domains.items()):
+        if given.rollout is None:
+            section.blocks.append(missing(f"reports/rollout/{domain}.json", f"rollout@{domain}"))
+        else:
+            shares = given.rollout.get("pass_at_k") or {}
+            curve = {int(k): float(share) for k, share in shares.items() if isinstance(share, (int, float))}
+            if curve:
+                curves[domain] = curve
+            numbers += all_numbers(given.rollout, f"reports/rollout/{domain}.json")
+        drawings += _rollout_figures(domain, index, given)
+    # Figures of one kind side by side, domains in their order.
+    drawings = drawings[::2] + drawings[1::2]
+    if curves:
+        drawings.insert(0, draw("pass-at-k", "pass@k of the fine-tuned policy on its training tasks.", pass_at_k, curves, inputs.params.domains))
+    if drawings:
+        section.blocks.append(Figures(drawings))
+    section.blocks += numbers
+    return section

@@ -1,0 +1,188 @@
+"""One palette for page and figures, and figures as inline SVG that follow the reader's colour scheme.
+
+Matplotlib draws with stand-in colours; the SVG's stand-ins are then replaced by CSS variables, so one drawing serves the light
+and the dark scheme. Text is drawn as paths, ids depend on the figure alone, and no date is written: the same figure, the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import quoteattr
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PALETTE: Mapping[str, tuple[str, str]] = {
+    "surface": ("#ffffff", "#171b21"),
+    "page": ("#f4f6f8", "#0f1216"),
+    "ink": ("#1b1f24", "#e9ecef"),
+    "muted": ("#57606a", "#a2acb8"),
+    "grid": ("#dfe3e8", "#323a44"),
+    "base": ("#7c858f", "#8f99a5"),
+    "sft": ("#2a78d6", "#5aa2f2"),
+    "merged": ("#4a3aa7", "#a99ff2"),
+    "domain0": ("#d4570f", "#f2894a"),
+    "domain1": ("#0a8467", "#35b995"),
+    "domain2": ("#b83a78", "#ea86b6"),
+    "domain3": ("#8a6a00", "#d9ab2b"),
+    "on_accent": ("#ffffff", "#10141a"),
+}
+"""Name -> (light, dark). Every mark colour has at least 3:1 contrast with `surface` in both schemes."""
+
+DOMAIN_COLOURS = 4
+_STAND_INS = {name: f"#fe{index:02x}c7" for index, name in enumerate(PALETTE)}
+_MARKERS = ("o", "s", "D", "^")
+_DASHES = ("-", "--", "-.", ":")
+
+WIDE = (9.6, 3.4)
+CARD = (4.7, 2.9)
+"""Figure sizes in inches: across the page, and one cell of the page's grid."""
+
+
+def colour(name: str) -> str:
+    """The stand-in that matplotlib draws palette colour `name` with."""
+    return _STAND_INS[name]
+
+
+def domain_colour(index: int) -> str:
+    """Palette name of the `index`-th domain; they repeat after four, with another dash and marker."""
+    return f"domain{index % DOMAIN_COLOURS}"
+
+
+def domain_line(index: int) -> dict[str, Any]:
+    """Line and marker style of the `index`-th domain, so that lines differ by more than colour."""
+    return {
+        "color": colour(domain_colour(index)),
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[(index // DOMAIN_COLOURS + index) % len(_DASHES)],
+    }
+
+
+def css_name(name: str) -> str:
+    """CSS variable of palette colour `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def css_variables(scheme: int) -> str:
+    """CSS declarations of the palette; scheme 0 is light, 1 dark."""
+    return " ".join(f"{css_name(name)}: {pair[scheme]};" for name, pair in PALETTE.items())
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Matplotlib settings for every figure here; figures must be made and rendered inside."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
+    settings: dict[str, Any] = {
+        "svg.hashsalt": "bellwether",
+        "svg.fonttype": "path",
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.titlesize": 9.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": 8.5,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "text.color": ink,
+        "axes.titlecolor": ink,
+        "axes.labelcolor": muted,
+        "xtick.color": grid,
+        "ytick.color": grid,
+        "xtick.labelcolor": muted,
+        "ytick.labelcolor": muted,
+        "axes.edgecolor": grid,
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+        "savefig.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": grid,
+        "grid.linewidth": 0.6,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 3.5,
+        "axes.formatter.useoffset": False,
+        "axes.unicode_minus": True,
+        "figure.constrained_layout.use": True,
+    }
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **settings, "backend": "agg"}):
+        yield
+
+
+def new_figure(size: tuple[float, float] = CARD, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure outside pyplot (nothing to close) and its axes: one Axes, or an array [rows, columns] if there are several."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, axes[0, 0] if rows == columns == 1 else axes
+
+
+def legend_above(axes: Any) -> None:
+    """A legend in the line of the title, flush right, where it hides no data."""
+    count = len(axes.get_legend_handles_labels()[0])
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=count, columnspacing=1.0, handlelength=1.4, handletextpad=0.4, borderpad=0.2)
+
+
+@dataclass(frozen=True)
+class Svg:
+    """An `<svg>` element and the glyphs it uses: id -> `<path>`, the same for every figure, to be put on the page once."""
+
+    text: str
+    glyphs: Mapping[str, str]
+
+
+_GLYPH = re.compile(r'<path id="(DejaVu[^"]+)"[^>]*/>')
+_COORDINATES = re.compile(r'\b(?:d|x|y)="[^"]*"|translate\([^)]*\)')
+_LONG = re.compile(r"(\d+\.\d{2})\d+")
+
+
+def _compact(text: str) -> str:
+    """Without comments, metadata and needless white space; coordinates to a hundredth of a point, glyph outlines as they are."""
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r">\s+<", "><", re.sub(r"\s+", " ", text)).replace("<defs></defs>", "").replace(' "', '"')
+    return _COORDINATES.sub(lambda found: _LONG.sub(r"\1", found.group(0)), text)
+
+
+def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Svg:
+    """`figure` as one `<svg>` element with colours as CSS variables.
+
+    `key` ([a-z0-9-]+, unique on the page) prefixes all ids but those of glyphs; `title` is what a screen reader says. A `standalone`
+    file brings glyphs, palette and background of its own; an inline one takes them from the page.
+    """
+    if not re.fullmatch(r"[a-z0-9-]+", key):
+        raise ValueError(f"figure key {key!r} must be made of a-z, 0-9 and '-'")
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = _compact(text[text.index("<svg") :]).replace("xlink:href", "href")
+    glyphs = {found.group(1): found.group(0) for found in _GLYPH.finditer(text)}
+    if not standalone:
+        text = _GLYPH.sub("", text).replace("<defs></defs>", "")
+    text = re.sub(r'\bid="(?!DejaVu)([^"]+)"', rf'id="{key}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", text)
+    text = re.sub(r'href="#(?!DejaVu)([^"]+)"', rf'href="#{key}-\1"', text)
+    for name, stand_in in _STAND_INS.items():
+        text = text.replace(stand_in, f"var({css_name(name)})")
+    width, height = (f"{inches * 72:g}" for inches in figure.get_size_inches())
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}'
+    if standalone:
+        dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {css_variables(1)} }} }}"
+        head += (
+            f' width="{width}pt" height="{height}pt"><style>svg {{ {css_variables(0)} }} {dark}</style>'
+            f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--surface)"/>'
+        )
+    else:
+        head += f' style="max-width: {float(width) * 1.75:g}px">'
+    return Svg(re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip() + "\n", glyphs)

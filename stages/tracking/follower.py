@@ -1,0 +1,196 @@
+"""The process beside a stage: sends its events, samples its CPU, memory and GPU, and says KILLED for a stage that is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stages.tracking.sender import Sender, Server
+from stages.tracking.spool import FOLDER, Spool, locked, spools
+
+SEND_EVERY_S = 2.0
+SAMPLE_EVERY_S = 5.0
+RETRY_AT_MOST_S = 30.0
+LINGER_S = 20.0
+"""How long the follower of a killed stage goes on trying."""
+
+
+class Sampler:
+    """System metrics of one process and its children, under the names that MLflow's UI shows as such."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.psutil = psutil
+        self.started = time.monotonic()
+        self.seen: dict[int, Any] = {}
+        self.step = 0
+        self.stage = psutil.Process(pid)
+        self.gpus = self._gpus()
+
+    def _gpus(self) -> list[Any]:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except Exception as error:
+            # No package, no driver, no GPU: each raises its own kind, and all mean that there is nothing to sample.
+            print(f"no GPU metrics: {error}", flush=True)
+            return []
+        self.pynvml = pynvml
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+    def sample(self) -> dict[str, float]:
+        """CPU in percent of one core, memory in MB; per GPU utilisation in percent and memory in MB."""
+        cpu = memory = 0.0
+        for process in [self.stage, *self.stage.children(recursive=True)]:
+            if process.pid == os.getpid():
+                continue
+            process = self.seen.setdefault(process.pid, process)
+            try:
+                cpu += process.cpu_percent()
+                memory += process.memory_info().rss / 1e6
+            except self.psutil.NoSuchProcess:
+                del self.seen[process.pid]
+        values = {"system/cpu_utilization_percentage": cpu, "system/system_memory_usage_megabytes": memory}
+        for index, gpu in enumerate(self.gpus):
+            values[f"system/gpu_{index}_utilization_percentage"] = float(self.pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+            values[f"system/gpu_{index}_memory_usage_megabytes"] = self.pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+        return values
+
+    def append_to(self, spool: Spool) -> None:
+        for name, value in self.sample().items():
+            spool.append({"kind": "metric", "name": name, "value": value, "step": self.step})
+        self.step += 1
+
+
+def ended(spool: Spool) -> bool:
+    """Whether the last whole line of the file is the end of the run."""
+    with spool.path.open("rb") as handle:
+        handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
+        return b'"kind": "end"' in handle.read().rsplit(b"\n", 2)[-2:][0]
+
+
+def follow(path: Path) -> int:
+    """Send `path` until its run ends. The stage holds the other end of stdin: it closes when the stage ends, however it ends."""
+    # Ctrl-C and a terminated process group reach the stage and this process alike; what the stage still says must be sent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(10)
+    root = path.parents[len(FOLDER.parts)]
+    spool, parent = Spool(path), os.getppid()
+    with locked(path.with_suffix(".lock"), wait=True):
+        return Follower(root, spool, parent).run()
+
+
+class Follower:
+    def __init__(self, root: Path, spool: Spool, parent: int) -> None:
+        self.root, self.spool, self.parent = root, spool, parent
+        self.sampler = Sampler(parent)
+        self.sender: Sender | None = None
+        self.failures = 0
+        self.left_at: float | None = None
+        self.next_send = self.next_sample = 0.0
+
+    def run(self) -> int:
+        """Exit code: 0 all sent, 1 given up (the spool file stays)."""
+        while self.left_at is None or time.monotonic() - self.left_at <= LINGER_S:
+            if self.left_at is None and time.monotonic() >= self.next_sample:
+                self._sample()
+            if time.monotonic() >= self.next_send:
+                if self._send():
+                    return 0
+                self.next_send = time.monotonic() + min(SEND_EVERY_S * 2**self.failures, RETRY_AT_MOST_S)
+            self._wait()
+        return 1
+
+    def _sample(self) -> None:
+        self.next_sample = time.monotonic() + SAMPLE_EVERY_S
+        try:
+            self.sampler.append_to(self.spool)
+        except (OSError, self.sampler.psutil.Error) as error:
+            print(f"no sample: {error}", flush=True)
+
+    def _wait(self) -> None:
+        """Sleep a little; when the stage goes, see to it that its run has an end and is sent at once."""
+        if self.left_at is not None:
+            time.sleep(0.2)
+            return
+        pause = min(self.next_send, self.next_sample) - time.monotonic()
+        # A worker the stage forked may hold the pipe open after the stage was killed, hence the parent's number as well.
+        ready, _, _ = select.select([sys.stdin], [], [], min(max(pause, 0.0), 1.0))
+        if ready or os.getppid() != self.parent:
+            self.left_at = time.monotonic()
+            self.next_send = 0.0
+            if not ended(self.spool):
+                self.spool.append({"kind": "end", "status": "KILLED"})
+
+    def _send(self) -> bool:
+        """Send what there is; True when all is sent and the run is over. A server that fails is tried again, ever later."""
+        try:
+            if self.sender is None:
+                self.sender = Sender(Server(self.root), self.spool)
+            if self.sender.send():
+                return True
+            if self.left_at is None:
+                self.failures = 0
+                replay(self.root, self.sender.server, at_most=1)
+        except Exception as error:
+            self.failures += 1
+            print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
+            self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
+        return False
+
+
+def alive(pid: int, started_ms: int) -> bool:
+    """Whether process `pid` is the one that was running at `started_ms`, not a later one with its number."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time() * 1000 <= started_ms + 1000
+    except psutil.NoSuchProcess:
+        return False
+
+
+def replay(root: Path, server: Server, at_most: int | None = None) -> int:
+    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely."""
+    done = 0
+    for spool in spools(root):
+        if at_most is not None and done >= at_most:
+            break
+        with locked(spool.path.with_suffix(".lock"), wait=False) as mine:
+            if not mine or not spool.path.exists():
+                continue
+            header = spool.header()
+            if header is None:
+                spool.remove()
+                continue
+            if not ended(spool):
+                if alive(header["pid"], header["t"]):
+                    continue
+                spool.append({"kind": "end", "status": "KILLED"})
+            done += Sender(server, spool).send()
+    return done
+
+
+def replay_all(root: Path) -> int:
+    """`--replay`: exit code 0 when nothing is left to send."""
+    waiting = spools(root)
+    if not waiting:
+        print("nothing to send")
+        return 0
+    try:
+        server = Server(root)
+        print(f"sent {replay(root, server)} of {len(waiting)} runs to {server.uri}")
+    except Exception as error:
+        print(
+            f"the tracking server does not answer: {type(error).__name__}: {error}\nNothing is lost; try again later",
+            file=sys.stderr,
+        )
+        return 1
+    return 0 if not spools(root) else 1

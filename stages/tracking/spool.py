@@ -1,0 +1,126 @@
+"""Events of a stage on their way to the tracking server: one append-only JSONL file per stage run, below `.bellwether/tracking`.
+
+The stage appends, a follower process sends. What was sent is kept beside the file (`.state`), so that a follower that is
+killed, or a server that was away, loses nothing and sends nothing twice; a file that was sent completely is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(".bellwether") / "tracking"
+MAX_READ = 4_000_000
+"""Bytes of events taken from a file at a time."""
+
+
+@dataclass
+class Sent:
+    """How far a spool file was sent."""
+
+    run_id: str = ""
+    offset: int = 0
+    """Bytes of the file whose events the server has."""
+    doubt: bool = False
+    """A batch from `offset` on was begun and not confirmed: the server may have some of it."""
+    rejected: int = 0
+    """Events the server refused for good (an artifact that is gone, a parameter logged twice with different values)."""
+    error: str = ""
+    """Why the last attempt failed; empty when it did not."""
+
+
+class Spool:
+    """One file of events, written by a stage and read by whoever sends it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state_path = path.with_suffix(".state")
+
+    @classmethod
+    def create(cls, root: Path, title: str) -> Spool:
+        """A new file named by time, process and stage, so that names sort by age. Raises OSError if it cannot be made."""
+        folder = root / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        spool = cls(folder / f"{time.time_ns():020d}-{os.getpid()}-{title}.jsonl")
+        spool.path.touch(exist_ok=False)
+        return spool
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Add one event. A single write to a file opened for appending is not torn apart by another writer's."""
+        line = json.dumps({"t": time.time_ns() // 1_000_000, **event}).encode() + b"\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        try:
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(handle)
+
+    def read(self, offset: int) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+        """Whole events from byte `offset` on, each with its own offset, and the offset after the last of them.
+
+        A line that a full disk cut short comes as an event of kind "torn".
+        """
+        with self.path.open("rb") as handle:
+            handle.seek(offset)
+            data = handle.read(MAX_READ)
+        events, position = [], offset
+        for line in data.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                events.append((position, json.loads(line)))
+            except ValueError:
+                events.append((position, {"kind": "torn"}))
+            position += len(line)
+        return events, position
+
+    def header(self) -> dict[str, Any] | None:
+        """The first event, which says what run this is; None if the stage died before writing it."""
+        events, _ = self.read(0)
+        return events[0][1] if events else None
+
+    def load_sent(self) -> Sent:
+        if not self.state_path.exists():
+            return Sent()
+        return Sent(**json.loads(self.state_path.read_text(encoding="utf-8")))
+
+    def save_sent(self, sent: Sent) -> None:
+        partial = self.state_path.with_suffix(".state.partial")
+        partial.write_text(json.dumps(asdict(sent)), encoding="utf-8")
+        os.replace(partial, self.state_path)
+
+    def save_error(self, error: str) -> None:
+        """Note why sending failed, for the stage to see."""
+        sent = self.load_sent()
+        sent.error = error
+        self.save_sent(sent)
+
+    def remove(self) -> None:
+        for path in (self.path, self.state_path, self.path.with_suffix(".lock")):
+            path.unlink(missing_ok=True)
+
+
+def spools(root: Path) -> list[Spool]:
+    """All files that are not completely sent, oldest first."""
+    return [Spool(path) for path in sorted((root / FOLDER).glob("*.jsonl"))]
+
+
+@contextmanager
+def locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold an exclusive lock on `path` (made if need be); yields False at once if `wait` is off and another holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,101 @@
+"""From episodes to padded tensors, and from rows to micro-batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stages.algorithms.contract import TrajectoryBatch
+from stages.agent.episode import Episode, Owner
+
+_PER_TOKEN = ("token_ids", "mask", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
+"""Fields of TrajectoryBatch with a token dimension."""
+
+
+def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """Rows of unequal length as one tensor [len(rows), width], `fill` on the right; width: the longest row's by default."""
+    width = max((len(row) for row in rows), default=0) if width is None else width
+    result = torch.full((len(rows), width), fill, dtype=dtype)
+    for index, row in enumerate(rows):
+        result[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
+    return result
+
+
+def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
+    """Episodes, in the order given, as a batch [B, T] padded on the right; groups are numbered by first appearance.
+
+    Raises ValueError for an empty list and for an episode whose lists differ in length or whose return is not the sum of its
+    turns' rewards.
+    """
+    if not episodes:
+        raise ValueError("no episodes to train on")
+    for episode in episodes:
+        lengths = {len(episode.token_ids), len(episode.owner), len(episode.logprob), len(episode.turn)}
+        if len(lengths) != 1:
+            raise ValueError(f"episode {episode.episode_id}: token_ids, owner, logprob and turn differ in length: {sorted(lengths)}")
+        total = sum(turn.reward for turn in episode.turns)
+        if abs(total - episode.reward) > 1e-6:
+            raise ValueError(f"episode {episode.episode_id}: reward {episode.reward} is not the sum of its turns' rewards, {total}")
+    groups = {name: index for index, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
+    mask = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
+    turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+    return TrajectoryBatch(
+        token_ids=padded([episode.token_ids for episode in episodes], 0, torch.int64),
+        lengths=torch.tensor([len(episode.token_ids) for episode in episodes]),
+        mask=mask,
+        turn=padded([episode.turn for episode in episodes], -1, torch.int64),
+        logprobs_old=padded([episode.logprob for episode in episodes], 0.0, torch.float32) * mask,
+        group=torch.tensor([groups[episode.group_id] for episode in episodes]),
+        rewards=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
+        turn_rewards=padded(turn_rewards, 0.0, torch.float32, max(1, *(len(row) for row in turn_rewards))),
+        turns=torch.tensor([len(row) for row in turn_rewards]),
+        truncated=torch.tensor([episode.truncated for episode in episodes]),
+    )
+
+
+def trained_lengths(mask: Tensor) -> Tensor:
+    """Tokens of each row up to its last policy token, [B] int64: what comes after has no bearing on the loss."""
+    positions = torch.arange(1, mask.shape[1] + 1)
+    return (mask * positions).amax(1)
+
+
+def plan_micro_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """Row indices in groups of similar length, each of at most `tokens_per_batch` padded tokens (a longer row stands alone).
+
+    Longest first, ties in order, so that the plan depends on the lengths alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    plan: list[list[int]] = []
+    room = 0
+    for row in order:
+        if room == 0:
+            plan.append([])
+            room = max(1, tokens_per_batch // max(lengths[row], 1))
+        plan[-1].append(row)
+        room -= 1
+    return plan
+
+
+def take(batch: TrajectoryBatch, rows: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> TrajectoryBatch:
+    """The rows of a batch, cut to their longest trained length, on `device`."""
+    picked = batch.rows(torch.as_tensor(rows, dtype=torch.int64))
+    width = int(trained_lengths(picked.mask).max())
+    moved = {}
+    for name, value in picked.__dict__.items():
+        if isinstance(value, Tensor):
+            moved[name] = (value[:, :width] if name in _PER_TOKEN else value).to(device)
+    moved["extra"] = {key: value.to(device) for key, value in picked.extra.items()}
+    return picked.with_(**moved)
+
+
+def minibatches(group: Tensor, count: int, order: Sequence[int]) -> list[list[int]]:
+    """Rows split into `count` parts of whole groups, groups taken in `order`; sizes differ by at most one group."""
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(group.tolist()):
+        rows.setdefault(number, []).append(row)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for place, number in enumerate(order):
+        parts[place * count // len(order)].extend(rows[number])
+    return [sorted(part) for part in parts if part]

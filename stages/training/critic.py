@@ -1,0 +1,42 @@
+"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.params import HeadParams
+from stages.values.heads import make_head
+
+
+class Critic(nn.Module):
+    """V(state before a token), read from the hidden state of the token before it. The output layer starts at zero, so that every
+    state starts with the same value: the head's prior."""
+
+    def __init__(self, policy: Any, params: HeadParams) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(policy.base_model)
+        self.head = make_head(params)
+        self.output = nn.Linear(policy.config.hidden_size, self.head.outputs)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def logits(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Head logits [N, outputs] before each masked token of token_ids, mask [B, T]; N masked tokens in row order."""
+        hidden = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state
+        rows, columns = mask.nonzero(as_tuple=True)
+        return self.output(hidden[rows, columns - 1].to(self.output.weight.dtype))
+
+    @torch.no_grad()
+    def values(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Values [B, T] float32 before each masked token, 0 elsewhere."""
+        values = torch.zeros(mask.shape, device=mask.device)
+        values[mask] = self.head.decode(self.logits(token_ids, mask)).float()
+        return values
+
+    def loss(self, token_ids: Tensor, mask: Tensor, returns: Tensor) -> Tensor:
+        """The head's loss on each masked token, [N], against returns [B, T]."""
+        return self.head.loss(self.logits(token_ids, mask), returns[mask])

@@ -1,0 +1,156 @@
+"""Scalar heads: mse, two_hot, hl_gauss, c51. How a scalar target becomes a loss, and logits become a value.
+
+After Farebrother et al., "Stop Regressing", arXiv 2403.03950. Everything is computed in float32, also under autocast. Categorical
+heads clamp targets to their support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes
+their centres as values; two-hot and C51 have m locations that include both ends of the support.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from stages.params import HeadParams
+
+if TYPE_CHECKING:
+    from stages.values.contract import ValueHead
+
+
+def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """-sum_i p_i log softmax(logits)_i in float32: [..., m], [..., m] -> [...]. Its floor is the entropy of p, not 0."""
+    return -(probabilities * torch.log_softmax(logits.float(), dim=-1)).sum(dim=-1)
+
+
+class MseHead:
+    """One output, squared error (v - y)^2; targets are not clamped."""
+
+    outputs = 1
+
+    def encode(self, target: Tensor) -> Tensor:
+        """Targets [...] as float32, without gradient."""
+        return target.detach().float()
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Logits [..., 1], targets [...] -> [...]."""
+        return (self.decode(logits) - self.encode(target)).square()
+
+    def decode(self, logits: Tensor) -> Tensor:
+        """Logits [..., 1] -> values [...]."""
+        return logits.float().squeeze(-1)
+
+
+class CategoricalHead:
+    """Softmax over m values `support`: [m]; the prediction is the mean. Subclasses say how a clamped target is spread over it."""
+
+    def __init__(self, v_min: float, v_max: float, support: Tensor) -> None:
+        self.v_min, self.v_max = v_min, v_max
+        self.support = support
+        self.outputs = int(support.numel())
+        self.seen = 0
+        self._clamped = torch.zeros((), dtype=torch.int64)
+
+    @property
+    def clamped(self) -> int:
+        """Encoded targets so far that lay outside [v_min, v_max]."""
+        return int(self._clamped)
+
+    def _on(self, device: torch.device) -> None:
+        """Keep the constants where the targets are; counting there spares a transfer per batch."""
+        if self.support.device != device:
+            self.support = self.support.to(device)
+            self._clamped = self._clamped.to(device)
+
+    def spread(self, target: Tensor) -> Tensor:
+        """Clamped targets [...] -> probabilities [..., m]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode(self, target: Tensor) -> Tensor:
+        """Targets [...] -> probabilities [..., m] that sum to 1; targets outside the support are clamped and counted."""
+        self._on(target.device)
+        wide = target.detach().float()
+        inside = wide.clamp(self.v_min, self.v_max)
+        self.seen += wide.numel()
+        self._clamped += (inside != wide).sum()
+        return self.spread(inside)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy [...] of logits [..., m] against the encoded targets [...]."""
+        return cross_entropy(logits, self.encode(target))
+
+    def decode(self, logits: Tensor) -> Tensor:
+        """sum_i softmax(logits)_i z_i: [..., m] -> [...]."""
+        self._on(logits.device)
+        # A product and a sum, since autocast would run a matrix product in bfloat16.
+        return (torch.softmax(logits.float(), dim=-1) * self.support).sum(dim=-1)
+
+
+class TwoHotHead(CategoricalHead):
+    """p_i = (z_{i+1} - y) / (z_{i+1} - z_i), p_{i+1} = 1 - p_i for the neighbours z_i <= y <= z_{i+1}; keeps the mean exactly."""
+
+    def __init__(self, v_min: float, v_max: float, bins: int) -> None:
+        super().__init__(v_min, v_max, torch.linspace(v_min, v_max, bins))
+        self.step = (v_max - v_min) / (bins - 1)
+
+    def spread(self, target: Tensor) -> Tensor:
+        position = ((target - self.v_min) / self.step).clamp(0, self.outputs - 1)
+        lower = position.floor().clamp(max=self.outputs - 2)
+        upper_share = position - lower
+        probabilities = torch.zeros(*target.shape, self.outputs, device=target.device)
+        index = lower.long().unsqueeze(-1)
+        probabilities.scatter_(-1, index, (1.0 - upper_share).unsqueeze(-1))
+        return probabilities.scatter_(-1, index + 1, upper_share.unsqueeze(-1))
+
+
+class HlGaussHead(CategoricalHead):
+    """p_i proportional to Phi((e_i - y)/sigma) - Phi((e_{i-1} - y)/sigma): a Gaussian's mass in each bin, cut off at the ends.
+
+    sigma = sigma_ratio * bin width. A target at the very end of the support loses half of its Gaussian and decodes inwards: let
+    the support exceed the targets by 4 sigma. As sigma -> 0 the target becomes one-hot on its bin (not two-hot).
+    """
+
+    def __init__(self, v_min: float, v_max: float, bins: int, sigma_ratio: float) -> None:
+        self.edges = torch.linspace(v_min, v_max, bins + 1)
+        super().__init__(v_min, v_max, (self.edges[:-1] + self.edges[1:]) / 2)
+        self.sigma = sigma_ratio * (v_max - v_min) / bins
+
+    def _on(self, device: torch.device) -> None:
+        super()._on(device)
+        if self.edges.device != device:
+            self.edges = self.edges.to(device)
+
+    def spread(self, target: Tensor) -> Tensor:
+        cdf = torch.erf((self.edges - target.unsqueeze(-1)) / (self.sigma * 2.0**0.5))
+        mass = (cdf[..., 1:] - cdf[..., :-1]).clamp(min=0.0)
+        return mass / mass.sum(dim=-1, keepdim=True)
+
+
+class C51Head(TwoHotHead):
+    """Two-hot of a scalar target (a point mass), and the projected Bellman update of a whole return distribution."""
+
+    @torch.no_grad()
+    def project(self, probabilities: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """Distribution of reward + discount * z, clipped to the support and split between neighbours.
+
+        probabilities [..., m] of the next state; reward [...]; discount [...], gamma or 0 where the episode ended -> [..., m].
+        """
+        self._on(probabilities.device)
+        moved = reward.float().unsqueeze(-1) + discount.float().unsqueeze(-1) * self.support
+        return (probabilities.float().unsqueeze(-1) * self.encode(moved)).sum(dim=-2)
+
+    def distribution_loss(self, logits: Tensor, probabilities: Tensor) -> Tensor:
+        """Cross-entropy [...] of logits [..., m] against a projected distribution [..., m]."""
+        return cross_entropy(logits, probabilities)
+
+
+def make_head(params: HeadParams) -> ValueHead:
+    """The head that `params.loss` names."""
+    if params.loss == "mse":
+        return MseHead()
+    if params.loss == "two_hot":
+        return TwoHotHead(params.v_min, params.v_max, params.bins)
+    if params.loss == "c51":
+        return C51Head(params.v_min, params.v_max, params.bins)
+    return HlGaussHead(params.v_min, params.v_max, params.bins, params.sigma_ratio)

@@ -1,0 +1,232 @@
+"""The step-value model: V(history before a turn), the success the SFT policy can expect from there.
+
+A copy of the policy's backbone (no output layer) with a scalar head of `stages.values.heads`, read at the last token before a
+turn. Targets are success shares of policy rollouts, weighted by their number; splits are by task, so that the calibration is on
+tasks the model has not seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stages.params import HeadParams, ValueModel
+from stages.seeding import permutation, seed_torch
+from stages.values.contract import ValueHead
+from stages.values.heads import make_head
+
+
+@dataclass(frozen=True)
+class ValuePath:
+    """One history: T tokens, and the places (index of the last token before a turn) where the value is learnt."""
+
+    task_id: str
+    token_ids: list[int]
+    boundaries: list[int]
+    successes: list[float]
+    """Summed outcomes of the rollouts from each place."""
+    rollouts: list[float]
+
+
+@dataclass
+class _Batch:
+    """P paths of T padded tokens with U places each."""
+
+    token_ids: Tensor
+    lengths: Tensor
+    boundaries: Tensor
+    """[P, U] int64, -1 where there is none."""
+    targets: Tensor
+    weights: Tensor
+    """[P, U] float32, 0 where there is none."""
+
+
+class StepValueModel(nn.Module):
+    """`backbone`: a Hugging Face base model; `params`: its head."""
+
+    def __init__(self, backbone: Any, params: HeadParams) -> None:
+        super().__init__()
+        self.backbone, self.params = backbone, params
+        self.head: ValueHead = make_head(params)
+        self.output = nn.Linear(backbone.config.hidden_size, self.head.outputs)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    @torch.no_grad()
+    def start_at(self, mean: float) -> None:
+        """Let the untrained model predict `mean` everywhere (its weights are zero, so the bias is the prediction)."""
+        encoded = self.head.encode(torch.tensor(mean))
+        self.output.bias.copy_(encoded.reshape(1) if self.head.outputs == 1 else encoded.clamp(min=1e-4).log())
+
+    def logits(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
+        """[B, U, outputs] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller.
+
+        Attention is causal, so padding on the right reaches no real token and needs no mask.
+        """
+        hidden = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state
+        index = boundaries.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
+        return self.output(hidden.gather(1, index).float())
+
+    @torch.no_grad()
+    def turn_values(self, token_ids: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
+        """Values before turns: token_ids [B, T] int64 padded on the right, lengths [B], boundaries [B, U] -> [B, U] float32.
+
+        boundaries[b, u] is the index of the last token before turn u (the end of the generation prompt); -1 where there is no
+        such turn, with value 0. Raises ValueError for a boundary in the padding.
+        """
+        if bool((boundaries >= lengths[:, None]).any()):
+            raise ValueError("a boundary lies past the end of its sequence; boundaries index the last token before each turn")
+        values = self.head.decode(self.logits(token_ids, boundaries))
+        return torch.where(boundaries >= 0, values, torch.zeros_like(values))
+
+    def save(self, folder: Path) -> None:
+        """Write the backbone as a `save_pretrained` folder, with head.safetensors and head.json beside it."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backbone.save_pretrained(folder)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.output.state_dict().items()}
+        save_file(tensors, folder / "head.safetensors", metadata={"format": "pt"})
+        (folder / "head.json").write_text(json.dumps(self.params.model_dump(), sort_keys=True, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path | str, device: str = "cpu") -> StepValueModel:
+        """Read what `save` wrote, in evaluation mode. Raises FileNotFoundError naming the file that is missing."""
+        from safetensors.torch import load_file
+        from transformers import AutoModel
+
+        folder = Path(folder)
+        for name in ("config.json", "model.safetensors", "head.json", "head.safetensors"):
+            if not (folder / name).exists() and not (name == "model.safetensors" and any(folder.glob("model-*.safetensors"))):
+                raise FileNotFoundError(f"{folder / name} is missing: not a whole step-value model; run the annotate stage again")
+        params = HeadParams.model_validate_json((folder / "head.json").read_text(encoding="utf-8"))
+        backbone = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = cls(backbone, params)
+        model.output.load_state_dict(load_file(folder / "head.safetensors"))
+        return model.to(device).eval()
+
+
+def split_paths(paths: Sequence[ValuePath], valid_share: float, seed: int) -> tuple[list[ValuePath], list[ValuePath]]:
+    """Training and held-out paths; tasks are held out whole: `valid_share` of them, at least one.
+
+    Raises ValueError for fewer than two tasks.
+    """
+    tasks = sorted({path.task_id for path in paths})
+    if len(tasks) < 2:
+        raise ValueError(f"the step-value model needs trees of at least 2 tasks, got {len(tasks)}; raise annotate.tasks")
+    count = min(max(1, round(valid_share * len(tasks))), len(tasks) - 1)
+    held_out = set(permutation(tasks, seed, "value_split")[:count])
+    return [path for path in paths if path.task_id not in held_out], [path for path in paths if path.task_id in held_out]
+
+
+def _collate(paths: Sequence[ValuePath]) -> _Batch:
+    width, places = max(len(path.token_ids) for path in paths), max(len(path.boundaries) for path in paths)
+    token_ids = torch.zeros(len(paths), width, dtype=torch.int64)
+    boundaries = torch.full((len(paths), places), -1, dtype=torch.int64)
+    targets, weights = torch.zeros(len(paths), places), torch.zeros(len(paths), places)
+    for row, path in enumerate(paths):
+        count = len(path.boundaries)
+        token_ids[row, : len(path.token_ids)] = torch.tensor(path.token_ids)
+        boundaries[row, :count] = torch.tensor(path.boundaries)
+        weights[row, :count] = torch.tensor(path.rollouts)
+        targets[row, :count] = torch.tensor([s / n for s, n in zip(path.successes, path.rollouts, strict=True)])
+    return _Batch(token_ids, torch.tensor([len(path.token_ids) for path in paths]), boundaries, targets, weights)
+
+
+def _within(paths: Sequence[ValuePath], budget: int) -> list[list[ValuePath]]:
+    """Paths cut into runs of at most `budget` padded tokens (one path at least)."""
+    runs: list[list[ValuePath]] = []
+    widest = 0
+    for path in paths:
+        widest = max(widest, len(path.token_ids))
+        if runs and widest * (len(runs[-1]) + 1) <= budget:
+            runs[-1].append(path)
+        else:
+            runs.append([path])
+            widest = len(path.token_ids)
+    return runs
+
+
+def epoch_batches(paths: Sequence[ValuePath], batch_tokens: int, *key: object) -> list[list[ValuePath]]:
+    """One epoch's optimiser batches of about `batch_tokens` padded tokens: shuffled, bucketed by length, shuffled again."""
+    by_length = sorted(permutation(paths, *key, "order"), key=lambda path: len(path.token_ids))
+    return permutation(_within(by_length, batch_tokens), *key, "batches")
+
+
+@dataclass
+class FitReport:
+    """`history`: weighted training loss per optimiser step."""
+
+    steps: int = 0
+    tokens: int = 0
+    history: list[float] = field(default_factory=list)
+
+
+def fit(
+    model: StepValueModel,
+    paths: Sequence[ValuePath],
+    params: ValueModel,
+    seed: int,
+    micro_tokens: int,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> FitReport:
+    """Train in place with AdamW: the head's loss, weighted by rollouts, each batch's mean over its summed weight.
+
+    `micro_tokens` splits a batch in memory and changes nothing else; `on_step` is told the step, its tokens and loss. The
+    learning rate rises over the first tenth of the steps, then falls linearly. Fractions of an epoch are its first batches.
+    """
+    seed_torch(seed, "value_model")
+    device = next(model.parameters()).device
+    whole, part = divmod(params.epochs, 1)
+    batches: list[list[ValuePath]] = []
+    for epoch in range(int(whole) + (part > 0)):
+        order = epoch_batches(paths, params.batch_tokens, seed, "value_epoch", epoch)
+        batches += order if epoch < whole else order[: max(1, round(part * len(order)))]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    report = FitReport()
+    model.train()
+    for step, batch in enumerate(batches):
+        warm = max(1, len(batches) // 10)
+        rate = min((step + 1) / warm, (len(batches) - step) / max(1, len(batches) - warm), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = params.learning_rate * rate
+        weight = sum(sum(path.rollouts) for path in batch)
+        loss = 0.0
+        for run in _within(batch, micro_tokens):
+            item = _collate(run)
+            logits = model.logits(item.token_ids.to(device), item.boundaries.to(device))
+            share = (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum() / weight
+            share.backward()
+            loss += share.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        report.steps += 1
+        tokens = sum(len(path.token_ids) for path in batch)
+        report.tokens += tokens
+        report.history.append(loss)
+        if on_step:
+            on_step(step, tokens, loss)
+    model.eval()
+    return report
+
+
+def predict(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictions, success shares and rollouts, each [M] float64, of all places on `paths`."""
+    device = next(model.parameters()).device
+    model.eval()
+    parts = []
+    for run in _within(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
+        item = _collate(run)
+        values = model.turn_values(item.token_ids.to(device), item.lengths.to(device), item.boundaries.to(device)).cpu()
+        real = item.boundaries >= 0
+        parts.append((values[real], item.targets[real], item.weights[real]))
+    predicted, shares, counts = (torch.cat(column).double().numpy() for column in zip(*parts, strict=True))
+    return predicted, shares, counts

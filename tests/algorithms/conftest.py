@@ -1,0 +1,56 @@
+"""Small trajectory batches made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from stages.algorithms.contract import TrajectoryBatch
+
+MakeBatch = Callable[..., TrajectoryBatch]
+
+
+def build(
+    rewards: list[list[float]], lengths: list[int] | None = None, seed: int = 0, turns: list[list[int]] | None = None
+) -> TrajectoryBatch:
+    """Groups of episodes with these returns. Episode i has one prompt token, then `lengths[i]` policy tokens in one turn; or, with
+    `turns`, turns of these many policy tokens, each followed by one environment token, the return on the last turn."""
+    flat = torch.tensor([reward for group in rewards for reward in group], dtype=torch.float32)
+    count = len(flat)
+    group = torch.tensor([index for index, members in enumerate(rewards) for _ in members])
+    spans = turns or [[length] for length in (lengths or [3] * count)]
+    width = 1 + max(sum(span) + len(span) for span in spans)
+    mask = torch.zeros(count, width, dtype=torch.bool)
+    turn = torch.full((count, width), -1)
+    row_lengths = []
+    for row, span in enumerate(spans):
+        at = 1
+        for index, length in enumerate(span):
+            mask[row, at : at + length] = True
+            turn[row, at : at + length + 1] = index
+            at += length + 1
+        row_lengths.append(at)
+    generator = torch.Generator().manual_seed(seed)
+    most = max(len(span) for span in spans)
+    turn_rewards = torch.zeros(count, most)
+    for row, span in enumerate(spans):
+        turn_rewards[row, len(span) - 1] = flat[row]
+    return TrajectoryBatch(
+        token_ids=torch.randint(0, 16, (count, width), generator=generator),
+        lengths=torch.tensor(row_lengths),
+        mask=mask,
+        turn=turn,
+        logprobs_old=-torch.rand(count, width, generator=generator) * mask,
+        group=group,
+        rewards=flat,
+        turn_rewards=turn_rewards,
+        turns=torch.tensor([len(span) for span in spans]),
+        truncated=torch.zeros(count, dtype=torch.bool),
+    )
+
+
+@pytest.fixture
+def make_batch() -> MakeBatch:
+    return build

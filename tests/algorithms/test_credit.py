@@ -1,0 +1,56 @@
+"""Step credit from the annotated value model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.credit import add_credit, turn_credit
+from stages.params import Credit
+
+
+def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:
+    """One episode of len(values) - 1 turns of two tokens; `values` before each turn and after the last."""
+    batch = make_batch([[reward]], turns=[[2] * (len(values) - 1)])
+    return batch.with_(turn_values=torch.tensor([values]), advantages=torch.zeros(batch.mask.shape))
+
+
+def test_credit_by_hand(make_batch) -> None:
+    """V = (0.2, 0.5, 0.4), R = 1 at the end: turns get 0.3, -0.1 and 1 - 0.4 = 0.6; times the weight, on their tokens."""
+    batch = valued(make_batch, [0.2, 0.5, 0.4, 0.0], 1.0)
+    torch.testing.assert_close(turn_credit(batch), torch.tensor([[0.3, -0.1, 0.6]]))
+    result = add_credit(batch, Credit(kind="annotated", weight=0.5)).advantages
+    assert result is not None
+    torch.testing.assert_close(result[batch.mask], torch.tensor([0.15, 0.15, -0.05, -0.05, 0.3, 0.3]))
+    assert result[~batch.mask].abs().sum() == 0
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_more_turns_earn_nothing(make_batch, reward: float) -> None:
+    """Contract: credits of an episode sum to R - V(s_0) whatever its length, and an idle turn is credited with exactly 0."""
+    short = turn_credit(valued(make_batch, [0.2, 0.6, 0.0], reward))
+    idle = turn_credit(valued(make_batch, [0.2, 0.6, 0.6, 0.6, 0.6, 0.0], reward))
+    torch.testing.assert_close(short.sum(), torch.tensor(reward - 0.2))
+    torch.testing.assert_close(idle.sum(), torch.tensor(reward - 0.2))
+    assert idle[0, 1:4].tolist() == [0.0] * 3
+
+
+def test_idling_until_the_turn_limit_is_no_way_out(make_batch) -> None:
+    """Contract: a truncated episode loses the value it had, just as a failed one, whatever V says after the last turn."""
+    failed = valued(make_batch, [0.5, 0.5, 0.0], 0.0)
+    cut = valued(make_batch, [0.5, 0.5, 0.5], 0.0).with_(truncated=torch.tensor([True]))
+    torch.testing.assert_close(turn_credit(cut), turn_credit(failed))
+
+
+def test_rows_of_fewer_turns_end_at_their_own_last_turn(make_batch) -> None:
+    batch = make_batch([[1.0, 0.0]], turns=[[1, 1, 1], [1]])
+    batch = batch.with_(turn_values=torch.tensor([[0.1, 0.2, 0.3, 0.9], [0.4, 0.9, 0.9, 0.9]]))
+    torch.testing.assert_close(turn_credit(batch), torch.tensor([[0.1, 0.1, 0.7], [-0.4, 0.0, 0.0]]))
+
+
+def test_outcome_credit_changes_nothing_and_annotated_needs_values(make_batch) -> None:
+    batch = make_batch([[1.0]], turns=[[1, 1]])
+    assert add_credit(batch, Credit(kind="outcome")) is batch
+    with pytest.raises(ValueError, match="annotate"):
+        add_credit(batch.with_(advantages=torch.zeros(batch.mask.shape)), Credit(kind="annotated"))

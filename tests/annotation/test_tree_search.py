@@ -1,0 +1,140 @@
+"""The search: the same trees in any company, its limits, its frugality."""
+
+import pytest
+from tabular import DEPTH, Chat, FakeEngine, Pool, World, actions_of, grow, task
+
+from stages.agent.episode import NODE_SCHEMA, write_table
+from stages.annotation.search import PrefixStore, Search
+from stages.params import Annotate
+
+
+@pytest.mark.parametrize("rollouts", [1, 3])
+def test_one_tree_or_sixty_four(tmp_path, rollouts: int):
+    """Contract: a tree grown alone and one grown among 64, with turns finishing in another order, have the same bytes."""
+    names = [f"task{number:02d}" for number in range(64)]
+    settings = {"iterations": 24, "expand_k": 3, "evaluation": {"rollouts": rollouts}}
+    together = grow(names, width=7, **settings)
+    assert [tree.task_id for tree in together] == names
+    for tree in together[::9]:
+        (alone,) = grow([tree.task_id], width=1, threaded=False, **settings)
+        assert alone.counters == tree.counters
+        for name, grown in (("alone", alone), ("together", tree)):
+            write_table(tmp_path / f"{name}.parquet", NODE_SCHEMA, grown.rows())
+        assert (tmp_path / "alone.parquet").read_bytes() == (tmp_path / "together.parquet").read_bytes()
+    assert len({str(tree.rows()).replace(tree.task_id, "") for tree in together}) == 64
+
+
+def test_random_keys_are_never_used_twice():
+    """Contract: every turn asked of the policy has a random key of its own."""
+    engine = FakeEngine()
+    search = Search(engine, Chat(), Pool(), Annotate(iterations=40, expand_k=3, evaluation={"rollouts": 2}), 0, 10_000)
+    search.grow([task("a"), task("b")])
+    assert len(set(engine.given)) == len(engine.given) > 150
+    assert not engine.sessions, "sessions left open"
+
+
+def test_one_iteration_is_the_outcome():
+    """Contract: iterations = 1 labels every step with the episode's outcome."""
+    for tree in grow(["a", "b", "c"], iterations=1):
+        outcome = tree.nodes[-1].total
+        assert len(tree.nodes) == DEPTH + 2
+        assert all((node.N, node.n_rollouts, node.value, node.n_success) == (1, 1, outcome, outcome) for node in tree.nodes)
+
+
+def test_one_draw_per_node_is_a_chain():
+    """Contract: expand_k = 1 gives one chain; later iterations only count visits and cost nothing."""
+    (tree,) = grow(["a"], iterations=9, expand_k=1)
+    assert [node.children for node in tree.nodes] == [[index + 1] for index in range(DEPTH + 1)] + [[]]
+    assert {node.N for node in tree.nodes} == {9}
+    assert {node.n_rollouts for node in tree.nodes} == {1}
+    assert (tree.counters["known_ends"], tree.counters["environment_steps"]) == (8, DEPTH + 1)
+
+
+def test_environment_is_stepped_for_unknown_actions_only():
+    """Contract: steps made = new outcomes + steps to get back to a state; steps known to the tree are not made."""
+    World.steps = 0
+    (tree,) = grow(["a"], iterations=50, expand_k=3)
+    new = len(tree.nodes) - 1
+    assert World.steps == tree.counters["environment_steps"] == new + tree.counters["replayed_steps"]
+    assert tree.counters["reused_steps"] > 0
+    # Each start node is reached by replay at most once, then from its snapshot.
+    assert tree.counters["replayed_steps"] < 50 * DEPTH / 2
+    assert tree.counters["policy_tokens"] == 2 * (new + tree.counters["reused_steps"])
+
+
+def test_engine_prefixes_and_replayed_states_are_the_nodes():
+    """Contract: whatever prefix a rollout starts from, its session holds the node's history and its environment the node's state."""
+    for tree in grow([f"t{number}" for number in range(5)], iterations=60, expand_k=3):
+        for node in tree.nodes[1:]:
+            actions = actions_of(tree, node.index)
+            if not node.ended:
+                assert node.edge.state_key == str(actions)
+            assert node.depth == len(actions)
+
+
+def test_depth_cut_is_truncated_with_no_reward():
+    """Contract: at max_depth an unfinished episode ends, truncated, with the rewards so far (none)."""
+    (tree,) = grow(["a"], iterations=20, max_depth=2)
+    ends = [node for node in tree.nodes if node.ended]
+    assert {(node.depth, node.edge.truncated, node.edge.terminal, node.total) for node in ends} == {(2, True, False, 0.0)}
+    assert all(node.edge.context_ids == () for node in ends)
+
+
+def test_history_longer_than_the_context_is_cut():
+    """Contract: where the next turn has no room the episode ends, truncated; a prompt without room makes a tree of its root."""
+    search = Search(FakeEngine(), Chat(), Pool(), Annotate(iterations=6), 0, max_length=2 + 3 * 2)
+    (tree,) = search.grow([task("a")])
+    assert {node.depth for node in tree.nodes if node.edge.truncated} == {2}
+    search = Search(FakeEngine(), Chat(), Pool(), Annotate(iterations=6), 0, max_length=2)
+    (tree,) = search.grow([task("a")])
+    assert (len(tree.nodes), tree.nodes[0].N, tree.nodes[0].edge.truncated) == (1, 6, True)
+
+
+def test_stop_on_success():
+    """Contract: with stop_on_success a tree ends with the iteration that first succeeds."""
+    for tree in grow([f"t{number}" for number in range(8)], iterations=64, expand_k=3, stop_on_success=True):
+        wins = [node for node in tree.nodes if node.total >= 1.0]
+        assert len(wins) == 1
+        assert wins[0].iteration == tree.iterations == tree.nodes[0].N
+
+
+@pytest.mark.parametrize("rule", ["uct", "uct_2ln", "puct"])
+def test_a_larger_c_spreads_visits(rule: str):
+    """Contract: c = 0 goes on with the best child, a huge c visits the root's children evenly (PUCT: by prior)."""
+    greedy, even = (
+        grow(["a"], kind="paid", iterations=120, expand_k=6, selection={"rule": rule, "c": c})[0] for c in (0.0, 1e6)
+    )
+    best = max(greedy.nodes[index].N for index in greedy.nodes[0].children)
+    assert best >= 0.9 * 120
+    visits = [even.nodes[index].N for index in even.nodes[0].children]
+    assert len(visits) == 3
+    if rule != "puct":
+        assert max(visits) - min(visits) <= 5
+
+
+def test_prefix_store_keeps_within_its_budget():
+    """Contract: the root's prefix stays; others go by last use once their tokens pass the budget."""
+    store = PrefixStore("root", 10)
+    store.add(1, "one", 4)
+    store.add(2, "two", 4)
+    assert store.nearest([0, 1, 5]) == (1, "one")
+    store.add(3, "three", 4)
+    assert store.nearest([0, 2]) == (0, "root")
+    assert store.nearest([0, 1]) == (1, "one")
+    store.add(4, "four", 11)
+    assert store.nearest([0, 4]) == (0, "root")
+
+
+def test_an_environment_error_ends_the_search():
+    """Contract: errors of the environment pass through, whatever thread they happen in."""
+
+    class Broken(World):
+        def step(self, action: str):
+            raise ValueError("the game file is damaged")
+
+    class BrokenPool(Pool):
+        def take(self) -> World:
+            return Broken()
+
+    with pytest.raises(ValueError, match="the game file is damaged"):
+        Search(FakeEngine(), Chat(), BrokenPool(), Annotate(), 0, 10_000).grow([task("a"), task("b")])

@@ -1,0 +1,88 @@
+"""Node statistics: sums, rollouts apart from visits, backup rules, and the same values from stored rows."""
+
+import pytest
+
+from stages.annotation.tree import Edge, Tree, children_of, tree_values
+from tabular import grow
+
+
+def edge(token: int, reward: float = 0.0, end: bool = False, cut: bool = False) -> Edge:
+    return Edge(str(token), (token,), (-0.5,), "", () if end or cut else (11,), reward, end, cut, "")
+
+
+ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")
+
+
+def check_invariants(tree: Tree) -> None:
+    visits_at_ends = 0
+    for node in tree.nodes:
+        children = [tree.nodes[index] for index in node.children]
+        own = node.N - sum(child.N for child in children)
+        assert own >= 0
+        assert own == 0 or node.ended
+        visits_at_ends += own
+        assert node.W == pytest.approx(sum(child.W for child in children) + own * node.total)
+        assert 0 <= node.n_success <= node.n_rollouts <= node.N
+        assert node.ended or node.n_rollouts == (node.N if node.N <= tree.expand_k else node.n_rollouts) >= min(node.N, tree.expand_k)
+    assert tree.nodes[0].N == visits_at_ends
+
+
+def test_outcomes_add_up():
+    """Contract: outcomes +1, +1, -1, +1 give W = 2, N = 4, Q = 0.5."""
+    tree = Tree("t", ROOT, expand_k=9)
+    for token, outcome in enumerate([1.0, 1.0, -1.0, 1.0]):
+        tree.insert(0, [edge(token, outcome, end=True)], token + 1)
+    root = tree.nodes[0]
+    assert (root.W, root.N, root.value) == (2.0, 4, 0.5)
+    assert (root.n_success, root.n_rollouts) == (3, 4)
+
+
+def test_rollouts_from_below_do_not_count_above():
+    """Contract: a rollout counts as the policy's at its start and below; above, where selection led, only as a visit."""
+    tree = Tree("t", ROOT, expand_k=1)
+    tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 1)
+    tree.insert(1, [edge(2, 0.0, end=True)], 2)
+    root, child = tree.nodes[0], tree.nodes[1]
+    assert (root.N, root.n_rollouts, root.n_success) == (2, 1, 1)
+    assert (child.N, child.n_rollouts, child.n_success) == (2, 2, 1)
+
+
+def test_equal_actions_share_a_node():
+    """Contract: an action drawn again, token for token, is the same child."""
+    tree = Tree("t", ROOT, expand_k=4)
+    tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 1)
+    tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 2)
+    tree.insert(0, [edge(0), edge(2, 0.0, end=True)], 3)
+    assert [node.path for node in tree.nodes] == ["", "0", "0.0", "0.1"]
+    assert [node.N for node in tree.nodes] == [3, 3, 2, 1]
+    assert [node.iteration for node in tree.nodes] == [0, 1, 1, 3]
+
+
+def test_discounted_max_is_the_published_recursion():
+    """Contract: reward 1 two steps below, gamma 0.9 -> 0.81, 0.9, 1 (QLASS)."""
+    tree = Tree("t", ROOT, expand_k=1, backup="discounted_max", gamma=0.9)
+    tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
+    assert [node.value for node in tree.nodes[1:]] == pytest.approx([0.81, 0.9, 1.0])
+
+
+def test_max_backup_waits_for_expansion():
+    """Contract: a node is worth the mean of its rollouts until it is expanded, then its best child."""
+    tree = Tree("t", ROOT, expand_k=3, backup="max")
+    tree.insert(0, [edge(0, 1.0, end=True)], 1)
+    tree.insert(0, [edge(1, 0.0, end=True)], 2)
+    assert tree.nodes[0].value == 0.5
+    tree.insert(0, [edge(2, 0.0, end=True)], 3)
+    assert tree.nodes[0].value == 1.0
+
+
+@pytest.mark.parametrize("rollouts", [1, 3])
+@pytest.mark.parametrize(("backup", "gamma"), [("mean", 1.0), ("max", 1.0), ("discounted_max", 0.8)])
+def test_values_and_invariants_of_grown_trees(backup: str, gamma: float, rollouts: int):
+    """Contract: root N = iterations x rollouts, N = sum over children + visits that ended here, and the stored rows alone give the
+    live values bit for bit."""
+    evaluation = {"rollouts": rollouts}
+    for tree in grow(["a", "b"], backup=backup, gamma=gamma, iterations=60, expand_k=3, evaluation=evaluation):
+        check_invariants(tree)
+        assert tree.nodes[0].N == 60 * rollouts
+        assert tree_values(tree.rows(), 3, backup, gamma) == [node.value for node in tree.nodes]
+        assert children_of(tree.rows()) == [node.children for node in tree.nodes]

@@ -1,0 +1,113 @@
+"""The whole curate stage on a tiny search domain."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages.agent.episode import read_episodes, read_json, read_tasks
+from stages.curate import run
+from stages.curation.panel import read_panel
+from stages.params import parse_params
+from stages.runtime import StageContext
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = {
+    "domains": ["search"],
+    "curate": {"train": 8, "valid": 2, "test": 10},
+    "resources": {"workers": 1, "threads": 1},
+    "per_domain": {"search": {}},
+}
+
+
+def curate(folder: Path, lines: list[str], hash_seed: int = 0, **changes: object) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump({**PARAMS, **changes}), encoding="utf-8")
+    (folder / "data/raw").mkdir(parents=True, exist_ok=True)
+    (folder / "data/raw/search.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    environment = {**os.environ, "BELLWETHER_TRACKING": "off", "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(hash_seed)}
+    command = [sys.executable, "-m", "stages.curate", "--domain", "search"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def output_hashes(folder: Path) -> dict[str, str]:
+    paths = [path for part in ("data/curated", "reports") for path in (folder / part).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(paths)}
+
+
+def test_outputs_are_the_same_to_the_byte(lines: list[str], tmp_path: Path) -> None:
+    """The same raw file and parameters give the same bytes, whatever the hash seed and the number of processes."""
+    for name, seed, workers in (("a", 1, 1), ("b", 2, 2)):
+        done = curate(tmp_path / name, lines, seed, resources={"workers": workers, "threads": 1})
+        assert done.returncode == 0, done.stderr
+    hashes = output_hashes(tmp_path / "a")
+    assert hashes == output_hashes(tmp_path / "b")
+    curated = {Path(name).name for name in hashes}
+    assert {"tasks.parquet", "demonstrations.parquet", "panel.json", "search.json"} <= curated
+    assert not [name for name in hashes if name.endswith(".partial")]
+
+
+def test_what_was_rejected_is_reported_and_the_rest_is_used(lines: list[str], tmp_path: Path) -> None:
+    done = curate(tmp_path, [lines[0], "{broken", lines[0], *lines[1:]])
+    assert done.returncode == 0, done.stderr
+    assert "data/raw/search.jsonl:2: malformed" in done.stderr
+    assert "data/raw/search.jsonl:3: duplicate_id" in done.stderr
+    report = read_json(tmp_path / "reports/curate/search.json")
+    assert report["rejected"] == {"duplicate_id": 1, "malformed": 1}
+    assert [item["where"] for item in report["rejections"]] == ["data/raw/search.jsonl:2", "data/raw/search.jsonl:3"]
+    assert {split: report["splits"][split]["kept"] for split in report["splits"]} == PARAMS["curate"]
+    folder = tmp_path / "data/curated/search"
+    tasks = read_tasks(folder / "tasks.parquet")
+    panel = read_panel(folder)
+    assert report["panel"] == {"hash": panel.hash, "n": 10}
+    shown = {episode.task_id for episode in read_episodes(folder / "demonstrations.parquet")}
+    assert shown == {task.task_id for task in tasks if task.split != "test"}
+
+
+class Silent:
+    """A tracker that keeps the metrics and sends nothing."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def params(self, values: dict[str, Any]) -> None: ...
+
+    def artifact(self, path: Path) -> None: ...
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        self.metrics[name] = value
+
+
+def curate_here(folder: Path, lines: list[str] | None, **changes: object) -> dict[str, float]:
+    """The stage in this process; returns its metrics."""
+    if lines is not None:
+        (folder / "data/raw").mkdir(parents=True)
+        (folder / "data/raw/search.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tracker = Silent()
+    run(StageContext("curate", "search", parse_params({**PARAMS, **changes}), folder, tracker))  # type: ignore[arg-type]
+    return tracker.metrics
+
+
+def test_too_few_records_are_said_clearly(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = curate_here(tmp_path, lines, curate={"train": 5000, "valid": 2, "test": 10})
+    assert metrics["curate/kept_train"] == 56
+    assert metrics["curate/kept_test"] == 10
+    assert "train: asked for 5000 tasks (curate.train), kept 56" in capsys.readouterr().err
+
+
+def test_recipes_are_used_where_no_raw_file_is_shipped(tmp_path: Path) -> None:
+    metrics = curate_here(tmp_path, None)
+    assert metrics["curate/kept_train"] == 8
+    assert read_json(tmp_path / "reports/curate/search.json")["source"]["file"] == "recipes of domain search"
+
+
+def test_a_file_without_a_usable_record_fails(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gives no usable task for train, valid, test"):
+        curate_here(tmp_path, ["{broken"])

@@ -1,0 +1,102 @@
+"""Duplicates, overlap, length, and records that can't be built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stages.curation.assemble import assemble
+from stages.curation.cleaning import drop_duplicate_records, similarity, task_faults
+from stages.curation.raw import RawRecord
+from stages.environments.protocol import Task
+from stages.environments.search import SearchDomain
+
+ASKED = {"train": 8, "valid": 2, "test": 8}
+
+
+def with_record(source: RawRecord, line: int, **changes: object) -> RawRecord:
+    return RawRecord({**source.record, **changes}, source.file, line)
+
+
+def test_duplicate_records_name_the_first_line(records: list[RawRecord]) -> None:
+    again = with_record(records[0], 200)
+    renamed = with_record(records[1], 201, task_id="other")
+    kept, rejections = drop_duplicate_records([*records, again, renamed])
+    assert kept == records
+    assert [(r.line, r.reason) for r in rejections] == [(200, "duplicate_id"), (201, "duplicate")]
+    assert "of line 1" in rejections[0].detail
+    assert "of line 2" in rejections[1].detail
+
+
+def test_clean_tasks_have_no_faults(domain: SearchDomain, tasks: list[Task]) -> None:
+    assert task_faults(tasks, domain, 640) == {}
+
+
+def test_train_tasks_that_share_entities_with_test_go(domain: SearchDomain, tasks: list[Task]) -> None:
+    """The test split decides: what it holds is taken out of training, never the other way round."""
+    test = next(task for task in tasks if task.split == "test")
+    train = next(task for task in tasks if task.split == "train")
+    leaking = replace(train, spec={**train.spec, "start": test.spec["answer"]})
+    faults = task_faults([leaking if task is train else task for task in tasks], domain, 640)
+    assert list(faults) == [train.task_id]
+    assert faults[train.task_id][0] == "split_overlap"
+    assert test.spec["answer"] in faults[train.task_id][1]
+
+
+def test_a_world_serves_one_split(domain: SearchDomain, tasks: list[Task]) -> None:
+    valid = next(task for task in tasks if task.split == "valid")
+    train = next(task for task in tasks if task.split == "train")
+    faults = task_faults([valid, replace(train, cluster=valid.cluster)], domain, 640)
+    assert faults == {train.task_id: ("split_overlap", f"its world '{valid.cluster}' also serves the valid split")}
+
+
+def test_near_duplicates_differ_by_case_and_punctuation_only(domain: SearchDomain, tasks: list[Task]) -> None:
+    task = tasks[0]
+    twin = replace(task, task_id="z-twin", prompt=task.prompt.upper().replace(" ", "  "))
+    faults = task_faults([task, twin], domain, 640)
+    assert faults == {"z-twin": ("near_duplicate", f"reads like '{task.task_id}'")}
+
+
+def test_long_and_empty_prompts_go(domain: SearchDomain, tasks: list[Task]) -> None:
+    empty = replace(tasks[0], prompt="  ")
+    assert task_faults([empty], domain, 640)[empty.task_id][0] == "empty"
+    assert task_faults([tasks[0]], domain, 3)[tasks[0].task_id][0] == "too_long"
+
+
+def test_similarity_by_hand() -> None:
+    # Matching pieces: "a b" and "d", so M = 3 of T = 8.
+    assert similarity(list("abcd"), list("abxd")) == pytest.approx(2 * 3 / 8)
+    assert similarity(["a"], ["a"]) == 1.0
+    assert similarity(["a"], ["b"]) == 0.0
+
+
+def test_assemble_takes_what_was_asked_with_the_mix(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
+    result = assemble(domain, records, ASKED, tmp_path / "worlds", 1, 640)
+    assert Counter(task.split for task in result.tasks) == ASKED
+    assert Counter(task.difficulty for task in result.tasks if task.split == "train") == {1.0: 2, 2.0: 4, 3.0: 2}
+    assert result.unused == len(records) - sum(ASKED.values())
+    assert not result.rejections
+
+
+def test_unbuildable_records_are_rejected_and_replaced(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
+    """A record that can't be built is rejected with file and line; the next one takes its place and its world goes."""
+    number = next(i for i, record in enumerate(records) if record.split == "train")
+    used = {r.record["world"] for r in records}
+    broken = with_record(records[number], records[number].line, world=max(used) + 1)
+    changed = [broken if i == number else record for i, record in enumerate(records)]
+    result = assemble(domain, changed, {"train": 40, "valid": 2, "test": 8}, tmp_path / "worlds", 1, 640)
+    assert [(r.reason, r.file, r.line) for r in result.rejections] == [("not_buildable", "raw.jsonl", broken.line)]
+    assert Counter(task.split for task in result.tasks)["train"] == 40
+    assert {path.stem for path in (tmp_path / "worlds").iterdir()} == {task.spec["world"] for task in result.tasks}
+
+
+def test_an_error_that_names_no_record_is_not_swallowed(records: list[RawRecord], tmp_path: Path) -> None:
+    class Broken(SearchDomain):
+        def build(self, records, folder, workers):  # type: ignore[no-untyped-def]
+            raise ValueError("the compiler is missing")
+
+    with pytest.raises(ValueError, match="the compiler is missing"):
+        assemble(Broken(), records, ASKED, tmp_path / "worlds", 1, 640)

@@ -1,0 +1,83 @@
+"""Expert and noisy demonstrations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate, demonstrate_all, fault, play
+from stages.environments.protocol import Task
+from stages.environments.search import SearchDomain
+from stages.params import Curate
+
+PLAN = DemonstrationPlan(Curate(noise=0.5, noisy_demonstrations=2), seed=1, max_length=640)
+
+
+@pytest.fixture
+def train(tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.split == "train"][:8]
+
+
+def test_an_expert_demonstration_says_what_happened(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    task = next(task for task in train if task.difficulty == 2)
+    episode = play(domain, domain.make(tmp_path / "worlds"), task, 0.0, ("expert-0", 0, 1))
+    assert episode is not None
+    chain = task.spec["chain"]
+    actions = [f"search {hop['name']} {hop['relation']}" for hop in chain] + [f"answer {task.spec['answer']}"]
+    assert [turn.action for turn in episode.turns] == actions
+    assert [turn.action_key for turn in episode.turns] == [action.lower() for action in actions]
+    assert [message["content"] for message in episode.messages[1::2]] == actions
+    assert [message["role"] for message in episode.messages] == ["user", "assistant"] * 3
+    assert episode.messages[0]["content"] == task.prompt
+    assert episode.messages[2]["content"] == episode.turns[0].observation
+    assert (episode.success, episode.terminated, episode.truncated, episode.stop_reason) == (True, True, False, "terminated")
+    assert episode.token_ids == episode.owner == episode.logprob == episode.turn == []
+    assert episode.policy_hash == EXPERT
+
+
+def test_demonstrations_that_stay_succeed_and_differ(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    environment = domain.make(tmp_path / "worlds")
+    noisy = 0
+    for task in train:
+        result = demonstrate(domain, environment, task, PLAN)
+        assert all(episode.success for episode in result.episodes)
+        transcripts = [str(episode.messages) for episode in result.episodes]
+        assert len(set(transcripts)) == len(transcripts)
+        assert len({episode.episode_id for episode in result.episodes}) == len(result.episodes)
+        for episode in result.episodes:
+            assert (episode.policy_hash == NOISY) == (episode.reward_terms["random_actions"] > 0)
+            noisy += episode.policy_hash == NOISY
+    assert noisy >= len(train)
+
+
+def test_reasons_to_reject(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    episode = play(domain, domain.make(tmp_path / "worlds"), train[0], 0.0, ("expert-0", 0, 1))
+    assert episode is not None
+    assert fault(episode, [], PLAN) is None
+    assert fault(None, [], PLAN) == "no_expert_action"
+    assert fault(episode, [episode], PLAN) == "near_duplicate"
+    assert fault(episode, [], replace(PLAN, max_length=5)) == "too_long"
+    assert fault(replace(episode, reward=0.0), [], PLAN) == "failed"
+    assert fault(replace(episode, reward=0.0, truncated=True, terminated=False), [], PLAN) == "turn_limit"
+    assert fault(replace(episode, policy_hash=NOISY), [], PLAN) == "no_random_action"
+
+
+def test_what_a_task_draws_does_not_depend_on_its_neighbours(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    folder = tmp_path / "worlds"
+    together = list(demonstrate_all(domain, folder, train, PLAN, 1))
+    alone = [next(demonstrate_all(domain, folder, [task], PLAN, 1)) for task in reversed(train)]
+    assert together == alone[::-1]
+
+
+def test_number_of_processes_changes_nothing(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    folder = tmp_path / "worlds"
+    assert list(demonstrate_all(domain, folder, train, PLAN, 2)) == list(demonstrate_all(domain, folder, train, PLAN, 1))
+
+
+def test_no_noise_gives_no_noisy_demonstrations(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    plan = replace(PLAN, curate=Curate(noise=0.0))
+    result = demonstrate(domain, domain.make(tmp_path / "worlds"), train[0], plan)
+    assert [episode.policy_hash for episode in result.episodes] == [EXPERT]
+    assert not result.rejected

@@ -1,0 +1,79 @@
+"""Reading and making raw records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.curation.raw import check_lines, make_raw, read_raw
+from stages.curation.selection import order_by_mix
+from stages.environments.search import SearchDomain, SearchSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, lines: list[str], tmp_path: Path) -> None:
+    """A malformed raw record is rejected with file and line, never dropped silently, and the others stay."""
+    broken = [lines[0], '{"task_id": "x"', "[1]", lines[1].replace('"hops": ', '"hops": 1'), "", '{"task_id": "y"}', lines[2]]
+    path = tmp_path / "raw.jsonl"
+    path.write_bytes("\n".join(broken).encode() + b"\n\xff\xfe\n")
+    records, rejections = read_raw(path, "data/raw/search.jsonl", domain)
+    assert [record.line for record in records] == [1, 7]
+    assert [rejection.line for rejection in rejections] == [2, 3, 4, 5, 6, 8]
+    assert {rejection.reason for rejection in rejections} == {"malformed"}
+    assert str(rejections[0]).startswith("data/raw/search.jsonl:2: malformed: not JSON")
+    assert "must be a JSON object" in str(rejections[1])
+    assert "'hops'" in str(rejections[2])
+    assert "'split'" in str(rejections[4])
+    assert "not UTF-8" in str(rejections[5])
+
+
+def test_command_line_writes_the_shipped_file() -> None:
+    """data/raw/search.jsonl is exactly what the documented command makes."""
+    shipped = (ROOT / "data/raw/search.jsonl").read_bytes()
+    command = [sys.executable, "-m", "stages.curation.raw", "search", "--count", str(shipped.count(b"\n")), "--seed", "0"]
+    made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    assert made.stdout == shipped
+
+
+def test_command_line_refuses_an_unknown_domain() -> None:
+    command = [sys.executable, "-m", "stages.curation.raw", "serch", "--count", "1"]
+    made = subprocess.run(command, capture_output=True, cwd=ROOT, text=True)
+    assert made.returncode == 2
+    assert "did you mean 'search'?" in made.stderr
+
+
+def test_recipes_stand_in_for_a_missing_file(domain: SearchDomain) -> None:
+    asked = {"train": 8, "valid": 8, "test": 8}
+    records, rejections = make_raw(domain, asked, 0)
+    assert not rejections
+    assert all(sum(record.split == split for record in records) >= count for split, count in asked.items())
+
+
+def test_mix_of_difficulty_follows_the_settings_in_every_prefix(lines: list[str]) -> None:
+    records, _ = check_lines([line.encode() for line in lines], "raw.jsonl", SearchDomain())
+    for hops, expected in (({1: 1.0, 2: 2.0, 3: 1.0}, [10, 20, 10]), ({1: 1.0, 3: 3.0}, [10, 0, 30])):
+        ordered = order_by_mix(records, SearchDomain(SearchSettings(hops=hops)))
+        first = [record.record["hops"] for record in ordered[:40]]
+        assert [first.count(level) for level in (1, 2, 3)] == expected
+    assert json.dumps(order_by_mix(records, SearchDomain())[0].record)
+
+
+def test_a_domain_without_difficulties_is_taken_in_file_order(lines: list[str]) -> None:
+    records, _ = check_lines([line.encode() for line in lines], "raw.jsonl", SearchDomain())
+
+    class Plain:
+        name = "plain"
+
+    assert order_by_mix(records, Plain()) == records  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("line", ["null", "1", '"text"'])
+def test_json_that_is_no_object_is_malformed(domain: SearchDomain, line: str) -> None:
+    records, rejections = check_lines([line.encode()], "raw.jsonl", domain)
+    assert not records
+    assert "JSON object" in rejections[0].detail

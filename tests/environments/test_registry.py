@@ -1,0 +1,47 @@
+"""Domains are found by name through entry points; mistakes are named with what is near."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from stages.environments.registry import domain_factories, load_domain
+
+
+def test_the_shipped_domains_are_there():
+    assert {"search", "textworld"} <= set(domain_factories())
+
+
+@pytest.mark.parametrize("name", ["search", "textworld"])
+def test_a_domain_knows_its_name_and_fills_in_its_settings(name):
+    domain = load_domain(name)
+    assert domain.name == name
+    assert domain.settings == load_domain(name, {}).settings == domain.Settings()
+
+
+def test_an_unknown_domain_names_the_nearest_and_all():
+    with pytest.raises(ValueError, match=r"unknown domain 'textwrld'; did you mean 'textworld'\?.*search"):
+        load_domain("textwrld")
+    with pytest.raises(ValueError, match="unknown domain 'xyz'.*search.*textworld"):
+        load_domain("xyz")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"max_turn": 3}, "max_turn"), ({"max_turns": 0}, "max_turns"), ({"levels": []}, "levels"), ({"goals": ["fly"]}, "goals")],
+)
+def test_bad_settings_name_the_key(settings, message):
+    with pytest.raises(ValueError, match=rf"(?s)per_domain.textworld.environment: .*{message}"):
+        load_domain("textworld", settings)
+
+
+def test_loading_a_domain_imports_neither_torch_nor_the_game_library():
+    """Checking params.yaml must stay quick, and the environments must not import torch."""
+    code = (
+        "import sys; from stages.environments.registry import load_domain; load_domain('textworld');"
+        "print([name for name in ('torch', 'transformers', 'textworld', 'jericho') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

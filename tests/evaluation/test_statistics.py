@@ -1,0 +1,217 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from stages.evaluation.statistics import (
+    StatisticsError,
+    compare,
+    mean_interval,
+    pass_at_k,
+    pass_at_k_by_task,
+    sign_flip_p,
+    task_means,
+    wilson_interval,
+)
+
+
+def test_a_task_counts_once_by_the_mean_of_its_attempts() -> None:
+    """Contract: attempts are averaged within their task first, however they are ordered and however many there are."""
+    names, means = task_means([1.0, 0.0, 1.0, 0.0, 0.0], ["b", "a", "a", "b", "b"])
+    assert names == ["a", "b"]
+    assert means.tolist() == pytest.approx([1 / 2, 1 / 3])
+    assert mean_interval([1.0, 0.0, 1.0, 0.0, 0.0], ["b", "a", "a", "b", "b"]).mean == pytest.approx(5 / 12)
+
+
+def test_bootstrap_matches_the_exact_distribution() -> None:
+    """Contract: the interval holds the percentiles of the mean under resampling of tasks, enumerable for three tasks."""
+    means = np.array([0.0, 0.5, 1.0])
+    draws = np.sort([np.mean(draw) for draw in itertools.product(means, repeat=3)])
+    found = mean_interval(np.repeat(means, 2), ["a", "a", "b", "b", "c", "c"], confidence=0.8, resamples=20000)
+    assert found.low == pytest.approx(np.quantile(draws, 0.1), abs=1e-9)
+    assert found.high == pytest.approx(np.quantile(draws, 0.9), abs=1e-9)
+    assert (found.n, found.clusters, found.attempts, found.method) == (3, 3, 6, "bootstrap")
+
+
+def test_interval_width_is_that_of_the_standard_error() -> None:
+    """Contract: for many tasks the 95 % interval is the mean +- 1.96 standard errors over tasks, not over attempts."""
+    rng = np.random.default_rng(0)
+    skill = rng.random(400)
+    values = (rng.random((400, 4)) < skill[:, None]).astype(float)
+    found = mean_interval(values.ravel(), [f"t{i}" for i in range(400) for _ in range(4)], resamples=20000)
+    error = values.mean(1).std(ddof=1) / math.sqrt(400)
+    assert found.low == pytest.approx(found.mean - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(found.mean + 1.96 * error, abs=0.1 * error)
+
+
+def test_clusters_are_resampled_whole() -> None:
+    """Contract: tasks that always agree with their cluster widen the interval to that of the clusters."""
+    tasks = [f"t{i}" for i in range(40)]
+    values = [float(i // 10 % 2) for i in range(40)]
+    clusters = {task: str(i // 10) for i, task in enumerate(tasks)}
+    alone, together = mean_interval(values, tasks), mean_interval(values, tasks, clusters=clusters)
+    assert together.clusters == 4
+    assert together.mean == alone.mean == 0.5
+    assert (together.low, together.high) == (0.0, 1.0)
+    assert together.high - together.low > 2 * (alone.high - alone.low)
+
+
+def test_clusters_of_unequal_size_keep_tasks_equal() -> None:
+    """Contract: the mean is over tasks, so a larger cluster weighs more."""
+    clusters = {"a": "x", "b": "x", "c": "x", "d": "y"}
+    assert mean_interval([1.0, 1.0, 1.0, 0.0], list("abcd"), clusters=clusters).mean == 0.75
+
+
+def test_intervals_repeat_by_seed_and_not_by_row_order() -> None:
+    """Contract: the same seed gives the same interval whatever the order of rows; another seed another draw."""
+    rng = np.random.default_rng(1)
+    values, tasks = rng.random(60), [f"t{i // 2}" for i in range(60)]
+    order = rng.permutation(60)
+    first = mean_interval(values, tasks, seed=3)
+    again = mean_interval(values[order], [tasks[i] for i in order], seed=3)
+    assert (first.low, first.high) == (pytest.approx(again.low), pytest.approx(again.high))
+    assert mean_interval(values, tasks, seed=4).low != first.low
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_perfect_score_falls_back_on_wilson(value: float) -> None:
+    """Contract: without any variation the bootstrap says nothing; the interval is Wilson's, not a point."""
+    found = mean_interval([value] * 50, [f"t{i // 2}" for i in range(50)])
+    assert found.method == "wilson"
+    assert (found.low, found.high) == wilson_interval(int(value) * 25, 25)
+    assert found.high - found.low > 0.1
+
+
+def test_wilson_by_hand() -> None:
+    """Contract: (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) for 7 of 10."""
+    z, p, n = 1.959964, 0.7, 10
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    assert wilson_interval(7, 10) == pytest.approx((middle - half, middle + half), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [(4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 2, 2, 1 - 1 / 6), (4, 0, 3, 0.0), (4, 2, 3, 1.0), (5, 5, 5, 1.0)],
+)
+def test_pass_at_k_by_hand(n: int, c: int, k: int, expected: float) -> None:
+    """Contract: 1 - C(n - c, k) / C(n, k)."""
+    assert pass_at_k(n, c, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_is_the_mean_over_subsets() -> None:
+    """Contract: the estimate is the share of k-subsets of the attempts that hold a success, also for large n."""
+    attempts = [True, False, False, True, False, False]
+    subsets = list(itertools.combinations(attempts, 3))
+    assert pass_at_k(6, 2, 3) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
+    assert pass_at_k(256, 1, 128) == pytest.approx(0.5)
+
+
+def test_pass_at_k_by_task_feeds_the_interval() -> None:
+    """Contract: one value per task, tasks with other numbers of attempts included; too few attempts are refused."""
+    names, found = pass_at_k_by_task([1, 0, 0, 1, 1], ["b", "b", "a", "a", "a"], 2)
+    assert names == ["a", "b"]
+    assert found.tolist() == pytest.approx([1.0, 1.0])
+    assert mean_interval(found, names).n == 2
+    with pytest.raises(StatisticsError, match=r"evaluate\.attempts"):
+        pass_at_k_by_task([1, 0, 0], ["a", "b", "b"], 2)
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_sign_flip_is_exact_for_few_clusters(size: int) -> None:
+    """Contract: p is the share of sign patterns with a sum at least as far from 0 as the one seen."""
+    differences = np.round(np.random.default_rng(size).normal(0.3, 1.0, size), 2)
+    sums = [abs(np.dot(signs, differences)) for signs in itertools.product([1, -1], repeat=size)]
+    expected = np.mean(np.array(sums) >= abs(differences.sum()) - 1e-12)
+    assert sign_flip_p(differences, 2000, 0) == pytest.approx(expected)
+    assert sign_flip_p(np.concatenate([differences, np.zeros(50)]), 2000, 0) == pytest.approx(expected)
+
+
+def test_sign_flip_of_nothing_is_one() -> None:
+    """Contract: no cluster that differs, or only one, can tell nothing."""
+    assert sign_flip_p(np.zeros(30), 1000, 0) == 1.0
+    assert sign_flip_p(np.array([0.0, 2.0]), 1000, 0) == 1.0
+
+
+def test_comparison_by_hand() -> None:
+    """Contract: paired by task, a - b; "better" and "worse" are mirror images; the p of six equal signs is 2 / 2^6."""
+    tasks = list("abcdef")
+    wins, losses = [1.0] * 6, [0.0] * 6
+    found = compare(wins, tasks, losses, tasks)
+    assert (found.difference, found.low, found.high, found.verdict, found.n) == (1.0, 1.0, 1.0, "better", 6)
+    assert found.p == pytest.approx(2 / 64)
+    mirrored = compare(losses, tasks, wins, tasks)
+    assert (mirrored.difference, mirrored.verdict, mirrored.p) == (-1.0, "worse", pytest.approx(2 / 64))
+
+
+def test_pairing_finds_what_the_spread_of_tasks_would_hide() -> None:
+    """Contract: a small steady gain over tasks of very different difficulty is found; without one the verdict is open."""
+    rng = np.random.default_rng(0)
+    hard, tasks = rng.random(100), [f"t{i}" for i in range(100)]
+    gain = compare(hard + 0.05 + rng.normal(0, 0.02, 100), tasks, hard, tasks)
+    assert gain.verdict == "better"
+    assert gain.p < 0.01
+    none = compare(hard + rng.normal(0, 0.02, 100), tasks, hard, tasks)
+    assert none.verdict == "undecided"
+    assert none.p > 0.05
+
+
+def test_the_same_model_twice_is_undecided() -> None:
+    """Contract: no difference gives the interval [0, 0], p = 1 and no verdict."""
+    found = compare([1.0, 0.0, 1.0], list("abc"), [1.0, 0.0, 1.0], list("abc"))
+    assert (found.difference, found.low, found.high, found.p, found.verdict) == (0.0, 0.0, 0.0, 1.0, "undecided")
+
+
+def test_comparison_by_cluster_is_more_careful() -> None:
+    """Contract: signs flip by cluster: ten tasks of one cluster are one piece of evidence."""
+    tasks = [f"t{i}" for i in range(30)]
+    clusters = {task: str(i // 10) for i, task in enumerate(tasks)}
+    ones, zeros = [1.0] * 30, [0.0] * 30
+    assert compare(ones, tasks, zeros, tasks).p < 0.01
+    assert compare(ones, tasks, zeros, tasks, clusters=clusters).p == pytest.approx(2 / 2**3)
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    """Contract: two equal models are told apart in about 5 % of panels by the p and by the interval."""
+    tasks = [f"t{i // 2}" for i in range(120)]
+    alarms = np.zeros(2)
+    for trial in range(200):
+        rng = np.random.default_rng(trial)
+        a, b = (rng.random((2, 120)) < 0.5).astype(float)
+        found = compare(a, tasks, b, tasks, resamples=400, seed=trial)
+        alarms += [found.p < 0.05, found.verdict != "undecided"]
+    # 200 trials at 5 %: 10 expected, standard deviation 3.
+    assert alarms.max() <= 20
+    assert alarms.min() >= 2
+
+
+@pytest.mark.parametrize(
+    ("tasks_a", "tasks_b", "message"),
+    [
+        (list("abc"), list("abd"), r"1 tasks only the first has \(such as c\); 1 tasks only the second has \(such as d\)"),
+        (list("abc"), list("abb"), r"only the first has \(such as c\)"),
+    ],
+)
+def test_unequal_task_lists_are_refused(tasks_a: list[str], tasks_b: list[str], message: str) -> None:
+    """Contract: a comparison across different tasks is refused, naming tasks that are not common."""
+    with pytest.raises(StatisticsError, match=message):
+        compare([1.0] * 3, tasks_a, [0.0] * 3, tasks_b)
+
+
+@pytest.mark.parametrize(
+    ("values", "tasks", "clusters", "message"),
+    [
+        ([], [], None, "no attempts"),
+        ([1.0], ["a", "b"], None, "1 values were given for 2"),
+        ([1.0, math.nan], ["a", "b"], None, "task b has a value that is not finite"),
+        ([1.0, 0.0], ["a", "a"], None, "at least two clusters"),
+        ([1.0, 0.0], ["a", "b"], {"a": "x"}, "task b belongs to no cluster"),
+    ],
+)
+def test_samples_that_say_nothing_are_refused(
+    values: list[float], tasks: list[str], clusters: dict[str, str] | None, message: str
+) -> None:
+    """Contract: errors say what is wrong with the rows."""
+    with pytest.raises(StatisticsError, match=message):
+        mean_interval(values, tasks, clusters=clusters)

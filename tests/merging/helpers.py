@@ -1,0 +1,53 @@
+"""Small tensors and folders for the merging tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stages.merging.registry import get_merger
+from stages.merging.settings import MergeSettings
+from stages.merging.streaming import tensor_generator
+
+
+def settings(count: int, **changes: Any) -> MergeSettings:
+    """Settings for `count` models of weight 1."""
+    return MergeSettings(**({"weights": (1.0,) * count} | changes))
+
+
+def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, name: str = "x", **changes: Any) -> Tensor:
+    """One tensor through a method, first pass included; base 0 unless given."""
+    tensors = [torch.as_tensor(model, dtype=torch.float32) for model in models]
+    origin = torch.zeros_like(tensors[0]) if base is None else torch.as_tensor(base, dtype=torch.float32)
+    merger, params = get_merger(method), settings(len(tensors), **changes)
+    totals = merger.scan(name, origin, tensors, params)
+    return merger.merge_tensor(name, origin, tensors, params, tensor_generator(seed, method, name), totals)
+
+
+def random_tensors(seed: int, shapes: dict[str, tuple[int, ...]], scale: float = 1.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
+
+
+def write_folder(path: Path, tensors: dict[str, Tensor], shards: int = 1, config: dict[str, Any] | None = None) -> Path:
+    """A model folder in one file, or dealt out to `shards` files with an index."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **(config or {})}))
+    names = list(tensors)
+    if shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return path
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: tensors[name].contiguous() for name in names[shard::shards]}
+        save_file(part, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path

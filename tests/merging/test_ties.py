@@ -1,0 +1,66 @@
+import torch
+
+from stages.merging.registry import get_merger
+from stages.merging.streaming import tensor_generator
+from stages.merging.ties import trim
+from stages.params import Ties
+
+from .helpers import merge, settings
+
+T1, T2 = [3.0, -1.0, 0.5, 2.0], [-2.0, -2.0, 0.1, 1.0]
+
+
+def test_ties_by_hand() -> None:
+    """Contract: the dossier's example, normalised with weight 1 and plain with weight 0.5."""
+    assert merge("ties", [T1, T2], density=0.5).tolist() == [3.0, -2.0, 0.0, 2.0]
+    assert merge("ties", [T1, T2], density=0.5, weights=(0.5, 0.5), normalize=False).tolist() == [1.5, -1.0, 0.0, 1.0]
+
+
+def test_ties_averages_over_the_models_that_agree() -> None:
+    """Contract: the divisor is the sum of the weights kept at that entry; the loser of the vote and zeros do not count."""
+    got = merge("ties", [[4.0, 2.0], [2.0, 0.0], [-1.0, 4.0]], density=1.0, weights=(1.0, 3.0, 1.0))
+    torch.testing.assert_close(got, torch.tensor([(4.0 + 6.0) / 4.0, (2.0 + 4.0) / 2.0]))
+
+
+def test_ties_without_conflicts_is_linear() -> None:
+    """Contract: density 1, no zeros and no sign conflicts reduce to linear."""
+    generator = torch.Generator().manual_seed(0)
+    models = [torch.rand(3, 4, generator=generator) + 0.1 for _ in range(3)]
+    torch.testing.assert_close(merge("ties", models, density=1.0), merge("linear", models))
+
+
+def test_trim_keeps_an_exact_number() -> None:
+    """Contract: int(density n) entries stay, the earlier of equals, and at least one; shape is kept."""
+    assert trim(torch.tensor([1.0, -1.0, 1.0, 2.0]), 0.5).tolist() == [1.0, 0.0, 0.0, 2.0]
+    assert trim(torch.tensor([5.0]), 0.5).tolist() == [5.0]
+    assert int((trim(torch.arange(1.0, 101.0).reshape(10, 10), 0.29) != 0).sum()) == 29
+    assert trim(torch.zeros(0, 3), 0.5).shape == (0, 3)
+
+
+def test_global_scope_trims_the_flattened_model() -> None:
+    """Contract: with ties.scope global a tensor of small changes loses them all to a tensor of large ones."""
+    merger, params = get_merger("ties"), settings(1, density=0.5, ties=Ties(scope="global"))
+    tensors = {"large": torch.tensor([4.0, -3.0, 2.0]), "small": torch.tensor([0.1, 0.2, -0.3])}
+    totals: dict[str, torch.Tensor] | None = None
+    for name, tensor in tensors.items():
+        found = merger.scan(name, torch.zeros(3), [tensor], params)
+        assert found is not None
+        totals = {key: totals[key] + found[key] for key in found} if totals else dict(found)
+    merged = {
+        name: merger.merge_tensor(name, torch.zeros(3), [tensor], params, tensor_generator(0, "ties", name), totals)
+        for name, tensor in tensors.items()
+    }
+    assert merged["large"].tolist() == [4.0, -3.0, 2.0]
+    assert merged["small"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_global_threshold_is_the_ranked_magnitude_up_to_its_bin() -> None:
+    """Contract: global trimming of a single tensor keeps int(density n) entries, and beyond them only near-equal ones."""
+    delta = torch.randn(2000, generator=torch.Generator().manual_seed(3))
+    kept = merge("ties", [delta], density=0.2, ties=Ties(scope="global"))
+    exact = trim(delta, 0.2)
+    assert bool(((kept != 0) | (exact == 0)).all())
+    surplus = delta[(kept != 0) & (exact == 0)].abs()
+    limit = exact[exact != 0].abs().min()
+    assert bool((surplus >= limit * (1 - 2.0**-12)).all())
+    assert len(surplus) <= 2

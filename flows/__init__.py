@@ -1,0 +1,16 @@
+"""Prefect flows over the command line of the stages. Prefect's own state stays in .prefect of this checkout."""
+
+import os
+from pathlib import Path
+
+_HOME = Path(__file__).resolve().parent.parent / ".prefect"
+# Before Prefect is imported, which reads them once. What the caller has set stays.
+for _name, _value in {
+    "PREFECT_HOME": str(_HOME),
+    "PREFECT_UI_STATIC_DIRECTORY": str(_HOME / "ui"),
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "DO_NOT_TRACK": "1",
+}.items():
+    os.environ.setdefault(_name, _value)

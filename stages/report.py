@@ -14,7 +14,6 @@ from stages.reporting.inputs import load_inputs
 from stages.reporting.page import SECTIONS, render_page
 from stages.runtime import StageContext, stage_run
 
-
 FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rollout", "reports/annotate", "reports/rl"]
 """Folders with an entry for each domain."""
 

@@ -46,7 +46,11 @@ def imports(path: Path) -> frozenset[Path]:
         if isinstance(node, ast.Import) and node.lineno not in skipped:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.lineno not in skipped:
-            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])]) if node.level else node.module or ""
+            base = (
+                ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+                if node.level
+                else node.module or ""
+            )
             names.update(f"{base}.{alias.name}" for alias in node.names)
             names.add(base)
     found = {module_path(name) for name in names if name.split(".")[0] in ("stages", "flows", "tests")}

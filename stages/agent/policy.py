@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 HUB = "hub:"
 _PARTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*")
 _PARTS += ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model")
+_LOADED_BY = ("is_local", "local_files_only", "name_or_path")
 
 
-class PolicyError(RuntimeError):
+class PolicyError(ValueError):
     """A model can't be loaded; the message says which file and what to do."""
 
 
@@ -184,7 +185,16 @@ def save_policy(model: Any, tokenizer: Any, folder: Path | str, *, max_shard_siz
         shutil.rmtree(partial)
     partial.parent.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(partial, max_shard_size=max_shard_size)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # Calls with padding or truncation leave their settings in the tokenizer.
+        backend.no_padding()
+        backend.no_truncation()
     tokenizer.save_pretrained(partial)
+    # How it was loaded is no part of a tokenizer.
+    path = partial / "tokenizer_config.json"
+    settings = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key not in _LOADED_BY}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(partial, folder)

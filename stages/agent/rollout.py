@@ -6,6 +6,7 @@ runs in the meantime, then the environments' answers are taken in the order they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class _Play:
 
     request: Request
     episode: Episode
-    environment: Environment | None = None
+    environment: Environment
     state_key: str = ""
     session: int = -1
     turn: int = 0
@@ -143,8 +144,9 @@ class Collector:
 
     # ---- in the environments' thread ----------------------------------------------------------------------------------------
 
-    def _reset(self, play: _Play) -> str:
-        play.environment = self.pool.take()
+    @staticmethod
+    def _reset(play: _Play) -> str:
+        """Start the task; the first observation."""
         observation = play.environment.reset(play.request.task)
         play.state_key = play.environment.state_key()
         return observation.text
@@ -152,7 +154,6 @@ class Collector:
     @staticmethod
     def _act(play: _Play, action: str) -> tuple[str, Step]:
         """The state before the action, and what it brought about."""
-        assert play.environment is not None
         before = play.state_key
         step = play.environment.step(action)
         play.state_key = "" if step.done else play.environment.state_key()
@@ -174,7 +175,7 @@ class Collector:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
-        return _Play(request, episode)
+        return _Play(request, episode, self.pool.take())
 
     def _begin(self, started: Sequence[tuple[_Play, str]]) -> None:
         """Open sessions for episodes whose environments have been reset; a task's prompt is fed once for all its attempts."""
@@ -193,17 +194,17 @@ class Collector:
                 raise RuntimeError(f"task {task.task_id} starts with another observation at each reset: {known!r}, then {text!r}")
             play.episode.append(tokens, Owner.PROMPT, -1)
             play.episode.messages.append({"role": "user", "content": text})
-        left = [request.task.task_id for request in self._waiting]
+        left = Counter(request.task.task_id for request in self._waiting)
+        left.update(play.request.task.task_id for play, _ in started)
         for task_id in fresh:
-            count = left.count(task_id) + sum(play.request.task.task_id == task_id for play, _ in started) - 1
-            if count:
+            if (count := left[task_id] - 1) > 0:
                 self._forks[task_id] += self.engine.fork(self._forks[task_id][0], count)
         for play, _ in started:
             forks = self._forks.get(play.request.task.task_id)
             if not forks:
                 self._finish(play, "context", truncated=True)
                 continue
-            play.session = forks.pop()
+            play.session = forks.pop(0)
             self._playing[play.session] = play
             self._ask(play)
 
@@ -264,7 +265,6 @@ class Collector:
         if play.session >= 0:
             self.engine.close(play.session)
             del self._playing[play.session]
-        assert play.environment is not None
         self.pool.give_back(play.environment)
         self.done.append(episode)
         if self.on_episode:

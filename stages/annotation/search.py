@@ -3,7 +3,7 @@
 One iteration of a tree: descend to the first node whose next action the policy has not drawn `expand_k` times; let the policy
 play from there to the end; enter the whole rollout into the tree, back it up. So a node is expanded lazily, one draw per visit,
 every sampled token ends up in the tree, exactly equal actions share a node, and expansion and evaluation are one rollout.
-An iteration that ends at a known end only counts the visit.
+Parts of a tree where nothing is left to learn are passed over; when that is all of it, iterations only count visits.
 
 The environment is stepped only for actions that the tree does not know: a rollout that follows known nodes reads their outcomes,
 and its environment is brought to the place where it leaves the tree. This assumes that an action has the same outcome each time

@@ -54,6 +54,8 @@ class Node:
     n_success: int = 0
     n_rollouts: int = 0
     value: float = 0.0
+    known: bool = False
+    """Nothing is left to learn below: the episode ended here, or the node is expanded and all its children are known."""
     children: list[int] = field(default_factory=list)
 
     @property
@@ -118,10 +120,16 @@ class Tree:
         return not node.ended and node.n_rollouts >= self.expand_k
 
     def descend(self, selection: Selection) -> int:
-        """The node to go on from: down the best-scored children while nodes are expanded. It may be an end."""
+        """The node to go on from: down the best-scored children while nodes are expanded.
+
+        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open.
+        Once everything is known the descent is plain UCT (or PUCT) and leads to an end.
+        """
         node = self.nodes[0]
         while self.expanded(node):
             children = [self.nodes[index] for index in node.children]
+            if not node.known:
+                children = [child for child in children if not child.known]
             arms = [Arm(child.value, child.N, child.prior) for child in children]
             node = children[select(arms, node.N, selection)]
         return node.index
@@ -145,6 +153,7 @@ class Tree:
                 node.n_rollouts += 1
                 node.n_success += final >= SUCCESS
             node.value = self._value(node)
+            node.known = node.ended or (self.expanded(node) and all(self.nodes[child].known for child in node.children))
         return current
 
     def _add(self, parent: int, edge: Edge, iteration: int) -> int:

@@ -53,6 +53,15 @@ def pages(rng: Random) -> Chat:
     return _interleave(" ".join(lines), rng.sample(facts, min(10, len(facts))), "pages")
 
 
+def recall(rng: Random) -> Chat:
+    """Associative recall at its barest: pairs of single words or numbers, then every left one asked for once."""
+    words = (*RELATIONS, *KINDS, *NOUNS, *DIRECTIONS, *HOLDERS, *(str(number) for number in range(10, 100)))
+    drawn = rng.sample(words, 2 * rng.randint(6, 14))
+    pairs = list(zip(drawn[::2], drawn[1::2], strict=True))
+    context = " ".join(f"{left} {right}," for left, right in pairs)
+    return _interleave(context, [(left, right) for left, right in rng.sample(pairs, len(pairs))], "recall")
+
+
 def codes(rng: Random) -> Chat:
     """Pairs of coined items, then look-ups in both directions."""
     items = [f"{rng.choice(NOUNS)}{number}" for number in rng.sample(range(10, 100), 24)]
@@ -89,14 +98,18 @@ def rooms(rng: Random) -> Chat:
 
 
 def copy(rng: Random) -> Chat:
-    """Repeat what was said: coined items, names, or both."""
-    pool = [f"{rng.choice(NOUNS)}{number}" for number in rng.sample(range(10, 100), 8)] + rng.sample(names_of("train"), 8)
-    lines = [" ".join(rng.sample(pool, rng.randint(2, 6))) for _ in range(rng.randint(4, 8))]
-    messages = [message for line in lines for message in (("user", f"say {line}"), ("assistant", line))]
+    """Repeat what was said: long runs of coined items, names and words, so that nearly every answer token can be looked up."""
+    words = (*RELATIONS, *KINDS, *NOUNS, *DIRECTIONS, *HOLDERS)
+    messages: list[tuple[str, str]] = []
+    for _ in range(rng.randint(2, 4)):
+        numbers = rng.sample(range(10, 100), 8)
+        pool = [f"{rng.choice(NOUNS)}{number}" for number in numbers] + rng.sample(names_of("train"), 10) + list(rng.sample(words, 8))
+        line = " ".join(rng.sample(pool, rng.randint(4, 16)))
+        messages += [("user", line), ("assistant", line)]
     return Chat("copy", tuple(messages))
 
 
-FAMILIES: dict[str, Callable[[Random], Chat]] = {"pages": pages, "codes": codes, "rooms": rooms, "copy": copy}
+FAMILIES: dict[str, Callable[[Random], Chat]] = {"pages": pages, "recall": recall, "codes": codes, "rooms": rooms, "copy": copy}
 
 
 def lookups(count: int, seed: int, weights: dict[str, float]) -> list[Chat]:

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Browser:
-    """What the page embeds: `data` is {"vocabulary": {id: text}, "episodes": [...]}; `asked` episodes were chosen before the limit."""
+    """What the page embeds: {"vocabulary": {id: text}, "episodes": [...]}. `asked` episodes were chosen before the limit."""
 
     data: Mapping[str, Any]
     asked: int
@@ -42,7 +42,11 @@ def choose(rows: Sequence[Row], count: int, *key: object) -> list[tuple[str, Row
     The random ones depend on `key` and the ids alone. Returns (how it was picked, row).
     """
     ordered = sorted(rows, key=lambda row: (-row["reward"], len(row["token_ids"]), row["episode_id"]))
-    queues = {"best": ordered, "worst": ordered[::-1], "random": permutation(sorted(rows, key=lambda row: row["episode_id"]), *key)}
+    queues = {
+        "best": ordered,
+        "worst": ordered[::-1],
+        "random": permutation(sorted(rows, key=lambda row: row["episode_id"]), *key),
+    }
     places = dict.fromkeys(queues, 0)
     chosen: list[tuple[str, Row]] = []
     taken: set[str] = set()
@@ -86,7 +90,10 @@ def advantages_of(row: Row) -> list[float] | None:
 
 
 def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
-    """One episode for the page. Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, `advantage` (runs)."""
+    """One episode for the page.
+
+    Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, `advantage` (runs, where there is one).
+    """
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
     advantages = advantages_of(row)
     terms = row.get("reward_terms") or {}
@@ -129,7 +136,9 @@ def token_text(tokenizer: Any | None, token: int) -> str:
     return " " + text if name.startswith("▁") and not text.startswith(" ") else text
 
 
-def browser_data(domains: Mapping[str, Mapping[str, Sequence[Row]]], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES) -> Browser:
+def browser_data(
+    domains: Mapping[str, Mapping[str, Sequence[Row]]], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
+) -> Browser:
     """`count` episodes per domain, shared evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON."""
     episodes: list[dict[str, Any]] = []
     asked = 0

@@ -18,7 +18,20 @@ from stages.reporting.results import check_evaluation
 History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
 
-NODE_COLUMNS = ("task_id", "node", "parent", "depth", "action", "N", "W", "n_success", "n_rollouts", "reward", "terminal", "truncated")
+NODE_COLUMNS = (
+    "task_id",
+    "node",
+    "parent",
+    "depth",
+    "action",
+    "N",
+    "W",
+    "n_success",
+    "n_rollouts",
+    "reward",
+    "terminal",
+    "truncated",
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,9 @@ def load_inputs(root: Path, params: Params) -> Inputs:
     path = root / "reports" / "evaluation.json"
     evaluation = optional_json(path)
     if evaluation is None:
-        raise FileNotFoundError("reports/evaluation.json does not exist; run 'dvc repro evaluate' (or 'python -m stages.evaluate') first")
+        raise FileNotFoundError(
+            "reports/evaluation.json does not exist; run 'dvc repro evaluate' (or 'python -m stages.evaluate') first"
+        )
     check_evaluation(evaluation, "reports/evaluation.json")
     return Inputs(
         params=params,

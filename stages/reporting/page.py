@@ -34,7 +34,7 @@ SECTIONS: Sequence[Callable[[Inputs], Section]] = (
 
 
 def render_page(inputs: Inputs, sections: Sequence[Section], browser: Browser) -> str:
-    """The whole page as HTML. Everything that comes from data is escaped; only figures and the palette are inserted as they are."""
+    """The whole page as HTML. What comes from data is escaped; only figures and the palette are inserted as they are."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NBSP = "\u00a0"
+"""Keeps a number and its unit on one line."""
+
 IN_WORDS = {
     "base": "the base model",
     "sft": "the fine-tuned model",
@@ -27,7 +30,7 @@ class Estimate:
     n: int
 
     def percent(self, digits: int = 1) -> str:
-        return f"{100 * self.mean:.{digits}f} %"
+        return f"{100 * self.mean:.{digits}f}{NBSP}%"
 
     def interval(self, digits: int = 1) -> str:
         return f"{100 * self.low:.{digits}f} to {100 * self.high:.{digits}f}"
@@ -44,7 +47,9 @@ def check_evaluation(evaluation: Any, source: str) -> None:
         for domain, row in domains.items():
             missing = [key for key in ("mean", "low", "high", "n") if key not in row.get("success", {})]
             if missing:
-                raise ValueError(f"{source}: models.{model}.{domain}.success lacks {missing}; run 'python -m stages.evaluate' again")
+                raise ValueError(
+                    f"{source}: models.{model}.{domain}.success lacks {missing}; run 'python -m stages.evaluate' again"
+                )
     for index, item in enumerate(evaluation["comparisons"]):
         missing = [key for key in ("a", "b", "domain", "difference", "low", "high", "p", "verdict") if key not in item]
         if missing:
@@ -52,7 +57,7 @@ def check_evaluation(evaluation: Any, source: str) -> None:
 
 
 def model_order(models: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """Models in the order of the run: base, sft, specialists (as `domains` lists them), merged, merged_linear, then others by name."""
+    """Models in the order of the run: base, sft, specialists (in the order of `domains`), merged, merged_linear, others."""
     order = ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
     return [name for name in order if name in models] + sorted(set(models) - set(order))
 
@@ -93,7 +98,7 @@ def signed(points: float) -> str:
 
 
 def p_value(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return f"p{NBSP}<{NBSP}0.001" if p < 0.001 else f"p{NBSP}={NBSP}{p:.3f}"
 
 
 def in_words(model: str, domain: str) -> str:
@@ -108,7 +113,7 @@ def sentence(comparison: Mapping[str, Any], confidence: float) -> str:
     points = 100 * comparison["difference"]
     a, b = (in_words(comparison[side], comparison["domain"]) for side in ("a", "b"))
     numbers = (
-        f"({100 * confidence:g} % interval {signed(100 * comparison['low'])} to {signed(100 * comparison['high'])}, "
+        f"({100 * confidence:g}{NBSP}% interval {signed(100 * comparison['low'])} to {signed(100 * comparison['high'])}, "
         f"{p_value(comparison['p'])})"
     )
     a = a[:1].upper() + a[1:]
@@ -116,7 +121,9 @@ def sentence(comparison: Mapping[str, Any], confidence: float) -> str:
         return f"{a} is {comparison['verdict']} than {b}, by {abs(points):.1f} points {numbers}."
     if abs(points) < 0.05:
         return f"{a} and {b} are level {numbers}."
-    return f"{a} is {'ahead of' if points > 0 else 'behind'} {b} by {abs(points):.1f} points, which chance could explain {numbers}."
+    return (
+        f"{a} is {'ahead of' if points > 0 else 'behind'} {b} by {abs(points):.1f} points, which chance could explain {numbers}."
+    )
 
 
 def find_comparison(evaluation: Mapping[str, Any], a: str, b: str, domain: str) -> Mapping[str, Any] | None:
@@ -155,7 +162,7 @@ def verdicts(evaluation: Mapping[str, Any], domain: str, confidence: float) -> l
     lines = [sentence(item, confidence) for item in found if item is not None]
     kept = retention(evaluation, domain)
     if kept is not None:
-        lines.append(f"The merged model keeps {100 * kept:.0f} % of the specialist's success.")
+        lines.append(f"The merged model keeps {100 * kept:.0f}{NBSP}% of the specialist's success.")
     return lines
 
 

@@ -1,7 +1,7 @@
 """One palette for page and figures, and figures as inline SVG that follow the reader's colour scheme.
 
 Matplotlib draws with stand-in colours; the SVG's stand-ins are then replaced by CSS variables, so one drawing serves the light
-and the dark scheme. Text is drawn as paths, ids depend on the figure alone, and no date is written: the same figure, the same bytes.
+and the dark scheme. Text is drawn as paths, ids depend on the figure alone, no date is written: the same figure, the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "grid": ("#dfe3e8", "#323a44"),
     "base": ("#7c858f", "#8f99a5"),
     "sft": ("#2a78d6", "#5aa2f2"),
-    "merged": ("#4a3aa7", "#a99ff2"),
+    "merged": ("#4a3aa7", "#d6c9ff"),
     "domain0": ("#d4570f", "#f2894a"),
     "domain1": ("#0a8467", "#35b995"),
     "domain2": ("#b83a78", "#ea86b6"),
@@ -80,7 +80,7 @@ def drawing() -> Iterator[None]:
 
     matplotlib.use("Agg")
     ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
-    settings: dict[str, Any] = {
+    settings: Any = {
         "svg.hashsalt": "bellwether",
         "svg.fonttype": "path",
         "font.family": "DejaVu Sans",
@@ -116,7 +116,7 @@ def drawing() -> Iterator[None]:
         "axes.unicode_minus": True,
         "figure.constrained_layout.use": True,
     }
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **settings, "backend": "agg"}):
+    with matplotlib.rc_context(rc=dict(matplotlib.rcParamsDefault)), matplotlib.rc_context(rc=settings):
         yield
 
 
@@ -132,7 +132,15 @@ def new_figure(size: tuple[float, float] = CARD, rows: int = 1, columns: int = 1
 def legend_above(axes: Any) -> None:
     """A legend in the line of the title, flush right, where it hides no data."""
     count = len(axes.get_legend_handles_labels()[0])
-    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=count, columnspacing=1.0, handlelength=1.4, handletextpad=0.4, borderpad=0.2)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.01, 0.98),
+        ncols=count,
+        columnspacing=1.0,
+        handlelength=1.4,
+        handletextpad=0.4,
+        borderpad=0.2,
+    )
 
 
 @dataclass(frozen=True)
@@ -158,8 +166,8 @@ def _compact(text: str) -> str:
 def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Svg:
     """`figure` as one `<svg>` element with colours as CSS variables.
 
-    `key` ([a-z0-9-]+, unique on the page) prefixes all ids but those of glyphs; `title` is what a screen reader says. A `standalone`
-    file brings glyphs, palette and background of its own; an inline one takes them from the page.
+    `key` ([a-z0-9-]+, unique on the page) prefixes all ids but those of glyphs; `title` is what a screen reader says. A
+    `standalone` file brings glyphs, palette and background of its own; an inline one takes them from the page.
     """
     if not re.fullmatch(r"[a-z0-9-]+", key):
         raise ValueError(f"figure key {key!r} must be made of a-z, 0-9 and '-'")

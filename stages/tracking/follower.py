@@ -128,7 +128,7 @@ class Follower:
             self.left_at = time.monotonic()
             self.next_send = 0.0
             if not ended(self.spool):
-                self.spool.append({"kind": "end", "status": "KILLED"})
+                self.spool.end_killed()
 
     def _send(self) -> bool:
         """Send what there is; True when all is sent and the run is over. A server that fails is tried again, ever later."""
@@ -173,7 +173,7 @@ def replay(root: Path, server: Server, at_most: int | None = None) -> int:
             if not ended(spool):
                 if alive(header["pid"], header["t"]):
                     continue
-                spool.append({"kind": "end", "status": "KILLED"})
+                spool.end_killed()
             done += Sender(server, spool).send()
     return done
 

@@ -63,6 +63,15 @@ class Spool:
         finally:
             os.close(handle)
 
+    def end_killed(self) -> None:
+        """End the run of a stage that died, which may have left the last line unfinished."""
+        with self.path.open("rb+") as handle:
+            if handle.seek(0, os.SEEK_END):
+                handle.seek(-1, os.SEEK_END)
+                if handle.read() != b"\n":
+                    handle.write(b"\n")
+        self.append({"kind": "end", "status": "KILLED"})
+
     def read(self, offset: int) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         """Whole events from byte `offset` on, each with its own offset, and the offset after the last of them.
 

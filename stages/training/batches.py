@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.contract import TrajectoryBatch
 from stages.agent.episode import Episode, Owner
+from stages.algorithms.contract import TrajectoryBatch
 
 _PER_TOKEN = ("token_ids", "mask", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
 """Fields of TrajectoryBatch with a token dimension."""
@@ -34,10 +34,14 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
     for episode in episodes:
         lengths = {len(episode.token_ids), len(episode.owner), len(episode.logprob), len(episode.turn)}
         if len(lengths) != 1:
-            raise ValueError(f"episode {episode.episode_id}: token_ids, owner, logprob and turn differ in length: {sorted(lengths)}")
+            raise ValueError(
+                f"episode {episode.episode_id}: token_ids, owner, logprob and turn differ in length: {sorted(lengths)}"
+            )
         total = sum(turn.reward for turn in episode.turns)
         if abs(total - episode.reward) > 1e-6:
-            raise ValueError(f"episode {episode.episode_id}: reward {episode.reward} is not the sum of its turns' rewards, {total}")
+            raise ValueError(
+                f"episode {episode.episode_id}: reward {episode.reward} is not the sum of its turns' rewards, {total}"
+            )
     groups = {name: index for index, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
     mask = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
@@ -53,6 +57,16 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         turns=torch.tensor([len(row) for row in turn_rewards]),
         truncated=torch.tensor([episode.truncated for episode in episodes]),
     )
+
+
+def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
+    """Index of the last token before each turn's first policy token, [B, U] int64; -1 where there is no such turn."""
+    result = torch.full(batch.turn_rewards.shape, -1)
+    for row, (mask, turn) in enumerate(zip(batch.mask, batch.turn, strict=True)):
+        for place in reversed(mask.nonzero().flatten().tolist()):
+            if turn[place] < batch.turns[row]:
+                result[row, turn[place]] = place - 1
+    return result
 
 
 def trained_lengths(mask: Tensor) -> Tensor:

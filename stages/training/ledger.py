@@ -21,6 +21,10 @@ class Ledger:
         self._expected: Tensor | None = None
         self._counts: Tensor | None = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._counts is not None
+
     def open(self, mask: Tensor, dropped: Tensor | None = None) -> None:
         """Begin an epoch over policy tokens `mask` [B, T] bool; `dropped` [B] bool: rows left out on purpose."""
         self._expected = mask if dropped is None else mask & ~dropped[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ def task(name: str, world: int = 0, kind: str = "coin") -> Task:
     return Task(name, "tabular", "train", 0, "play", {"world": world, "kind": kind}, 1.0)
 
 
+@cache
 def leaf(world: int, actions: Actions) -> float:
-    return round(random.Random(seeding.key64("leaf", world, actions)).random(), 3)
+    return round(random.Random(seeding.key64("leaf", world, actions)).random() ** 4, 3)
 
 
+@cache
 def policy(world: int, actions: Actions) -> list[float]:
     """Probabilities of tokens 0..4 after these moves."""
     if len(actions) == DEPTH:
@@ -58,7 +61,7 @@ class World:
 
     def reset(self, task: Task) -> Observation:
         self.task, self.actions, self.done = task, (), False
-        return Observation("start")
+        return Observation(str(task.spec["world"]))
 
     def step(self, action: str) -> Step:
         assert self.task is not None
@@ -79,7 +82,7 @@ class World:
         return self.task, self.actions, self.done
 
     def restore(self, state: Any) -> None:
-        assert self.task is not None and self.task.task_id == state[0].task_id, "restored on another task"
+        assert self.task == state[0], "restored on another task"
         self.task, self.actions, self.done = state
 
     def state_key(self) -> str:
@@ -103,13 +106,13 @@ class Pool:
 
 
 class Chat:
-    """Tokens 0..4 are actions, 10 closes a turn, 11 is an observation, 20 opens a conversation."""
+    """Tokens 0..4 are actions, 10 closes a turn, 11 is an observation, 20 + world opens a conversation."""
 
     def opening(self, task_prompt: str, observation: str) -> str:
         return observation
 
     def prompt_tokens(self, text: str) -> list[int]:
-        return [20, 11]
+        return [20 + int(text), 11]
 
     def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
         return []
@@ -122,7 +125,7 @@ class Chat:
 
 
 class FakeEngine:
-    """Plays `policy` on world 0. `advance` finishes at most `width` turns, in an order that has nothing to do with the requests'."""
+    """Plays `policy`. `advance` finishes at most `width` turns, in an order that has nothing to do with the requests'."""
 
     def __init__(self, width: int = 3) -> None:
         self.width = width
@@ -150,7 +153,7 @@ class FakeEngine:
     def _turn(self, session: int) -> Turn:
         key = self.asked.pop(session)
         tokens = self.sessions[session]
-        chances = policy(0, tuple(token for token in tokens if token < 10))
+        chances = policy(tokens[0] - 20, tuple(token for token in tokens if token < 10))
         draw = seeding.uniform(np.array([key], dtype=np.uint64), np.zeros(1))[0]
         token = min(int(np.searchsorted(np.cumsum(chances), draw, side="right")), 4)
         tokens += [token, 10]
@@ -171,10 +174,12 @@ class FakeEngine:
         return {"sampled_tokens": self.sampled}
 
 
-def grow(names: Sequence[str], *, kind: str = "coin", width: int = 3, threaded: bool = True, **params: Any) -> list[Tree]:
-    """Trees of world 0 for tasks that differ in their names (and so in their random keys) alone."""
+def grow(
+    names: Sequence[str], *, world: int = 0, kind: str = "coin", width: int = 3, threaded: bool = True, **params: Any
+) -> list[Tree]:
+    """Trees of one world for tasks that differ in their names (and so in their random keys) alone."""
     search = Search(FakeEngine(width), Chat(), Pool(), Annotate(**params), seed=5, max_length=10_000, threaded=threaded)
-    return search.grow([task(name, 0, kind) for name in names])
+    return search.grow([task(name, world, kind) for name in names])
 
 
 def actions_of(tree: Tree, index: int) -> Actions:

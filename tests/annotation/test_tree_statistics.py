@@ -1,9 +1,9 @@
 """Node statistics: sums, rollouts apart from visits, backup rules, and the same values from stored rows."""
 
 import pytest
+from tabular import grow
 
 from stages.annotation.tree import Edge, Tree, children_of, tree_values
-from tabular import grow
 
 
 def edge(token: int, reward: float = 0.0, end: bool = False, cut: bool = False) -> Edge:
@@ -13,18 +13,20 @@ def edge(token: int, reward: float = 0.0, end: bool = False, cut: bool = False) 
 ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")
 
 
-def check_invariants(tree: Tree) -> None:
+def check_invariants(tree: Tree, visits: int) -> None:
     visits_at_ends = 0
     for node in tree.nodes:
         children = [tree.nodes[index] for index in node.children]
         own = node.N - sum(child.N for child in children)
+        visits_at_ends += own
         assert own >= 0
         assert own == 0 or node.ended
-        visits_at_ends += own
-        assert node.W == pytest.approx(sum(child.W for child in children) + own * node.total)
+        below = sum(child.W for child in children) + own * node.total
+        assert below == pytest.approx(node.W)
         assert 0 <= node.n_success <= node.n_rollouts <= node.N
-        assert node.ended or node.n_rollouts == (node.N if node.N <= tree.expand_k else node.n_rollouts) >= min(node.N, tree.expand_k)
-    assert tree.nodes[0].N == visits_at_ends
+        # Visits to a node that is not expanded yet are rollouts of the policy.
+        assert node.ended or node.n_rollouts >= min(node.N, tree.expand_k)
+    assert visits_at_ends == visits == sum(node.N for node in tree.nodes[:1])
 
 
 def test_outcomes_add_up():
@@ -78,11 +80,10 @@ def test_max_backup_waits_for_expansion():
 @pytest.mark.parametrize("rollouts", [1, 3])
 @pytest.mark.parametrize(("backup", "gamma"), [("mean", 1.0), ("max", 1.0), ("discounted_max", 0.8)])
 def test_values_and_invariants_of_grown_trees(backup: str, gamma: float, rollouts: int):
-    """Contract: root N = iterations x rollouts, N = sum over children + visits that ended here, and the stored rows alone give the
-    live values bit for bit."""
+    """Contract: root N = iterations x rollouts, N = sum over children + visits that ended here, and the stored rows alone give
+    the live values bit for bit."""
     evaluation = {"rollouts": rollouts}
     for tree in grow(["a", "b"], backup=backup, gamma=gamma, iterations=60, expand_k=3, evaluation=evaluation):
-        check_invariants(tree)
-        assert tree.nodes[0].N == 60 * rollouts
+        check_invariants(tree, visits=60 * rollouts)
         assert tree_values(tree.rows(), 3, backup, gamma) == [node.value for node in tree.nodes]
         assert children_of(tree.rows()) == [node.children for node in tree.nodes]

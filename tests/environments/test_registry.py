@@ -24,7 +24,7 @@ def test_a_domain_knows_its_name_and_fills_in_its_settings(name):
 def test_an_unknown_domain_names_the_nearest_and_all():
     with pytest.raises(ValueError, match=r"unknown domain 'textwrld'; did you mean 'textworld'\?.*search"):
         load_domain("textwrld")
-    with pytest.raises(ValueError, match="unknown domain 'xyz'.*search.*textworld"):
+    with pytest.raises(ValueError, match=r"unknown domain 'xyz'.*search.*textworld"):
         load_domain("xyz")
 
 

@@ -26,7 +26,13 @@ TRUE_SUCCESS = {
 }
 WORDS = {
     "textworld": ("go east", "take the brass key", "open the oak chest", "put the lamp on the shelf", "go west"),
-    "search": ("search Ilvara Tem", "search river Osk mouth", "answer Port Calder", "search mayor of Denholm", "answer <1742> & more"),
+    "search": (
+        "search Ilvara Tem",
+        "search river Osk mouth",
+        "answer Port Calder",
+        "search mayor of Denholm",
+        "answer <1742> & more",
+    ),
 }
 
 
@@ -39,8 +45,9 @@ def _evaluation() -> dict[str, Any]:
             "turns": 9.3 - 5 * p,
             "tokens": 310.5 - 100 * p,
             "pass_at_k": {"1": p, "2": 1 - (1 - p) ** 1.6},
-            "by_difficulty": {str(level): {"success": max(0.0, p * (1.3 - 0.15 * level)), "attempts": 100} for level in (1, 2, 3, 4)},
-            "stop_reasons": {"terminated": 180, "turn_limit": 20},
+            "by_difficulty": {
+                str(level): {"success": max(0.0, p * (1.3 - 0.15 * level)), "attempts": 100} for level in (1, 2, 3, 4)
+            },
             "policy_hash": f"{int(p * 1e9):016x}",
         }
 
@@ -48,7 +55,16 @@ def _evaluation() -> dict[str, Any]:
         difference = TRUE_SUCCESS[a][domain] - TRUE_SUCCESS[b][domain]
         low, high = difference - 0.06, difference + 0.06
         verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
-        return {"a": a, "b": b, "domain": domain, "difference": difference, "low": low, "high": high, "p": 0.0004 if verdict != "undecided" else 0.21, "verdict": verdict}
+        return {
+            "a": a,
+            "b": b,
+            "domain": domain,
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "p": 0.0004 if verdict != "undecided" else 0.21,
+            "verdict": verdict,
+        }
 
     pairs = [("sft", "base"), ("merged", "sft"), ("merged", "merged_linear")]
     return {
@@ -68,11 +84,18 @@ def _curate(domain: str, rng: random.Random) -> dict[str, Any]:
         "domain": domain,
         "source": {"file": f"data/raw/{domain}.jsonl", "records": 431, "unused": 9},
         "splits": {
-            split: {"asked": n, "kept": n, "clusters": n // 2, "difficulty": {level: n // len(levels) + rng.randrange(6) for level in levels}}
+            split: {
+                "asked": n,
+                "kept": n,
+                "clusters": n // 2,
+                "difficulty": {level: n // len(levels) + rng.randrange(6) for level in levels},
+            }
             for split, n in (("train", 192), ("valid", 24), ("test", 200))
         },
         "rejected": {"malformed": 2, "duplicate": 3, "overlap_with_test": 1},
-        "rejections": [{"reason": "malformed", "where": f"data/raw/{domain}.jsonl:17", "task_id": "", "detail": "no field 'seed'"}],
+        "rejections": [
+            {"reason": "malformed", "where": f"data/raw/{domain}.jsonl:17", "task_id": "", "detail": "no field 'seed'"}
+        ],
         "demonstrations": {
             "kept": {"expert": 216, "noisy": 203},
             "rejected": {"noisy:near_duplicate": 11, "noisy:unsolved": 2},
@@ -87,7 +110,18 @@ def _history(domain: str, rng: random.Random) -> str:
     start, end = (0.44, 0.72) if domain == "textworld" else (0.38, 0.67)
     for step in range(1, 21):
         success = start + (end - start) * step / 20 + rng.gauss(0, 0.04)
-        values = (success, success, rng.gauss(0, 0.01), 0.002 * step, 0.6 - 0.015 * step, 0.01, 0.9 + rng.random(), rng.randrange(2, 9), 7 - step / 8, 300 - 3 * step)
+        values = (
+            success,
+            success,
+            rng.gauss(0, 0.01),
+            0.002 * step,
+            0.6 - 0.015 * step,
+            0.01,
+            0.9 + rng.random(),
+            rng.randrange(2, 9),
+            7 - step / 8,
+            300 - 3 * step,
+        )
         lines.append(",".join([str(step), *(f"{value:.6g}" for value in values)]))
     return "\n".join(lines) + "\n"
 
@@ -100,7 +134,9 @@ def _nodes(domain: str, rng: random.Random, trees: int = 6, iterations: int = 16
         for _ in range(iterations * 2):
             parent = rng.choice([node for node in nodes if not node["terminal"]])
             ends = parent["depth"] >= 2 and rng.random() < 0.3
-            nodes.append({"node": len(nodes), "parent": parent["node"], "depth": parent["depth"] + 1, "N": 0, "W": 0.0, "terminal": ends})
+            nodes.append(
+                {"node": len(nodes), "parent": parent["node"], "depth": parent["depth"] + 1, "N": 0, "W": 0.0, "terminal": ends}
+            )
             value, current = float(rng.random() < quality), nodes[-1]
             while True:
                 current["N"] += 1
@@ -139,7 +175,9 @@ def _tokenizer(path: Path) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
     texts = [word for words in WORDS.values() for word in words] * 3 + ["You are in a kitchen.", "You see nothing special here."]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
@@ -171,8 +209,9 @@ def _episode(domain: str, number: int, attempt: int, tokenizer: Any, rng: random
         messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
         if not last:
             add(f"<|user|>{observation}<|end|><|assistant|>", 2, turn)
-        row["turns"].append({"action": action, "observation": observation, "accepted": rng.random() < 0.9, "reward": reward, "cost": 1.0,
-                             "state_key": f"k{turn}", "action_key": action, "start": start, "end": end})  # fmt: skip
+        key, accepted = f"k{turn}", rng.random() < 0.9
+        step = {"action": action, "observation": observation, "accepted": accepted, "reward": reward, "cost": 1.0}
+        row["turns"].append({**step, "state_key": key, "action_key": action, "start": start, "end": end})
     truncated = not succeeds and rng.random() < 0.5
     return {
         **row,
@@ -211,18 +250,70 @@ def _write_episodes(root: Path, domain: str, rng: random.Random, tokenizer: Any)
 def _merge(rng: random.Random) -> dict[str, Any]:
     groups = ["embed_tokens", *(f"layers.{layer}.{part}" for layer in range(4) for part in ("self_attn", "mlp", "norm")), "norm"]
     a, b = DOMAINS
+    vector = {
+        "changed": 900_000,
+        "changed_fraction": 0.75,
+        "unique_fraction": 0.2,
+        "sparsity": 0.013,
+        "norm": 2.31,
+        "largest": 0.01,
+    }
+    diagnostics = {
+        "eps": 1e-5,
+        "entries": 1_200_000,
+        "models": {name: {**vector, "changed_by_eps": {"1e-05": 0.75, "0.001": 0.02}} for name in DOMAINS},
+        "pairs": [{"a": a, "b": b, "overlap": 700_000, "jaccard": 0.64, "sign_agreement": 0.53, "cosine": 0.08}],
+        "histogram": [100_000, 400_000, 700_000],
+        "groups": [
+            {
+                "group": group,
+                "entries": 1000,
+                "changed_fraction": {name: rng.random() ** 0.5 for name in DOMAINS},
+                "shared_fraction": rng.random() * 0.6,
+            }
+            for group in groups
+        ],
+    }
     return {
-        "method": "ram_plus", "requested": "ram_plus", "base": "sft", "domains": list(DOMAINS), "parameters": {"lam": 1.0}, "tensors": 38, "entries": 1_200_000,
-        "scan": {a: {"shared": 400, "unique": 200, "enlargement": 1.1}}, "distance_to_linear": 0.41,
-        "diagnostics": {
-            "eps": 1e-5, "entries": 1_200_000,
-            "models": {name: {"changed": 900_000, "changed_fraction": 0.75, "unique_fraction": 0.2, "sparsity": 0.013, "norm": 2.31, "largest": 0.0123,
-                              "changed_by_eps": {"1e-05": 0.75, "0.001": 0.02}} for name in DOMAINS},
-            "pairs": [{"a": a, "b": b, "overlap": 700_000, "jaccard": 0.64, "sign_agreement": 0.53, "cosine": 0.08}],
-            "histogram": [100_000, 400_000, 700_000],
-            "groups": [{"group": group, "entries": 1000, "changed_fraction": {name: rng.random() ** 0.5 for name in DOMAINS}, "shared_fraction": rng.random() * 0.6} for group in groups],
-        },
-    }  # fmt: skip
+        "method": "ram_plus",
+        "requested": "ram_plus",
+        "base": "sft",
+        "domains": list(DOMAINS),
+        "parameters": {"lam": 1.0},
+        "scan": {a: {"shared": 400, "unique": 200, "enlargement": 1.1}},
+        "distance_to_linear": 0.41,
+        "diagnostics": diagnostics,
+    }
+
+
+def _annotate(rng: random.Random) -> dict[str, Any]:
+    bins = []
+    for number in range(10):
+        middle = (number + 0.5) / 10
+        bins.append(
+            {"predicted": middle, "observed": min(1.0, max(0.0, middle + rng.gauss(0, 0.05))), "count": rng.randrange(3, 90)}
+        )
+    calibration = {"ece": 0.03, "brier": 0.14, "explained_variance": 0.52, "correlation": 0.73, "bins": bins}
+    return {
+        "trees": 6,
+        "nodes": 198,
+        "ends": {"correct": 20, "wrong": 9, "truncated": 4},
+        "root_success": 0.45,
+        "root_tree_value": 0.52,
+        "labels": {"count": 140},
+        "pairs": {"count": 61, "task_share": 0.83},
+        "value_model": {"held_out_tasks": 2, "calibration": calibration},
+    }
+
+
+def _write_sft(reports: Path) -> None:
+    write_json(reports / "sft.json", {"best_step": 100, "steps": 150, "best_valid_loss": 0.21, "policy_tokens": 41_230})
+    lines = ["step,train_loss,valid_loss,lr"]
+    for i in range(7):
+        fall = math.exp(-i / 3)
+        lines.append(f"{25 * i},{1.6 * fall + 0.2:.4f},{1.5 * fall + 0.26 + 0.08 * max(0, i - 4):.4f},{5e-4 * (1 - i / 8):.3g}")
+    (reports / "sft").mkdir()
+    (reports / "sft" / "history.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def make_run(root: Path, seed: int = 0) -> Params:
@@ -233,19 +324,17 @@ def make_run(root: Path, seed: int = 0) -> Params:
     (root / "params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     reports = root / "reports"
     write_json(reports / "evaluation.json", _evaluation())
-    write_json(reports / "sft.json", {"best_step": 100, "steps": 150, "best_valid_loss": 0.21, "policy_tokens": 41_230})
-    steps = [f"{25 * i},{1.6 * math.exp(-i / 3) + 0.2:.4f},{1.5 * math.exp(-i / 3) + 0.26 + 0.01 * max(0, i - 4):.4f},{5e-4 * (1 - i / 8):.3g}" for i in range(7)]
-    (reports / "sft").mkdir()
-    (reports / "sft" / "history.csv").write_text("step,train_loss,valid_loss,lr\n" + "\n".join(steps) + "\n", encoding="utf-8")
+    _write_sft(reports)
     write_json(reports / "merge.json", _merge(rng))
     tokenizer = _tokenizer(root / "data" / "models" / "sft" / "tokenizer.json")
     (reports / "rl").mkdir()
     for domain in DOMAINS:
+        base = 0.3 + 0.2 * rng.random()
+        pass_at_k = {str(k): 1 - (1 - base) ** (k**0.6) for k in (1, 2, 4)}
+        rollout = {"episodes": 96, "success": base, "pass_at_k": pass_at_k, "turns": {"mean": 4.2, "max": 9}}
         write_json(reports / "curate" / f"{domain}.json", _curate(domain, rng))
-        pass_at_k = {"1": 0.41, "2": 0.55, "3": 0.62, "4": 0.66}
-        write_json(reports / "rollout" / f"{domain}.json", {"episodes": 96, "success": 0.41, "pass_at_k": pass_at_k, "turns": {"mean": 4.2, "max": 9}})
-        bins = [{"predicted": (i + 0.5) / 10, "observed": min(1.0, max(0.0, (i + 0.5) / 10 + rng.gauss(0, 0.05))), "count": rng.randrange(3, 90)} for i in range(10)]
-        write_json(reports / "annotate" / f"{domain}.json", {"trees": 6, "nodes": 198, "pairs_share": 0.31, "calibration": {"ece": 0.03, "bins": bins}})
+        write_json(reports / "rollout" / f"{domain}.json", rollout)
+        write_json(reports / "annotate" / f"{domain}.json", _annotate(rng))
         (reports / "rl" / f"{domain}_history.csv").write_text(_history(domain, rng), encoding="utf-8")
         write_json(reports / "rl" / f"{domain}.json", {"algorithm": "grpo", "episodes": 2560, "success_last": 0.7})
         write_table(root / "data" / "annotated" / domain / "nodes.parquet", NODE_SCHEMA, _nodes(domain, rng))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from textworld.logic import Action
 from stages.environments.protocol import Observation, Step, Task
 from stages.environments.textworld.settings import TextWorldSettings
 from stages.environments.textworld.text import LOST, WON, compact, succeeded_events
-from stages.environments.textworld.world import IDLE, Planner, World, WorldState
+from stages.environments.textworld.world import Planner, World, WorldState
 
 _VERBS = {"close", "drop", "eat", "examine", "get", "go", "insert", "inventory", "lock", "look", "open", "pick", "put", "take"}
 _VERBS |= {"unlock", "north", "south", "east", "west", "n", "s", "e", "w", "i", "l", "x"}
@@ -154,9 +153,7 @@ class TextWorldEnvironment:
         path = self.folder / game
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing (task {task.task_id}); run the curate stage to build the games")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", jericho.UnsupportedGameWarning)
-            self._frotz = jericho.FrotzEnv(str(path), _SEED)
+        self._frotz = jericho.FrotzEnv(str(path), _SEED)
         self._frotz.step("tw-trace-actions")
         self._game = game
 
@@ -192,12 +189,13 @@ class TextWorldEnvironment:
         if words[0] not in _VERBS or not _COMMAND.fullmatch(command) or _CHAINED.search(command):
             return _UNKNOWN, False, now.state, now.history
         raw = self._frotz.step(command)[0]
-        followed = now.state.follow(succeeded_events(raw))
-        if followed is None or not followed[1]:
+        events = succeeded_events(raw)
+        followed = now.state.follow(events)
+        if followed is None or not events:
             self._frotz.set_state(now.story)
             return raw, False, now.state, now.history
         state, done = followed
-        return raw, True, state, (*now.history, *(each for each in done if not each.name.startswith(IDLE)))
+        return raw, True, state, (*now.history, *done)
 
     def _potential(self, task: Task, history: tuple[Action, ...]) -> float:
         """How near the goal is, in [0, 1]: 0 at the start's distance or farther, 1 when won (Ng et al., 1999)."""
@@ -208,8 +206,8 @@ class TextWorldEnvironment:
 
     def _admissible(self, state: WorldState) -> Sequence[str]:
         if self.settings.idle_commands:
-            return state.commands
-        return tuple(command for command in state.commands if not command.startswith(IDLE))
+            return tuple(sorted((*state.commands, *state.idle_commands)))
+        return state.commands
 
     def _shown(self, text: str, state: WorldState, done: bool) -> str:
         if done or not self.settings.show_admissible:

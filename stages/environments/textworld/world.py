@@ -8,9 +8,10 @@ from functools import cached_property
 
 from textworld.generator.game import Game, GameProgression
 from textworld.generator.inform7 import Inform7Game
-from textworld.logic import Action, State
+from textworld.logic import Action, Rule, State
 
-IDLE = ("look", "inventory", "examine")
+_IDLE_RULES = ("look", "inventory", "examine")
+_IDLE_EVENTS = ("looking", "taking inventory", "examining ")
 
 
 class World:
@@ -19,6 +20,9 @@ class World:
     def __init__(self, game: Game) -> None:
         self.game = game
         self.inform7 = Inform7Game(game)
+        rules = game.kb.rules.values()
+        self.rules = [rule for rule in rules if not rule.name.startswith(_IDLE_RULES)]
+        self.idle_rules = [rule for rule in rules if rule.name.startswith(_IDLE_RULES)]
 
     def initial(self) -> WorldState:
         return WorldState(self, self.game.world.state.copy())
@@ -39,16 +43,23 @@ class WorldState:
         self.world = world
         self.facts = facts
 
+    def _applicable(self, rules: Sequence[Rule]) -> tuple[Action, ...]:
+        return tuple(self.facts.all_applicable_actions(rules, self.world.game.kb.types.constants_mapping))
+
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Every action that the rules allow now."""
-        kb = self.world.game.kb
-        return tuple(self.facts.all_applicable_actions(kb.rules.values(), kb.types.constants_mapping))
+        """Every action that would change the facts."""
+        return self._applicable(self.world.rules)
 
     @cached_property
     def commands(self) -> tuple[str, ...]:
-        """Every command that would be accepted now, sorted."""
+        """Commands for `actions`, sorted."""
         return tuple(sorted(set(self.world.commands(self.actions))))
+
+    @cached_property
+    def idle_commands(self) -> tuple[str, ...]:
+        """Commands that only show something, sorted."""
+        return tuple(sorted(set(self.world.commands(self._applicable(self.world.idle_rules)))))
 
     @cached_property
     def key(self) -> str:
@@ -65,15 +76,16 @@ class WorldState:
         return WorldState(self.world, self.facts.apply_on_copy(action))
 
     def follow(self, events: Sequence[str]) -> tuple[WorldState, tuple[Action, ...]] | None:
-        """The state after `events` and the actions they stand for; None if one of them is no action of the game's rules."""
+        """The state after `events` and the actions that led to it (none for looking); None if an event is not in the rules."""
         state, done = self, []
         for event in events:
+            if event.startswith(_IDLE_EVENTS):
+                continue
             action = self.world.inform7.detect_action(event, state.actions)
             if action is None:
                 return None
             done.append(action)
-            if not action.name.startswith(IDLE):
-                state = state.after(action)
+            state = state.after(action)
         return state, tuple(done)
 
 

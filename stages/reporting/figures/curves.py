@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RL_PANELS: tuple[tuple[str, str, str], ...] = (
-    ("success", "Success, share of episodes", "Share of the step's training episodes that succeed. Tasks are drawn anew in each step."),
+    (
+        "success",
+        "Success, share of episodes",
+        "Share of the step's training episodes that succeed. Tasks are drawn anew in each step.",
+    ),
     ("reward_mean", "Mean reward of an episode", "Mean return of the step's episodes."),
     ("kl", "KL to the reference, nats per token", "How far the policy has moved from the fine-tuned model it started from."),
     ("entropy", "Policy entropy, nats per token", "How undecided the policy is. A fall to zero would end exploration."),
@@ -58,7 +62,9 @@ def sft_loss(history: History, best_step: float | None = None) -> Figure:
         if best_step is None and y:
             best_step = x[y.index(min(y))]
         if best_step in x:
-            axes.plot([best_step], [y[x.index(best_step)]], "o", markersize=9, markerfacecolor="none", color=colour("ink"), label="kept")
+            axes.plot(
+                [best_step], [y[x.index(best_step)]], "o", markersize=9, markerfacecolor="none", color=colour("ink"), label="kept"
+            )
     axes.set_xlabel("optimiser step")
     axes.set_title("Loss, nats per token")
     axes.set_ylim(bottom=0)

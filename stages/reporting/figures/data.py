@@ -42,7 +42,9 @@ def grouped_counts(rows: Mapping[str, Sequence[tuple[str, float]]], title: str, 
     return figure
 
 
-def histogram(values: Sequence[float], title: str, index: int, xlabel: str, ylabel: str, bins: int = 20, log: bool = False) -> Figure:
+def histogram(
+    values: Sequence[float], title: str, index: int, xlabel: str, ylabel: str, bins: int = 20, log: bool = False
+) -> Figure:
     """Counts of `values`; whole numbers over a short range get one bar each, else `bins` equal bins."""
     import numpy as np
 
@@ -77,7 +79,9 @@ def pass_at_k(curves: Mapping[str, Mapping[int, float]], domains: Sequence[str])
             continue
         points = sorted(curves[domain].items())
         ks.update(k for k, _ in points)
-        axes.plot([k for k, _ in points], [100 * share for _, share in points], label=domain, **{**domain_line(index), "markersize": 5})
+        axes.plot(
+            [k for k, _ in points], [100 * share for _, share in points], label=domain, **{**domain_line(index), "markersize": 5}
+        )
     axes.set_xticks(sorted(ks) if len(ks) <= 8 else sorted(ks)[:: -(-len(ks) // 8)])
     axes.set_ylim(0, 103)
     axes.set_xlabel("attempts k")

@@ -15,7 +15,7 @@ HIGH = 0.6
 
 
 def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]], tint: str = "merged") -> None:
-    """Cells [rows][columns] of shares in [0, 1] as opacity of one colour, so that both colour schemes read them; None stays empty."""
+    """Cells [rows][columns] of shares in [0, 1] as opacity of one colour, readable in both colour schemes; None stays empty."""
     from matplotlib.patches import Rectangle
 
     for row, values in enumerate(table):

@@ -39,11 +39,21 @@ def _bars(axes: Any, evaluation: Mapping[str, Any], domain: str, domains: Sequen
             linewidth=1.4,
             alpha=0.45 if foreign else 1.0,
         )
-        axes.plot([100 * estimate.low, 100 * estimate.high], [place, place], color=colour("ink"), linewidth=1.3, solid_capstyle="butt")
+        axes.plot(
+            [100 * estimate.low, 100 * estimate.high], [place, place], color=colour("ink"), linewidth=1.3, solid_capstyle="butt"
+        )
         for end in (estimate.low, estimate.high):
             axes.plot([100 * end] * 2, [place - 0.13, place + 0.13], color=colour("ink"), linewidth=1.3)
         axes.text(103, place, f"{100 * estimate.mean:.0f} %", va="center", ha="left", fontsize=8.5, fontweight="bold")
-        axes.text(117, place, f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}", va="center", ha="left", fontsize=7.5, color=colour("muted"))
+        axes.text(
+            117,
+            place,
+            f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}",
+            va="center",
+            ha="left",
+            fontsize=7.5,
+            color=colour("muted"),
+        )
     axes.set_yticks(range(len(models)), models)
     axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axes.set_ylim(len(models) - 0.4, -0.6)
@@ -85,11 +95,23 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
         means = [100 * estimate.mean for _, estimate in steps]
         below = [100 * (estimate.mean - estimate.low) for _, estimate in steps]
         above = [100 * (estimate.high - estimate.mean) for _, estimate in steps]
-        axes.errorbar(places, means, yerr=[below, above], capsize=3, linewidth=2.2, elinewidth=1.2, label=domain, **{**domain_line(index), "markersize": 6})
+        axes.errorbar(
+            places,
+            means,
+            yerr=[below, above],
+            capsize=3,
+            linewidth=2.2,
+            elinewidth=1.2,
+            label=domain,
+            **{**domain_line(index), "markersize": 6},
+        )
         if means:
             labels.append((means[-1], len(names) - 1, f"{domain}  {means[-1]:.0f} %", colour(domain_colour(index))))
     _label_ends(axes, labels)
-    axes.set_xticks(range(len(stations)), ["base model", "supervised\nfine-tuning", "reinforcement\nlearning (specialist)", "merged\ngeneralist"])
+    axes.set_xticks(
+        range(len(stations)),
+        ["base model", "supervised\nfine-tuning", "reinforcement\nlearning (specialist)", "merged\ngeneralist"],
+    )
     axes.tick_params(axis="x", labelcolor=colour("ink"), length=0)
     axes.set_xlim(-0.3, 3.65)
     axes.set_ylim(-3, 104)
@@ -98,7 +120,7 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
     return figure
 
 
-def _label_ends(axes: Any, labels: list[tuple[float, float, str, str]], gap: float = 8.0) -> None:
+def _label_ends(axes: Any, labels: Sequence[tuple[float, float, str, str]], gap: float = 8.0) -> None:
     """Write (y, x, text, colour) at the right of line ends, pushed apart to at least `gap` per cent."""
     placed = -math.inf
     for y, x, text, tint in sorted(labels):
@@ -108,7 +130,9 @@ def _label_ends(axes: Any, labels: list[tuple[float, float, str, str]], gap: flo
 
 def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Figure:
     """Paired differences in points with intervals; filled marks where the interval leaves zero out."""
-    ordered = sorted(comparisons, key=lambda item: list(domains).index(item["domain"]) if item["domain"] in domains else len(domains))
+    ordered = sorted(
+        comparisons, key=lambda item: list(domains).index(item["domain"]) if item["domain"] in domains else len(domains)
+    )
     figure, axes = new_figure((WIDE[0], 0.8 + 0.3 * max(len(ordered), 2)))
     labels = []
     for place, item in enumerate(ordered):
@@ -116,9 +140,23 @@ def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]
         low, high, middle = (100 * item[key] for key in ("low", "high", "difference"))
         axes.plot([low, high], [place, place], color=tint, linewidth=2, solid_capstyle="round")
         clear = low > 0 or high < 0
-        axes.plot([middle], [place], "o", markersize=6.5, color=tint, markerfacecolor=tint if clear else colour("surface"), markeredgewidth=1.6)
+        axes.plot(
+            [middle],
+            [place],
+            "o",
+            markersize=6.5,
+            color=tint,
+            markerfacecolor=tint if clear else colour("surface"),
+            markeredgewidth=1.6,
+        )
         axes.annotate(
-            signed(middle), (max(high, middle), place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False
+            signed(middle),
+            (max(high, middle), place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
         )
         labels.append(f"{item['domain']}:  {item['a']} − {item['b']}")
     axes.axvline(0, color=colour("ink"), linewidth=1)

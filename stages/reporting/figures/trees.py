@@ -75,7 +75,7 @@ def _layout(tree: Sequence[Node]) -> dict[int, float]:
 
 
 def search_tree(tree: Sequence[Node], index: int) -> Figure:
-    """A search tree from left (root) to right: area of a node is its visits, its fill the mean value, a square an end of the task."""
+    """A search tree, root at the left: a node's area is its visits, its fill the mean value; squares end the task."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -93,7 +93,11 @@ def search_tree(tree: Sequence[Node], index: int) -> Figure:
         start, end = (parent["depth"], places[parent["node"]]), (node["depth"], places[node["node"]])
         middle = (start[0] + end[0]) / 2
         curve = Path([start, (middle, start[1]), (middle, end[1]), end], [Path.MOVETO, *[Path.CURVE4] * 3])
-        line = {"edgecolor": colour("ink" if on_path else "base"), "linewidth": 1.8 if on_path else 0.7, "zorder": 2 if on_path else 1}
+        line = {
+            "edgecolor": colour("ink" if on_path else "base"),
+            "linewidth": 1.8 if on_path else 0.7,
+            "zorder": 2 if on_path else 1,
+        }
         axes.add_patch(PathPatch(curve, facecolor="none", **line))
     top = max(node["N"] for node in tree) or 1
     for marker, ends in (("o", False), ("s", True)):
@@ -103,7 +107,9 @@ def search_tree(tree: Sequence[Node], index: int) -> Figure:
             where = (node["depth"], places[node["node"]])
             # An opaque base hides the edges below the translucent fill.
             axes.scatter(*where, s=size, marker=marker, color=colour("surface"), edgecolors=tint, linewidths=1, zorder=3)
-            axes.scatter(*where, s=size, marker=marker, color=tint, alpha=min(1.0, max(0.0, node_value(node))), linewidths=0, zorder=4)
+            axes.scatter(
+                *where, s=size, marker=marker, color=tint, alpha=min(1.0, max(0.0, node_value(node))), linewidths=0, zorder=4
+            )
     axes.set_ylim(leaves - 0.2, -0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -116,14 +122,16 @@ def search_tree(tree: Sequence[Node], index: int) -> Figure:
 
 
 def reliability(bins: Sequence[tuple[float, float, float]], index: int) -> Figure:
-    """Calibration of the step-value model: (mean prediction, mean outcome, count) per bin, area by count; the diagonal is perfect."""
-    figure, axes = new_figure((CARD[0], 3.5))
+    """Calibration of the step-value model: (mean prediction, mean outcome, count) per bin, area by count."""
+    figure, axes = new_figure(CARD)
     axes.plot([0, 1], [0, 1], color=colour("muted"), linewidth=1, linestyle="--", label="perfect")
     filled = [item for item in bins if item[2] > 0]
     top = max((count for _, _, count in filled), default=1)
     axes.plot([item[0] for item in filled], [item[1] for item in filled], color=colour(domain_colour(index)), linewidth=1.4)
     for predicted, observed, count in filled:
-        axes.scatter(predicted, observed, s=14 + 150 * count / top, color=colour(domain_colour(index)), alpha=0.85, linewidths=0, zorder=3)
+        axes.scatter(
+            predicted, observed, s=14 + 150 * count / top, color=colour(domain_colour(index)), alpha=0.85, linewidths=0, zorder=3
+        )
     axes.set_xlim(-0.05, 1.05)
     axes.set_ylim(-0.05, 1.05)
     axes.set_title("Step values: predicted, real")

@@ -6,31 +6,37 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.reporting.blocks import Block, Drawing, Figures, Heading, Section, Table, Text, all_numbers, draw, missing, number, slug
-from stages.reporting.figures.data import histogram, pass_at_k, grouped_counts
+from stages.reporting.blocks import (
+    Block,
+    Drawing,
+    Figures,
+    Heading,
+    Section,
+    Table,
+    Text,
+    all_numbers,
+    draw,
+    missing,
+    number,
+    slug,
+)
+from stages.reporting.figures.data import grouped_counts, histogram, pass_at_k
 from stages.reporting.inputs import DomainInputs, Inputs
 
 CURATE_INTRO = (
-    "Raw records become tasks. Malformed records, duplicates and tasks that share a world with the evaluation panel are rejected, "
-    "each with its reason. Demonstrations come from an expert and from the same expert with random slips."
+    "Raw records become tasks. Malformed records, duplicates and tasks that share a world with the evaluation panel are "
+    "rejected, each with its reason. Demonstrations come from an expert and from the same expert with random slips."
 )
 ROLLOUT_INTRO = (
-    "The fine-tuned policy tries each training task several times. pass@k is the share of tasks solved by at least one of k attempts: "
-    "the gap between pass@1 and pass@k is what reinforcement learning can gain. The measured success of a task sets how often it is drawn."
+    "The fine-tuned policy tries each training task several times. pass@k is the share of tasks solved by at least one of k "
+    "attempts: the gap between pass@1 and pass@k is what reinforcement learning can gain. The measured success of a task sets "
+    "how often it is drawn."
 )
 
 
-def histogram_items(value: Any) -> list[tuple[str, float]]:
-    """A histogram of a report as (bin, count): a mapping bin -> count, a list of {"low"/"bin"/"value", "count"}, or {"edges", "counts"}."""
-    if isinstance(value, Mapping) and "edges" in value and "counts" in value:
-        edges = value["edges"]
-        return [(f"{low:g}–{high:g}", float(count)) for low, high, count in zip(edges, edges[1:], value["counts"], strict=False)]
-    if isinstance(value, Mapping):
-        return [(str(key), float(count)) for key, count in value.items()]
-    if isinstance(value, Sequence) and value and all(isinstance(item, Mapping) and "count" in item for item in value):
-        keys = ("bin", "value", "low")
-        return [(number(next((item[key] for key in keys if key in item), place)), float(item["count"])) for place, item in enumerate(value)]
-    return []
+def histogram_items(value: Mapping[str, float] | None) -> list[tuple[str, float]]:
+    """A report's histogram, {bin: count}, as pairs; [] for none."""
+    return [(str(key), float(count)) for key, count in (value or {}).items()]
 
 
 def in_numeric_order(items: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -62,14 +68,28 @@ def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[B
         levels = in_numeric_order(list({name: (name, 0.0) for items in series.values() for name, _ in items}.values()))
         series = {name: [(level, dict(items).get(level, 0.0)) for level, _ in levels] for name, items in series.items()}
         caption = f"Difficulty of the {domain} tasks in the domain's own unit, by split."
-        drawings.append(draw(f"difficulty-{slug(domain)}", caption, grouped_counts, series, "Tasks by difficulty", index, "tasks"))
+        drawings.append(
+            draw(f"difficulty-{slug(domain)}", caption, grouped_counts, series, "Tasks by difficulty", index, "tasks")
+        )
     turns = in_numeric_order(histogram_items(demonstrations.get("turns")))
     if turns:
         caption = f"Length of the {domain} demonstrations in turns."
-        drawings.append(draw(f"demo-turns-{slug(domain)}", caption, grouped_counts, {"demonstrations": turns}, "Demonstrations by turns", index, "demonstrations"))
+        drawings.append(
+            draw(
+                f"demo-turns-{slug(domain)}",
+                caption,
+                grouped_counts,
+                {"demonstrations": turns},
+                "Demonstrations by turns",
+                index,
+                "demonstrations",
+            )
+        )
     if drawings:
         blocks.append(Figures(drawings))
-    return blocks + all_numbers({key: value for key, value in report.items() if key != "rejections"}, f"reports/curate/{domain}.json")
+    return blocks + all_numbers(
+        {key: value for key, value in report.items() if key != "rejections"}, f"reports/curate/{domain}.json"
+    )
 
 
 def curate_section(inputs: Inputs) -> Section:
@@ -93,20 +113,21 @@ def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _rollout_figures(domain: str, index: int, given: DomainInputs) -> list[Drawing]:
+    """Tasks by measured success, episodes by length; [] without episodes."""
     rows = given.episodes.get("sft rollout", [])
     if not rows:
         return []
-    name = slug(domain)
     attempts = max(Counter(row["task_id"] for row in rows).values())
     shares = Counter(f"{share:.2g}" for share in success_counts(rows))
-    levels = sorted(shares, key=float)
+    levels = {"tasks": [(level, float(shares[level])) for level in sorted(shares, key=float)]}
     lengths = [float(len(row["token_ids"])) for row in rows]
+    solved = f"{domain}: measured success of each task over {attempts} attempts. 0: never solved, 1: always."
+    tokens = f"{domain}: tokens of an episode, prompt and observations included."
+    title = f"{domain}: tasks by success"
     return [
-        draw(f"task-success-{name}", f"{domain}: measured success of each task over {attempts} attempts. 0: never solved, 1: always.",
-             grouped_counts, {"tasks": [(level, float(shares[level])) for level in levels]}, f"{domain}: tasks by success", index, "tasks"),
-        draw(f"length-{name}", f"{domain}: tokens of an episode, prompt and observations included.",
-             histogram, lengths, f"{domain}: episodes by length", index, "tokens", "episodes"),
-    ]  # fmt: skip
+        draw(f"task-success-{slug(domain)}", solved, grouped_counts, levels, title, index, "tasks"),
+        draw(f"length-{slug(domain)}", tokens, histogram, lengths, f"{domain}: episodes by length", index, "tokens", "episodes"),
+    ]
 
 
 def rollout_section(inputs: Inputs) -> Section:
@@ -127,7 +148,10 @@ def rollout_section(inputs: Inputs) -> Section:
     # Figures of one kind side by side, domains in their order.
     drawings = drawings[::2] + drawings[1::2]
     if curves:
-        drawings.insert(0, draw("pass-at-k", "pass@k of the fine-tuned policy on its training tasks.", pass_at_k, curves, inputs.params.domains))
+        drawings.insert(
+            0,
+            draw("pass-at-k", "pass@k of the fine-tuned policy on its training tasks.", pass_at_k, curves, inputs.params.domains),
+        )
     if drawings:
         section.blocks.append(Figures(drawings))
     section.blocks += numbers

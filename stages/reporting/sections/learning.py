@@ -15,8 +15,8 @@ SFT_INTRO = (
     "environment said is read, never learnt. Training stops when the loss on held-out demonstrations no longer falls."
 )
 RL_INTRO = (
-    "One copy of the fine-tuned policy per domain learns from its own attempts. Each step plays a batch of tasks, several attempts each, "
-    "and makes what worked better than its group's average more likely. Thin lines are single steps, strong ones the mean of five."
+    "One copy of the fine-tuned policy per domain learns from its own attempts. Each step plays a batch of tasks, several "
+    "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five."
 )
 
 
@@ -52,7 +52,9 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
 def rl_section(inputs: Inputs) -> Section:
     section = Section("rl", "Reinforcement learning", RL_INTRO)
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
-    section.blocks += [missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories]
+    section.blocks += [
+        missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
+    ]
     if histories:
         rows = []
         for domain, history in histories.items():

@@ -10,8 +10,9 @@ from stages.reporting.figures.merging import changed_by_group, overlap_matrix, p
 from stages.reporting.inputs import Inputs
 
 INTRO = (
-    "Each specialist is the fine-tuned policy plus a change, its task vector. Where task vectors touch different weights they can be "
-    "added; where they touch the same ones they have to be reconciled. A weight counts as changed if it moved by more than {eps}."
+    "Each specialist is the fine-tuned policy plus a change, its task vector. Where task vectors touch different weights they "
+    "can be added; where they touch the same ones they have to be reconciled. A weight counts as changed if it moved by more "
+    "than {eps}."
 )
 
 
@@ -19,8 +20,16 @@ def _model_table(models: Mapping[str, Any], domains: list[str]) -> Table:
     rows = []
     for name in domains:
         row = models[name]
-        rows.append([name] + [percent(row.get(key)) for key in ("changed_fraction", "unique_fraction", "sparsity")] + [number(row.get(key)) for key in ("norm", "largest")])
-    return Table("Task vectors", ("specialist", "weights changed", "of these changed by it alone", "exact zeros", "norm", "largest change"), rows)
+        rows.append(
+            [name]
+            + [percent(row.get(key)) for key in ("changed_fraction", "unique_fraction", "sparsity")]
+            + [number(row.get(key)) for key in ("norm", "largest")]
+        )
+    return Table(
+        "Task vectors",
+        ("specialist", "weights changed", "of these changed by it alone", "exact zeros", "norm", "largest change"),
+        rows,
+    )
 
 
 def merge_section(inputs: Inputs) -> Section:
@@ -45,9 +54,21 @@ def merge_section(inputs: Inputs) -> Section:
         small.append(draw("merge-sharing", "How many specialists changed a weight.", sharing_histogram, diagnostics["histogram"]))
     pairs = diagnostics.get("pairs") or []
     for key, title, caption in (
-        ("jaccard", "Overlap of the changed weights", "Weights both changed, as a share of those either changed (Jaccard index)."),
-        ("sign_agreement", "Agreement in direction", "Share of the weights both changed that both moved the same way; one half is chance."),
-        ("cosine", "Cosine of the task vectors", "Cosine between task vectors: 0 is unrelated, 1 the same direction. Shade is its size."),
+        (
+            "jaccard",
+            "Overlap of the changed weights",
+            "Weights both changed, as a share of those either changed (Jaccard index).",
+        ),
+        (
+            "sign_agreement",
+            "Agreement in direction",
+            "Share of the weights both changed that both moved the same way; one half is chance.",
+        ),
+        (
+            "cosine",
+            "Cosine of the task vectors",
+            "Cosine between task vectors: 0 is unrelated, 1 the same direction. Shade is its size.",
+        ),
     ):
         if any(isinstance(pair.get(key), (int, float)) for pair in pairs):
             small.append(draw(f"merge-{key.replace('_', '-')}", caption, overlap_matrix, pairs, domains, key, title))
@@ -58,5 +79,7 @@ def merge_section(inputs: Inputs) -> Section:
         blocks.append(Figures([draw("merge-groups", caption, changed_by_group, diagnostics["groups"], domains)]))
     if not diagnostics:
         blocks.append(Text("reports/merge.json holds no diagnostics of the task vectors.", tone="note"))
-    section.blocks = blocks + all_numbers({key: value for key, value in merge.items() if key != "diagnostics"}, "reports/merge.json")
+    section.blocks = blocks + all_numbers(
+        {key: value for key, value in merge.items() if key != "diagnostics"}, "reports/merge.json"
+    )
     return section

@@ -8,7 +8,7 @@ from typing import Any
 from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw, number, slug
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
 from stages.reporting.inputs import Inputs
-from stages.reporting.results import journey, p_value, results_rows, signed, success, verdicts
+from stages.reporting.results import NBSP, journey, p_value, results_rows, signed, success, verdicts
 
 INTRO = (
     "Every model plays the same frozen panel of tasks, none of which was seen in training. A bar is the share of attempts that "
@@ -65,8 +65,8 @@ def lead(inputs: Inputs) -> str:
     plural = "a specialist" if len(domains) == 1 else f"{len(domains)} specialists, one for each domain ({listed}),"
     where = f" on {listed}" if len(domains) == 1 else ""
     return (
-        f"A base model was fine-tuned on demonstrations, trained by reinforcement learning ({', '.join(algorithms)}) into {plural}"
-        f"{where} and merged into one generalist ({method})."
+        f"A base model was fine-tuned on demonstrations, trained by reinforcement learning ({', '.join(algorithms)}) "
+        f"into {plural}{where} and merged into one generalist ({method})."
     )
 
 
@@ -96,7 +96,7 @@ def comparison_table(comparisons: Sequence[Mapping[str, Any]], confidence: float
             item["b"],
             signed(100 * item["difference"]),
             f"{signed(100 * item['low'])} to {signed(100 * item['high'])}",
-            p_value(item["p"]).removeprefix("p = ").removeprefix("p "),
+            p_value(item["p"]).removeprefix("p").strip(f"={NBSP}"),
             str(item["verdict"]),
         ]
         for item in comparisons
@@ -124,7 +124,17 @@ def outcome_section(inputs: Inputs) -> Section:
         if any(len(row.get(domain, {}).get("by_difficulty") or {}) > 1 for row in inputs.evaluation["models"].values())
     ]  # fmt: skip
     blocks: list[Block] = [
-        Figures([draw("journey", "Success along the way, each domain with its own specialist.", journey_lines, inputs.evaluation, domains)]),
+        Figures(
+            [
+                draw(
+                    "journey",
+                    "Success along the way, each domain with its own specialist.",
+                    journey_lines,
+                    inputs.evaluation,
+                    domains,
+                )
+            ]
+        ),
         Figures(bars),
         results_table(inputs),
     ]
@@ -134,7 +144,10 @@ def outcome_section(inputs: Inputs) -> Section:
         blocks.append(Figures([draw("differences", caption, differences, compared, every)]))
         blocks.append(comparison_table(compared, confidence))
     absent = [
-        f"{model} on {domain}" for domain in domains for model in inputs.evaluation["models"] if success(inputs.evaluation, model, domain) is None
+        f"{model} on {domain}"
+        for domain in domains
+        for model in inputs.evaluation["models"]
+        if success(inputs.evaluation, model, domain) is None
     ]
     if absent:
         blocks.append(Text(f"Not evaluated: {', '.join(absent)}.", tone="note"))

@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.reporting.blocks import Block, Drawing, Figures, Heading, Section, Table, Text, all_numbers, draw, missing, number, slug
+from stages.reporting.blocks import (
+    Block,
+    Drawing,
+    Figures,
+    Heading,
+    Section,
+    Table,
+    Text,
+    all_numbers,
+    draw,
+    missing,
+    number,
+    slug,
+)
 from stages.reporting.figures.data import histogram, short
-from stages.reporting.figures.trees import most_visited_path, node_value, reliability, search_tree, telling_tree, trees_of
+from stages.reporting.figures.trees import most_visited_path, node_value, reliability, search_tree, telling_tree
 from stages.reporting.inputs import DomainInputs, Inputs
 
 INTRO = (
-    "Monte Carlo tree search from the fine-tuned policy: it returns to promising steps, tries other actions from there, and so finds out what "
-    "each step is worth. Its statistics become step values and preference pairs; a small model learns the values and is checked for calibration."
+    "Monte Carlo tree search from the fine-tuned policy: it returns to promising steps, tries other actions from there, and so "
+    "finds out what each step is worth. Its statistics become step values and preference pairs; a small model learns the values "
+    "and is checked for calibration."
 )
-_PREDICTED = ("predicted", "mean_predicted", "prediction", "mean_prediction", "mean_value", "confidence")
-_OBSERVED = ("observed", "mean_observed", "target", "mean_target", "outcome", "mean_outcome", "accuracy", "actual")
-_COUNT = ("count", "n", "weight", "rollouts")
+FACTS = (
+    ("trees", "trees"),
+    ("middling_tasks", "trees of tasks solved sometimes"),
+    ("nodes", "nodes"),
+    ("ends.correct", "ends: solved"),
+    ("ends.wrong", "ends: failed"),
+    ("ends.truncated", "ends: cut off"),
+    ("root_success", "success of the policy's own rollouts"),
+    ("root_tree_value", "mean value of the search"),
+    ("labels.count", "labelled steps"),
+    ("pairs.count", "preference pairs"),
+    ("pairs.task_share", "share of trees with pairs"),
+    ("value_model.held_out_tasks", "held-out trees of the value model"),
+    ("value_model.calibration.brier", "Brier score"),
+    ("value_model.calibration.explained_variance", "explained variance"),
+    ("value_model.calibration.correlation", "correlation"),
+    ("value_model.calibration.ece", "expected calibration error"),
+)
+"""Dotted key of reports/annotate/<domain>.json -> what it is."""
 
 
-def calibration_bins(value: Any) -> list[tuple[float, float, float]]:
-    """(mean prediction, mean outcome, count) of each non-empty bin found in a report; [] if there are none.
+def at(report: Mapping[str, Any] | None, key: str) -> Any:
+    """The value under a dotted key; None where the way ends."""
+    value: Any = report
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
-    Takes a list of mappings, or a mapping of equally long lists, wherever it lies in `value`.
-    """
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and all(isinstance(item, Mapping) for item in value):
-        found = []
-        for item in value:
-            triple = [next((item[key] for key in names if isinstance(item.get(key), (int, float))), None) for names in (_PREDICTED, _OBSERVED)]
-            if None not in triple:
-                count = next((item[key] for key in _COUNT if isinstance(item.get(key), (int, float))), 1)
-                found.append((float(triple[0]), float(triple[1]), float(count)))
-        return [item for item in found if item[2] > 0]
-    if isinstance(value, Mapping):
-        columns = [next((value[key] for key in names if isinstance(value.get(key), list)), None) for names in (_PREDICTED, _OBSERVED, _COUNT)]
-        if columns[0] is not None and columns[1] is not None:
-            counts = columns[2] if columns[2] is not None else [1] * len(columns[0])
-            rows = zip(columns[0], columns[1], counts, strict=True)
-            return [(float(p), float(o), float(n)) for p, o, n in rows if p is not None and o is not None and n > 0]
-        for key in sorted(value, key=lambda key: ("calib" not in str(key), str(key))):
-            inner = calibration_bins(value[key])
-            if inner:
-                return inner
-    return []
+
+def calibration_bins(report: Mapping[str, Any] | None) -> list[tuple[float, float, float]]:
+    """(mean prediction, mean outcome, count) of each bin of the value model's held-out calibration; [] if the report has none."""
+    bins = at(report, "value_model.calibration.bins") or []
+    return [(float(item["predicted"]), float(item["observed"]), float(item["count"])) for item in bins]
+
+
+def facts_table(reports: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    """The main numbers of all domains side by side; None if no report has any of them."""
+    rows = []
+    for key, label in FACTS:
+        values = [at(report, key) for report in reports.values()]
+        if any(value is not None for value in values):
+            rows.append([label, *(number(round(value, 3) if isinstance(value, float) else value) for value in values)])
+    return Table("In numbers", ("", *reports), rows) if rows else None
 
 
 def _path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
-        [short(node["action"], 80), number(node["depth"]), number(node["N"]), f"{node_value(node):.2f}", f"{node['n_success']} of {node['n_rollouts']}"]
+        [
+            short(node["action"], 80),
+            number(node["depth"]),
+            number(node["N"]),
+            f"{node_value(node):.2f}",
+            f"{node['n_success']} of {node['n_rollouts']}",
+        ]
         for node in most_visited_path(tree)[1:]
     ]
     return Table("Its most visited way", ("action", "depth", "visits", "mean value", "rollouts that succeed"), rows)
@@ -69,7 +102,9 @@ def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -
         drawings.append(draw(f"visits-{name}", caption, histogram, visits, "Nodes by visits", index, "visits", "nodes", log=True))
         values = [node_value(node) for node in visited]
         caption = f"{domain}: mean value of visited nodes. Values between the ends are where steps differ in worth."
-        drawings.append(draw(f"values-{name}", caption, histogram, values, "Nodes by mean value", index, "mean value W/N", "nodes"))
+        drawings.append(
+            draw(f"values-{name}", caption, histogram, values, "Nodes by mean value", index, "mean value W/N", "nodes")
+        )
     return drawings
 
 
@@ -79,19 +114,12 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs) -> list[Block]:
         blocks.append(missing(f"reports/annotate/{domain}.json", f"annotate@{domain}"))
     drawings: list[Drawing] = []
     if given.nodes:
-        trees = trees_of(given.nodes)
-        ends = Counter(bool(node["terminal"]) for node in given.nodes)
-        rollouts = sum(node["n_rollouts"] for node in given.nodes)
-        facts = f"{number(len(trees))} trees with {number(len(given.nodes))} nodes, {number(ends[True])} of them ends of a task; {number(rollouts)} rollouts."
-        blocks.append(Text(facts))
         drawings = _node_figures(domain, index, given.nodes)
     else:
         blocks.append(missing(f"data/annotated/{domain}/nodes.parquet", f"annotate@{domain}"))
     bins = calibration_bins(given.annotate)
     if bins:
-        total = sum(count for _, _, count in bins)
-        error = sum(count * abs(predicted - observed) for predicted, observed, count in bins) / total
-        caption = f"{domain}: reliability of the step-value model on held-out trees, area by count. Mean distance from the diagonal {error:.3f}."
+        caption = f"{domain}: reliability of the step-value model on held-out trees, area by count. On the diagonal it is right."
         drawings.append(draw(f"calibration-{slug(domain)}", caption, reliability, bins, index))
     elif given.annotate is not None:
         blocks.append(Text(f"reports/annotate/{domain}.json holds no calibration bins of the step-value model.", tone="note"))
@@ -100,8 +128,8 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs) -> list[Block]:
     if given.nodes:
         tree = telling_tree(given.nodes)
         caption = (
-            f"One tree ({tree[0]['task_id']}, {len(tree)} nodes). Left is the start; area is visits, fill the mean value (empty 0, full 1), "
-            "squares end the task, the dark line is the most visited way."
+            f"One tree ({tree[0]['task_id']}, {len(tree)} nodes). Left is the start; area is visits, fill the mean value (empty "
+            "0, full 1), squares end the task, the strong line is the most visited way."
         )
         blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index)]))
         if len(most_visited_path(tree)) > 1:
@@ -111,6 +139,9 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs) -> list[Block]:
 
 def search_section(inputs: Inputs) -> Section:
     section = Section("trees", "Tree search", INTRO)
+    facts = facts_table({domain: given.annotate for domain, given in inputs.domains.items() if given.annotate is not None})
+    if facts is not None:
+        section.blocks.append(facts)
     for index, (domain, given) in enumerate(inputs.domains.items()):
         section.blocks += _domain_blocks(domain, index, given)
     return section

@@ -123,6 +123,7 @@
       span.dataset.token = tokens.length;
       tokens.push(token);
       box.appendChild(span);
+      if (owner === 1 && current.owner[index + 1] !== "1") box.appendChild(element("br"));
     });
     content.appendChild(box);
   }

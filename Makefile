@@ -1,0 +1,72 @@
+# make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
+# make ui          browse the runs in MLflow                make lint   ruff and mypy
+# make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
+#
+# PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to the installation of torch alone, e.g.
+# TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install lifecycle test lint ui lock clean
+
+PYTHON ?= python3
+TORCH_ARGS ?=
+VENV := .venv
+# Stages are started as `python -m stages.<name>`: the environment's python must be the first one found.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export DVC_NO_ANALYTICS := 1
+export DO_NOT_TRACK := 1
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+install:
+	@if [ ! -x $(VENV)/bin/python ]; then \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+			|| { echo "Bellwether needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version). Set PYTHON=..." >&2; exit 1; }; \
+		echo "install: making $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv $(VENV); \
+	fi
+	@wanted=$$(cat requirements.lock pyproject.toml | sha256sum | cut -d' ' -f1); \
+	if [ "$$(cat $(VENV)/.installed 2>/dev/null)" = "$$wanted" ]; then \
+		echo "install: $(VENV) is up to date with requirements.lock"; \
+	else \
+		echo "install: installing requirements.lock into $(VENV) (a few minutes the first time)"; \
+		pip install --quiet $(TORCH_ARGS) "$$(grep '^torch==' requirements.lock)"; \
+		pip install --quiet -r requirements.lock; \
+		pip install --quiet --no-deps --no-build-isolation -e .; \
+		echo "$$wanted" > $(VENV)/.installed; \
+		echo "install: done"; \
+	fi
+
+lifecycle: install
+	@python -m stages.params > /dev/null
+	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
+	dvc --wait-for-lock repro
+	@dvc metrics show
+	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs"
+
+test: install
+	@echo "test: pytest"
+	python -m pytest -q
+
+lint: install
+	ruff check .
+	ruff format --check .
+	mypy
+
+# Job execution off: without it the UI is two processes and leaves none behind.
+ui: install
+	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
+		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+# After changing dependencies in pyproject.toml and installing them into a fresh .venv.
+lock:
+	pip list --format=freeze --exclude-editable | grep -iv '^pip==' | sed 's/+.*//' | LC_ALL=C sort -f > requirements.lock
+
+clean:
+	rm -rf .bellwether/checkpoints .prefect .pytest_cache .ruff_cache .mypy_cache .hypothesis build
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

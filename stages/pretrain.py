@@ -1,0 +1,56 @@
+"""Makes the shipped base model (`data/base`): a small Llama, trained on procedural text in the environments' formats.
+
+Frozen in the pipeline. To make it anew: `dvc repro --force --single-item data/base/dvc.yaml:pretrain`. Its settings are in
+data/base/params.yaml. The order: text -> tokenizer -> tokens -> model -> training -> what it can do -> folder.
+"""
+
+from __future__ import annotations
+
+from stages.runtime import StageContext, stage_run
+
+
+def run(context: StageContext) -> None:
+    from stages.agent.chat import Chat
+    from stages.agent.episode import write_json
+    from stages.checkpoints import Checkpoints
+    from stages.pretraining.job import PretrainJob, answer_accuracy, encode
+    from stages.pretraining.settings import load_settings
+    from stages.pretraining.text import held_out, make_corpus, tokenizer_texts, word_list
+    from stages.pretraining.tokenizer import train_tokenizer
+    from stages.training.loop import make_accelerator, run_loop, write_history
+
+    folder = context.data / "base"
+    settings = load_settings(folder / "params.yaml")
+
+    chats = make_corpus(settings, context.root / ".bellwether" / "pretrain", context.params.resources.workers)
+    tokenizer = train_tokenizer(tokenizer_texts(chats), settings.vocabulary, settings.max_length)
+    chat = Chat(tokenizer)
+    samples = [encode(chat, item, settings) for item in chats]
+
+    accelerator = make_accelerator(context.params.resources)
+    job = PretrainJob(samples, settings, len(tokenizer), accelerator)
+    checkpoints = Checkpoints(context)
+    history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "pretrain")
+
+    accuracy = answer_accuracy(job.model, [encode(chat, item, settings) for item in held_out(settings)])
+    job.model.generation_config.eos_token_id = tokenizer.eos_token_id
+    job.model.generation_config.pad_token_id = tokenizer.pad_token_id
+    job.model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_history(folder / "history.csv", history)
+    families = sorted({item.family for item in chats})
+    write_json(
+        folder / "corpus.json",
+        {
+            "samples": {family: sum(item.family == family for item in chats) for family in families},
+            "tokens": sum(len(sample.token_ids) for sample in samples),
+            "answer_accuracy": accuracy,
+            "parameters": job.model.num_parameters(),
+            "words": word_list(chats),
+        },
+    )
+    checkpoints.clear()
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_run("pretrain", run))

@@ -1,0 +1,145 @@
+"""Trains the base model: next-token loss, full weight on answers, little on what they are looked up in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stages.agent.chat import Chat as ChatFormat
+from stages.agent.episode import Owner
+from stages.algorithms.contract import LossTerms
+from stages.pretraining.corpus import Chat
+from stages.pretraining.settings import Settings
+from stages.seeding import seed_torch
+from stages.training.loop import Learner, Sums, Update
+from stages.training.optimiser import make_optimiser, warmup_cosine
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+MICRO_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids and, per token, the weight of predicting it."""
+
+    family: str
+    token_ids: list[int]
+    weights: list[float]
+
+
+def encode(chat: ChatFormat, sample: Chat, settings: Settings) -> Sample:
+    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`."""
+    messages = [{"role": role, "content": text} for role, text in sample.messages]
+    encoded = chat.encode_demonstration(messages if messages[-1]["role"] == "assistant" else messages[:-1])
+    answer = 1.0 if sample.family != "transcript" else settings.context_weight
+    weights = [answer if owner == Owner.POLICY else settings.context_weight for owner in encoded.owner]
+    return Sample(sample.family, encoded.token_ids[: settings.max_length], weights[: settings.max_length])
+
+
+def build_model(settings: Settings, vocabulary: int) -> Any:
+    """A Llama with tied embeddings, initialised from the seed."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    seed_torch("pretrain", settings.seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=settings.intermediate,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """Right-padded token ids [B, T] and weights [B, T] (0 on padding)."""
+    length = max(len(sample.token_ids) for sample in samples)
+    ids = torch.zeros(len(samples), length, dtype=torch.long)
+    weights = torch.zeros(len(samples), length)
+    for row, sample in enumerate(samples):
+        ids[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
+        weights[row, : len(sample.weights)] = torch.tensor(sample.weights)
+    return ids, weights
+
+
+def predictions(model: Any, ids: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] and targets [n] at the positions after which `keep` [B, T] is set."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    chosen = keep[:, 1:]
+    return model.lm_head(hidden[chosen]), ids[:, 1:][chosen]
+
+
+class PretrainJob:
+    """See stages.training.loop.Job. Step n takes the n-th batch of the corpus, in order, sorted by length inside."""
+
+    def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, accelerator: Accelerator) -> None:
+        self.samples, self.settings = samples, settings
+        self.model = build_model(settings, vocabulary)
+        optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay)
+        schedule = warmup_cosine(settings.learning_rate, settings.steps, settings.warmup)
+        self.learners: Mapping[str, Learner] = {"policy": Learner(self.model, optimiser, schedule, 1.0, accelerator)}
+
+    def updates(self, step: int) -> Iterator[Update]:
+        batch = sorted(
+            self.samples[step * self.settings.batch : (step + 1) * self.settings.batch], key=lambda item: -len(item.token_ids)
+        )
+        total = sum(sum(sample.weights[1:]) for sample in batch)
+        device = self.learners["policy"].accelerator.device
+
+        def loss(micro: Sequence[Sample]) -> LossTerms:
+            ids, weights = (tensor.to(device) for tensor in collate(micro))
+            logits, targets = predictions(self.model, ids, weights > 0)
+            picked = weights[:, 1:][weights[:, 1:] > 0]
+            losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+            share = (losses * picked).sum() / total
+            answers = picked == 1.0
+            right = (logits.argmax(-1) == targets)[answers].sum()
+            return LossTerms(share, {"loss": share.detach(), "right": right, "answers": answers.sum()})
+
+        yield Update("policy", [batch[start : start + MICRO_BATCH] for start in range(0, len(batch), MICRO_BATCH)], loss)
+
+    def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
+        policy = sums["policy"]
+        accuracy = policy["right"] / max(policy["answers"], 1.0)
+        return {"loss": policy["loss"], "answer_accuracy": accuracy, "learning_rate": self.learners["policy"].learning_rate}
+
+    def finished(self) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing is remembered between steps."""
+
+
+def answer_accuracy(model: Any, samples: Sequence[Sample]) -> dict[str, float]:
+    """Share of answers that the model gets right in every token (greedy, given the text before), by family."""
+    right: dict[str, list[bool]] = {}
+    with torch.inference_mode():
+        for sample in samples:
+            ids, weights = collate([sample])
+            keep = weights == 1.0
+            logits, targets = predictions(model.cpu(), ids, keep)
+            positions = keep[0, 1:].nonzero().flatten().tolist()
+            hits = (logits.argmax(-1) == targets).tolist()
+            runs: list[bool] = []
+            for index, position in enumerate(positions):
+                if index and position == positions[index - 1] + 1:
+                    runs[-1] = runs[-1] and hits[index]
+                else:
+                    runs.append(hits[index])
+            right.setdefault(sample.family, []).extend(runs)
+    return {family: round(sum(hits) / len(hits), 4) for family, hits in sorted(right.items())}

@@ -1,0 +1,64 @@
+"""Puts the base model's text together: look-ups in order of the curriculum, aimless transcripts mixed in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stages.environments.registry import load_domain
+from stages.pretraining.corpus import Chat, aimless, lookups
+from stages.pretraining.settings import Settings
+from stages.seeding import permutation, stream
+
+WORLD_SEED = 900
+"""Seed of the worlds that aimless policies walk through; curation's worlds come from other seeds."""
+DOMAINS = ("search", "textworld")
+
+
+def transcripts(settings: Settings, folder: Path, workers: int) -> list[Chat]:
+    """Aimless play in the training kind of worlds of each environment, made below `folder` and removed again."""
+    chats: list[Chat] = []
+    for name in DOMAINS:
+        domain = load_domain(name)
+        records = [
+            record for record in domain.recipes(settings.transcript_tasks * 3, WORLD_SEED) if record["split"] == "train"
+        ][: settings.transcript_tasks]
+        shutil.rmtree(folder / name, ignore_errors=True)
+        tasks = domain.build(records, folder / name, workers)
+        chats += aimless(domain, tasks, folder / name, settings.seed, settings.transcript_plays)
+    shutil.rmtree(folder, ignore_errors=True)
+    return chats
+
+
+def make_corpus(settings: Settings, folder: Path, workers: int) -> list[Chat]:
+    """Samples in training order, `steps * batch` of them."""
+    total = settings.steps * settings.batch
+    early = min(settings.first_steps * settings.batch, total)
+    chats = lookups(early, settings.seed, settings.first)
+    later = total - early
+    walked = transcripts(settings, folder, workers) if settings.transcript_share and settings.transcript_tasks else []
+    aimless_count = round(later * settings.transcript_share) if walked else 0
+    rng = stream("pretrain.transcripts", settings.seed)
+    drawn = [rng.choice(walked) for _ in range(aimless_count)]
+    rest = lookups(later - aimless_count, settings.seed + 1, settings.then)
+    return chats + permutation(rest + drawn, "pretrain.order", settings.seed)
+
+
+def held_out(settings: Settings, count: int = 256) -> list[Chat]:
+    """Look-ups that training did not see."""
+    return lookups(count, settings.seed + 1_000_000, settings.then)
+
+
+def tokenizer_texts(chats: Sequence[Chat], every: int = 4) -> Iterator[str]:
+    return (text for chat in chats[::every] for _, text in chat.messages)
+
+
+def word_list(chats: Sequence[Chat]) -> list[str]:
+    """Every distinct word of the text, sorted: small, since the text is procedural, and what the leak test reads."""
+    words: set[str] = set()
+    for chat in chats:
+        for _, text in chat.messages:
+            words.update(re.findall(r"[A-Za-z]+-?[A-Za-z]*\d*", text))
+    return sorted(words)

@@ -1,0 +1,128 @@
+"""README's generated parts: the results table, the method table and the figure docs/figures/lifecycle.svg.
+
+`python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
+reports/evaluation.json) and between `<!-- methods:begin -->` and `<!-- methods:end -->` (from the methods' cards).
+`--check` writes nothing and fails if something is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.agent.episode import read_json
+from stages.params import ParamsError, load_params
+from stages.reporting.figures.outcome import success_bars
+from stages.reporting.results import check_evaluation, markdown_table
+from stages.reporting.style import drawing, to_svg
+
+if TYPE_CHECKING:
+    from stages.algorithms.contract import Card
+
+FIGURE = Path("docs/figures/lifecycle.svg")
+
+
+def has_block(text: str, name: str) -> bool:
+    return f"<!-- {name}:begin -->" in text and f"<!-- {name}:end -->" in text
+
+
+def replace_block(text: str, name: str, content: str) -> str:
+    """`text` with `content` between the markers of block `name`. Raises ValueError if they are missing or in the wrong order."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(
+            f"README.md needs the lines '{begin}' and '{end}', each once and in this order; add them where the block belongs"
+        )
+    head, rest = text.split(begin)
+    _, tail = rest.split(end)
+    return f"{head}{begin}\n{content.strip()}\n{end}{tail}"
+
+
+def _cell(text: str) -> str:
+    """`text` as a Markdown table cell: on one line, bars escaped."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def methods_table(cards: Iterable[Card]) -> str:
+    """One row per method: switch, title, what it does, what it reduces to, paper."""
+    lines = ["| switch | method | in one line | reduces to | paper |", "|---|---|---|---|---|"]
+    for card in cards:
+        cells = (f"`{card.switch}`", card.title, card.equation, card.reduces_to, card.paper)
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def all_cards() -> list[Card]:
+    """Cards of every RL method, then of every merge method. Imports torch, through the methods."""
+    from stages.algorithms.registry import cards
+    from stages.merging.registry import MERGERS
+
+    return [*cards(), *(MERGERS[name].card for name in MERGERS)]
+
+
+def methods_block() -> str:
+    return methods_table(all_cards())
+
+
+def lifecycle_figure(evaluation: Mapping[str, Any], domains: list[str]) -> str:
+    """Success of every model with intervals, a panel for each domain, as an SVG file of its own."""
+    with drawing():
+        figure = success_bars(evaluation, domains, domains)
+        return to_svg(
+            figure, "lifecycle", f"Success per model on {', '.join(domains)}, with confidence intervals", standalone=True
+        ).text
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """What README.md and the figure should hold, by path relative to `root`; blocks that README lacks are left out.
+
+    Raises FileNotFoundError without README.md, or without reports/evaluation.json where a results block asks for it.
+    """
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    files: dict[Path, str] = {}
+    if has_block(readme, "results"):
+        path = root / "reports" / "evaluation.json"
+        if not path.exists():
+            raise FileNotFoundError(
+                "reports/evaluation.json does not exist; run 'dvc repro evaluate' before README is written from it"
+            )
+        params, evaluation = load_params(root / "params.yaml"), read_json(path)
+        check_evaluation(evaluation, "reports/evaluation.json")
+        domains = [domain for domain in params.domains if domain in evaluation["panels"]]
+        confidence = float(evaluation.get("confidence", params.evaluate.confidence))
+        readme = replace_block(readme, "results", markdown_table(evaluation, domains, confidence))
+        files[FIGURE] = lifecycle_figure(evaluation, domains)
+    if has_block(readme, "methods"):
+        readme = replace_block(readme, "methods", methods_block())
+    files[Path("README.md")] = readme
+    return files
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.reporting.readme", description="Write README's generated parts.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is out of date")
+    options = parser.parse_args()
+    root = Path.cwd()
+    try:
+        files = generated(root)
+    except (FileNotFoundError, ValueError, ParamsError) as error:
+        print(f"readme: {error}", file=sys.stderr)
+        return 1
+    stale = [
+        path for path, text in files.items() if not (root / path).exists() or (root / path).read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        if options.check:
+            print(f"readme: {path} is out of date; run 'python -m stages.reporting.readme'", file=sys.stderr)
+        else:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(files[path], encoding="utf-8")
+            print(f"readme: wrote {path}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

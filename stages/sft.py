@@ -1,0 +1,77 @@
+"""sft: the base model learns from demonstrations of all domains together, with loss on the policy's tokens alone.
+
+data/curated/<domain>/{tasks,demonstrations}.parquet, model.path -> data/models/sft, reports/sft/history.csv, reports/sft.json.
+Training stops early when the loss on demonstrations of validation tasks no longer falls; the best weights are kept.
+"""
+
+from __future__ import annotations
+
+from stages.agent.episode import Episode, read_episodes, read_tasks, write_json
+from stages.checkpoints import Checkpoints
+from stages.domains import keep_only
+from stages.params import Sft
+from stages.runtime import StageContext, stage_run
+
+
+def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
+    """Demonstrations of all domains by the split of their task, sorted by id within the domains in order."""
+    by_split: dict[str, list[Episode]] = {"train": [], "valid": []}
+    for domain in context.params.domains:
+        folder = context.data / "curated" / domain
+        split_of = {task.task_id: task.split for task in read_tasks(folder / "tasks.parquet")}
+        for episode in read_episodes(folder / "demonstrations.parquet"):
+            split = split_of.get(episode.task_id)
+            if split not in by_split:
+                raise ValueError(
+                    f"{folder / 'demonstrations.parquet'}: {episode.episode_id} shows a {split} task; only train and valid may be"
+                )
+            by_split[split].append(episode)
+    return by_split
+
+
+def run(context: StageContext) -> None:
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy, save_policy
+    from stages.training.loop import run_loop, write_history
+    from stages.training.supervised import SftJob
+
+    section: Sft = context.params.sft
+    context.log_params(section.model_dump())
+    keep_only(context.root, context.params.domains, ["data/curated"])
+    demonstrations = read_demonstrations(context)
+    policy = load_policy(context.params.model.path, attention="sdpa", root=context.root)
+    job = SftJob(context.params, policy.model, Chat(policy.tokenizer), demonstrations)
+
+    checkpoints = Checkpoints(context)
+    history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
+    job.close()
+
+    save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
+    write_history(context.reports / "sft" / "history.csv", history)
+    report = {
+        "steps": len(history),
+        "epochs": len(history) / job.per_epoch,
+        "stopped_early": len(history) < job.steps,
+        "best_step": job.best["step"] or len(history),
+        "train_loss": history[-1]["train_loss"],
+        "valid_loss": job.best["loss"],
+        "demonstrations": {
+            split: {domain: sum(episode.domain == domain for episode in episodes) for domain in context.params.domains}
+            for split, episodes in demonstrations.items()
+        },
+        "tokens": sum(job.train.lengths),
+        "policy_tokens": int(job.train.mask.sum()),
+        "parameters": policy.model.num_parameters(),
+        "base_hash": policy.hash,
+        **job.ledger.metrics(),
+    }
+    write_json(context.reports / "sft.json", report)
+    for name, value in job.ledger.metrics().items():
+        context.metric(name, value)
+    context.artifact(context.reports / "sft.json")
+    context.artifact(context.reports / "sft" / "history.csv")
+    checkpoints.clear()
+
+
+if __name__ == "__main__":
+    raise SystemExit(stage_run("sft", run))

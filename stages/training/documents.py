@@ -1,0 +1,89 @@
+"""Demonstrations as training documents, and how they are dealt out to optimiser steps.
+
+A step takes whole documents up to a number of tokens; inside a step they are sorted by length into micro-batches. That beats packing
+several documents into one row with block-diagonal attention: on two-core CPUs, with SDPA, 4x128 Llama, documents of 60-620 tokens,
+8.2 thousand tokens a second per thread against 6.9, as causal attention without a mask is faster than the little padding costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stages.agent.chat import Chat
+from stages.agent.episode import Episode, Owner
+from stages.seeding import permutation
+from stages.training.batches import padded, plan_micro_batches
+
+
+@dataclass(frozen=True)
+class Documents:
+    """D documents padded on the right to T tokens, each cut after its last policy token."""
+
+    token_ids: Tensor
+    """[D, T] int64."""
+    mask: Tensor
+    """[D, T] bool: policy tokens, the ones trained on."""
+    lengths: list[int]
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Token ids and mask of some rows, cut to the longest: [b, t] each."""
+        width = max(self.lengths[row] for row in rows)
+        index = torch.tensor(rows)
+        return self.token_ids[index, :width].to(device), self.mask[index, :width].to(device)
+
+
+def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Documents:
+    """Demonstrations in the order given. Raises ValueError for none at all, and naming one longer than `max_length` tokens."""
+    if not demonstrations:
+        raise ValueError(
+            "there are no demonstrations to train on; look at reports/curate/<domain>.json for why they were rejected"
+        )
+    ids, owners = [], []
+    for episode in demonstrations:
+        encoded = chat.encode_demonstration(episode.messages)
+        if len(encoded.token_ids) > max_length:
+            raise ValueError(
+                f"demonstration {episode.episode_id} has {len(encoded.token_ids)} tokens, more than model.max_length ({max_length}); "
+                f"raise model.max_length or make tasks shorter"
+            )
+        last = max(index for index, owner in enumerate(encoded.owner) if owner == int(Owner.POLICY))
+        ids.append(encoded.token_ids[: last + 1])
+        owners.append(encoded.owner[: last + 1])
+    mask = padded(owners, int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
+    return Documents(padded(ids, 0, torch.int64), mask, [len(row) for row in ids])
+
+
+def deal(documents: Documents, batch_tokens: int, *key: object) -> list[list[int]]:
+    """One epoch: all documents once, in an order drawn from `key`, as steps of at most `batch_tokens` tokens (at least one document).
+
+    Documents are spread evenly, so that no step is a small remainder.
+    """
+    order = permutation(range(documents.size), *key)
+    count = steps_per_epoch(documents, batch_tokens)
+    share = sum(documents.lengths) / count
+    steps: list[list[int]] = [[] for _ in range(count)]
+    before = 0
+    for row in order:
+        steps[min(count - 1, int(before / share))].append(row)
+        before += documents.lengths[row]
+    return [step for step in steps if step]
+
+
+def steps_per_epoch(documents: Documents, batch_tokens: int) -> int:
+    """Optimiser steps that one pass over the documents is dealt into."""
+    return min(documents.size, math.ceil(sum(documents.lengths) / batch_tokens))
+
+
+def micro_batches(documents: Documents, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """A step's documents in groups of similar length, each at most `tokens_per_batch` padded tokens."""
+    plan = plan_micro_batches([documents.lengths[row] for row in rows], tokens_per_batch)
+    return [[rows[place] for place in group] for group in plan]

@@ -1,0 +1,100 @@
+"""Supervised fine-tuning as a job of the training loop: the loss is the mean negative log-probability of the policy's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stages.agent.chat import Chat
+from stages.agent.episode import Episode
+from stages.agent.policy import token_logprobs
+from stages.algorithms.contract import LossTerms
+from stages.params import Params, Sft
+from stages.training.documents import Documents, deal, encode, micro_batches, steps_per_epoch
+from stages.training.ledger import Ledger
+from stages.training.loop import Learner, Sums, Update, make_accelerator
+from stages.training.optimiser import make_optimiser, warmup_cosine
+
+
+class SftJob:
+    """A step is one optimiser update over whole demonstrations; an epoch uses each once. Demonstrations: by split, train and valid.
+
+    The loss on the valid demonstrations is taken every `eval_every` steps and after the last; `close` puts the best weights back.
+    """
+
+    def __init__(self, params: Params, model: Any, chat: Chat, demonstrations: Mapping[str, Sequence[Episode]]) -> None:
+
+        self.params: Sft = params.sft
+        self.seed, self.model = params.seed, model
+        self.tokens_per_batch = params.resources.tokens_per_batch
+        max_length = params.model.max_length
+        self.train: Documents = encode(chat, demonstrations["train"], max_length)
+        self.valid: Documents | None = encode(chat, demonstrations["valid"], max_length) if demonstrations["valid"] else None
+        self.per_epoch = steps_per_epoch(self.train, self.params.batch_tokens)
+        self.steps = max(1, round(self.params.epochs * self.per_epoch))
+        self.ledger = Ledger()
+        self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
+        self.stale = 0
+        schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
+        accelerator = make_accelerator(params.resources)
+        optimiser = make_optimiser(model.to(accelerator.device), self.params.learning_rate, self.params.weight_decay)
+        self.learners = {"policy": Learner(model, optimiser, schedule, self.params.max_grad_norm, accelerator)}
+
+    def updates(self, step: int) -> Iterator[Update]:
+        epoch, place = divmod(step, self.per_epoch)
+        if place == 0:
+            self.ledger.open(self.train.mask)
+        rows = deal(self.train, self.params.batch_tokens, self.seed, "sft", epoch)[place]
+        tokens = float(self.train.mask[torch.tensor(rows)].sum())
+
+        def loss(micro: list[int]) -> LossTerms:
+            token_ids, mask = self.train.take(micro, self.model.device)
+            self.ledger.saw(torch.tensor(micro), mask)
+            logprobs, _ = token_logprobs(self.model, token_ids, mask)
+            share = -logprobs.sum() / tokens
+            return LossTerms(share, {"loss": share.detach()})
+
+        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss)
+        if place == self.per_epoch - 1:
+            self.ledger.close()
+
+    def validation_loss(self) -> float:
+        """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""
+
+        assert self.valid is not None
+        total = 0.0
+        with torch.no_grad():
+            for micro in micro_batches(self.valid, range(self.valid.size), self.tokens_per_batch):
+                total -= float(token_logprobs(self.model, *self.valid.take(micro, self.model.device))[0].sum())
+        return total / max(1, int(self.valid.mask.sum()))
+
+    def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
+        policy, learner = sums["policy"], self.learners["policy"]
+        row = {"train_loss": policy["loss"], "lr": learner.schedule(step), "grad_norm": policy["grad_norm"]}
+        if self.valid is not None and ((step + 1) % self.params.eval_every == 0 or step + 1 == self.steps):
+            loss = row["valid_loss"] = self.validation_loss()
+            if self.best["loss"] is None or loss < self.best["loss"]:
+                weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+                self.best, self.stale = {"loss": loss, "step": step + 1, "weights": weights}, 0
+            else:
+                self.stale += 1
+        return row
+
+    def finished(self) -> bool:
+        return self.stale >= self.params.patience
+
+    def close(self) -> None:
+        """Close an epoch that the last step cut short, and put the best weights back."""
+        if self.ledger.is_open:
+            self.ledger.close(whole=False)
+        if self.best["weights"] is not None:
+            self.model.load_state_dict(self.best["weights"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.state_dict(), "best": self.best, "stale": self.stale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ledger.load_state_dict(state["ledger"])
+        self.best, self.stale = state["best"], state["stale"]

@@ -1,0 +1,139 @@
+"""stages.agent.policy: loading, errors, hashing, saving, training log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny import make_tiny_policy
+
+from stages.agent.policy import PolicyError, hidden_states, load_policy, policy_hash, save_policy, token_logprobs
+
+
+@pytest.fixture
+def copied(tiny_policy, tmp_path):
+    return shutil.copytree(tiny_policy, tmp_path / "policy")
+
+
+def test_saving_twice_gives_the_same_bytes_and_loads_with_plain_transformers(tiny_policy, tmp_path):
+    """Contract: a model folder's bytes depend on weights, configuration and tokenizer alone, not on where it came from."""
+    policy = load_policy(tiny_policy)
+    policy.tokenizer("a", padding=True)
+    save_policy(policy.model, policy.tokenizer, tmp_path / "one")
+    again = load_policy(tmp_path / "one", attention="sdpa")
+    save_policy(again.model, again.tokenizer, tmp_path / "deeper" / "two")
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "deeper" / "two").iterdir())
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "deeper" / "two" / name).read_bytes(), name
+    assert policy.hash == again.hash == policy_hash(tmp_path / "deeper" / "two")
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert torch.equal(plain.lm_head.weight, policy.model.lm_head.weight)
+    text = AutoTokenizer.from_pretrained(tmp_path / "one").apply_chat_template(
+        [{"role": "user", "content": "look"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "<|user|>look<|end|><|assistant|>"
+
+
+def test_the_hash_names_weights_configuration_and_tokenizer_and_nothing_else(copied, tmp_path):
+    before = policy_hash(copied)
+    (copied / "README.md").write_text("notes")
+    assert policy_hash(copied) == before
+    other = make_tiny_policy(tmp_path / "other", seed=1)
+    assert policy_hash(other) != before
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    assert policy_hash(copied) != before
+
+
+def test_a_missing_folder_or_file_is_named(copied, tmp_path):
+    with pytest.raises(PolicyError, match=r"nowhere does not exist.*model\.path"):
+        load_policy(tmp_path / "nowhere")
+    with pytest.raises(PolicyError, match="hub:org/name"):
+        load_policy("org/name", root=tmp_path)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(PolicyError, match=r"model\.safetensors is missing"):
+        load_policy(copied)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_truncated_weights_are_named_with_what_to_do(copied, keep):
+    weights = copied / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:keep])
+    with pytest.raises(PolicyError, match=r"model\.safetensors is truncated.*restore it"):
+        load_policy(copied)
+
+
+def test_weights_that_do_not_cover_the_configuration_are_refused(copied):
+    """Contract: a folder that mixes two models is an error, not a model with random layers."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
+    with pytest.raises(PolicyError, match="lack 9 tensors"):
+        load_policy(copied)
+
+
+def test_a_hub_name_without_network_says_what_to_do(monkeypatch, tmp_path):
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(PolicyError, match=r"HF_HUB_OFFLINE is set.*hf download org/some-model"):
+        load_policy("hub:org/some-model")
+
+
+def test_a_hub_name_that_is_none_is_refused():
+    with pytest.raises(PolicyError, match="names no model"):
+        load_policy("hub:not a name")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, temperature):
+    """Contract: log-probabilities and entropies at masked positions are those of log softmax(logits / temperature), whatever the
+    chunk, and so are their gradients."""
+    model = load_policy(tiny_policy).model
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (3, 12), generator=generator)
+    mask = torch.rand(3, 12, generator=generator) < 0.4
+    mask[:, 0] = False
+    logs = (model(ids).logits[:, :-1].float() / temperature).log_softmax(-1)
+    expected = torch.zeros(3, 12)
+    expected[:, 1:] = logs.gather(-1, ids[:, 1:, None])[..., 0]
+    expected_entropy = torch.zeros(3, 12)
+    expected_entropy[:, 1:] = -(logs.exp() * logs).sum(-1)
+    (expected * mask + expected_entropy * mask).sum().backward()
+    gradient = model.model.layers[0].mlp.up_proj.weight.grad.clone()
+    for chunk in (3, 8192):
+        model.zero_grad()
+        logprobs, entropy = token_logprobs(model, ids, mask, temperature, chunk=chunk, entropy=True)
+        torch.testing.assert_close(logprobs, (expected * mask).detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy, (expected_entropy * mask).detach(), atol=1e-5, rtol=0)
+        (logprobs + entropy).sum().backward()
+        torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight.grad, gradient, atol=1e-4, rtol=1e-4)
+    assert token_logprobs(model, ids, mask)[1] is None
+    with pytest.raises(ValueError, match="first token"):
+        token_logprobs(model, ids, torch.ones_like(mask))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_sequences_do_not_see_each_other(tiny_policy, attention):
+    model = load_policy(tiny_policy, attention=attention).model
+    ids = torch.arange(5, 15)[None]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]])
+    with torch.no_grad():
+        packed = hidden_states(model, ids, positions)
+        torch.testing.assert_close(packed[:, 4:], hidden_states(model, ids[:, 4:]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed[:, :4], hidden_states(model, ids[:, :4]), atol=1e-5, rtol=1e-5)
+
+
+def test_padding_on_the_right_changes_nothing(tiny_policy):
+    model = load_policy(tiny_policy).model
+    ids = torch.arange(5, 15)[None]
+    padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(hidden_states(model, padded)[:, :10], hidden_states(model, ids), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,202 @@
+"""stages.agent.rollout: whole episodes, whatever is played beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import CountingEnvironment, toy_tasks
+
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling, Turn
+from stages.agent.episode import Owner, read_episodes, write_episodes
+from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.torch_engine import TorchEngine
+
+SAMPLING = Sampling(max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_policy):
+    return load_policy(tiny_policy)
+
+
+@pytest.fixture(scope="module")
+def chat(policy):
+    return Chat(policy.tokenizer)
+
+
+def run(policy, chat, tasks, count=2, *, slots=16, width=16, max_length=200, make=CountingEnvironment, labels=None, **kwargs):
+    engine = TorchEngine(policy.model, [chat.end_of_turn], slots, max_length)
+    labels = labels or Labels(3, policy.hash, "params")
+    with EnvironmentPool(make) as pool:
+        requests = attempts(tasks, count)
+        episodes = collect(engine, chat, pool, requests, SAMPLING, labels, max_length=max_length, width=width, **kwargs)
+    assert not engine._sessions
+    return episodes, engine
+
+
+@pytest.fixture(scope="module")
+def episodes(policy, chat):
+    return run(policy, chat, toy_tasks(12), 3)[0]
+
+
+def test_an_episode_does_not_depend_on_what_else_is_played(policy, chat, episodes):
+    """Contract: the same rows come out alone, in other company, with other widths, threads and fewer slots than episodes."""
+    tasks = toy_tasks(12)
+    assert run(policy, chat, tasks, 3, threaded=False, width=5)[0] == episodes
+    assert run(policy, chat, tasks[::-1], 3, slots=6, width=40)[0] == episodes
+    alone = run(policy, chat, tasks[7:8], 1)[0]
+    assert alone == [episode for episode in episodes if episode.episode_id == alone[0].episode_id]
+
+
+def test_rows_are_token_exact(policy, chat, episodes, tmp_path):
+    """Contract: prompt, turns and observations follow each other without gaps, policy tokens carry the log-probabilities that
+    training computes, and everything survives the file."""
+    for episode in episodes:
+        assert len(episode.token_ids) == len(episode.owner) == len(episode.logprob) == len(episode.turn)
+        opening = chat.prompt_tokens(episode.messages[0]["content"])
+        assert episode.token_ids[: len(opening)] == opening
+        place = len(opening)
+        for index, turn in enumerate(episode.turns):
+            assert turn.start == place
+            ids = episode.token_ids[turn.start : turn.end]
+            assert set(episode.owner[turn.start : turn.end]) == {int(Owner.POLICY)}
+            assert turn.action == chat.action_text(ids)
+            assert turn.action_key == " ".join(turn.action.lower().split())
+            assert turn.state_key == "|".join(earlier.action for earlier in episode.turns[:index])
+            place = turn.end
+            if index + 1 < len(episode.turns):
+                answer = [*chat.closing_tokens(ids), *chat.observation_tokens(turn.observation)]
+                assert episode.token_ids[place : place + len(answer)] == answer
+                assert set(episode.owner[place : place + len(answer)]) == {int(Owner.ENVIRONMENT)}
+                place += len(answer)
+            assert set(episode.turn[turn.start : place]) == {index}
+        assert place == len(episode.token_ids)
+        assert episode.turn.count(-1) == len(opening) == episode.owner.count(0)
+        mask = torch.tensor([episode.owner]) == int(Owner.POLICY)
+        with torch.no_grad():
+            trained, _ = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
+        torch.testing.assert_close(trained[0], torch.tensor(episode.logprob), atol=1e-5, rtol=0)
+        assert episode.reward == sum(turn.reward for turn in episode.turns)
+        assert episode.terminated
+        assert episode.stop_reason == "terminated"
+        assert [message["role"] for message in episode.messages[::2]] == ["user"] * len(episode.messages[::2])
+    assert [episode.episode_id for episode in episodes] == sorted(episode.episode_id for episode in episodes)
+    assert len({tuple(episode.token_ids) for episode in episodes}) > 24
+    write_episodes(tmp_path / "episodes.parquet", episodes)
+    assert [episode.token_ids for episode in read_episodes(tmp_path / "episodes.parquet")] == [
+        episode.token_ids for episode in episodes
+    ]
+
+
+class Scripted:
+    """An engine that says what it is told to, in turn."""
+
+    def __init__(self, texts, chat):
+        self.turns = [chat.assistant_tokens(text) for text in texts]
+        self.asked, self.opened = [], 0
+
+    def open(self, token_ids, prefix=None):
+        self.opened += 1
+        return self.opened
+
+    def extend(self, session, token_ids): ...
+
+    def request(self, session, key, sampling):
+        self.asked.append(session)
+
+    def advance(self):
+        asked, self.asked = self.asked, []
+        return [Turn(session, tuple(ids := self.turns.pop(0)), (0.0,) * len(ids), "stop") for session in asked]
+
+    def fork(self, session, count):
+        return [self.open(()) for _ in range(count)]
+
+    def snapshot(self, session): ...
+
+    def close(self, session): ...
+
+
+def test_a_demonstration_has_the_tokens_of_a_rollout_that_says_the_same(chat):
+    """Contract: SFT on an episode's messages sees exactly the tokens, owners and turns that a rollout of the same text has."""
+    engine = Scripted(["open box", "take key", "go north"], chat)
+    with EnvironmentPool(CountingEnvironment) as pool:
+        requests = attempts(toy_tasks(3)[2:], 1)
+        (episode,) = collect(engine, chat, pool, requests, SAMPLING, Labels(0), max_length=200)
+    assert [turn.action for turn in episode.turns] == ["open box", "take key", "go north"]
+    encoded = chat.encode_demonstration(episode.messages)
+    assert (encoded.token_ids, encoded.owner, encoded.turn) == (episode.token_ids, episode.owner, episode.turn)
+    assert encoded.spans == [(turn.start, turn.end) for turn in episode.turns]
+
+
+def test_a_tasks_prompt_is_fed_once_for_all_its_attempts(policy, chat):
+    tasks = toy_tasks(2, turns=1)
+    _, engine = run(policy, chat, tasks, 8)
+    prompts = sum(len(chat.prompt_tokens(f"take the key\nyou are in room {task.seed}")) for task in tasks)
+    # Each attempt feeds the prompt's last token again, whose hidden state its first draw needs.
+    assert engine.counters["fed_tokens"] == prompts - len(tasks) + 16
+
+
+def test_episodes_end_when_the_room_does(policy, chat):
+    """Contract: no token beyond max_length; what ran out of room is truncated, not terminated."""
+    found = set()
+    for max_length in (13, 16, 22, 30, 40):
+        episodes, _ = run(policy, chat, toy_tasks(6, turns=6), max_length=max_length)
+        for episode in episodes:
+            assert len(episode.token_ids) <= max(max_length, 13)
+            assert episode.truncated == (episode.stop_reason != "terminated")
+            assert episode.terminated != episode.truncated
+            found.add(episode.stop_reason)
+    assert found == {"terminated", "context", "length"}
+
+
+def test_the_environments_turn_limit_truncates(policy, chat):
+    episodes, _ = run(policy, chat, toy_tasks(3, turns=2, ends=False))
+    assert {episode.stop_reason for episode in episodes} == {"turn_limit"}
+    assert all(episode.truncated and not episode.terminated for episode in episodes)
+
+
+def test_draws_depend_on_seed_stream_and_attempt(policy, chat):
+    tasks = toy_tasks(1)
+    base = run(policy, chat, tasks, 2)[0]
+    assert base[0].token_ids != base[1].token_ids
+    assert run(policy, chat, tasks, 1, labels=Labels(4))[0][0].token_ids != base[0].token_ids
+    assert run(policy, chat, tasks, 1, labels=Labels(3, stream="evaluate"))[0][0].token_ids != base[0].token_ids
+
+
+def test_an_environment_that_starts_differently_each_time_is_reported(policy, chat):
+    class Fickle(CountingEnvironment):
+        starts = 0
+
+        def reset(self, task):
+            Fickle.starts += 1
+            observation = super().reset(task)
+            return type(observation)(f"{observation.text} {Fickle.starts}")
+
+    with pytest.raises(RuntimeError, match="toy-000 starts with another observation"):
+        run(policy, chat, toy_tasks(1), 2, make=Fickle)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_an_environments_error_comes_through_and_leaves_no_session(policy, chat, threaded):
+    class Broken(CountingEnvironment):
+        def step(self, action):
+            raise OSError("the game crashed")
+
+    with pytest.raises(OSError, match="the game crashed"):
+        run(policy, chat, toy_tasks(3), make=Broken, threaded=threaded)
+
+
+def test_environments_are_used_again(policy, chat):
+    before = CountingEnvironment.made
+    run(policy, chat, toy_tasks(12), 2, width=4)
+    assert CountingEnvironment.made - before == 4
+
+
+def test_every_finished_episode_is_told_once(policy, chat):
+    told = []
+    episodes, _ = run(policy, chat, toy_tasks(4), on_episode=lambda episode: told.append(episode.episode_id))
+    assert sorted(told) == [episode.episode_id for episode in episodes]
+    with pytest.raises(ValueError, match="same task and attempt"):
+        run(policy, chat, toy_tasks(1) * 2)

@@ -1,0 +1,116 @@
+"""stages.agent.sampling: the draw, its support and its log-probability."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from stages import seeding
+from stages.agent.sampling import draw
+
+
+def reference(logits, temperature, top_p, top_k, uniform):
+    """One row in plain Python: (token, log-probability) and the probabilities drawn from."""
+    if temperature == 0:
+        weights = [math.exp(value - max(logits)) for value in logits]
+        best = max(range(len(logits)), key=lambda index: (logits[index], -index))
+        return best, math.log(weights[best] / sum(weights)), None
+    scaled = [value / temperature for value in logits]
+    order = sorted(range(len(scaled)), key=lambda index: (-scaled[index], index))
+    if top_k:
+        order = order[:top_k]
+    weights = {index: math.exp(scaled[index] - scaled[order[0]]) for index in order}
+    kept, reached = [], 0.0
+    for index in order:
+        kept.append(index)
+        reached += weights[index] / sum(weights.values())
+        if top_p < 1 and reached >= top_p - 1e-12:
+            break
+    total = sum(weights[index] for index in kept)
+    probability = {index: weights[index] / total for index in sorted(kept)}
+    reached = 0.0
+    for index, share in probability.items():
+        reached += share
+        if reached > uniform:
+            return index, math.log(share), probability
+    return index, math.log(share), probability
+
+
+def run(rows):
+    """rows: (logits, temperature, top_p, top_k, uniform)."""
+    ids, logs = draw(
+        torch.tensor([row[0] for row in rows], dtype=torch.float32),
+        torch.tensor([row[1] for row in rows], dtype=torch.float64),
+        torch.tensor([row[2] for row in rows], dtype=torch.float64),
+        torch.tensor([row[3] for row in rows], dtype=torch.int64),
+        torch.tensor([row[4] for row in rows], dtype=torch.float64),
+    )
+    assert logs.dtype == torch.float32
+    return ids.tolist(), logs.tolist()
+
+
+def test_every_row_equals_the_brute_force_reference():
+    rng = np.random.default_rng(0)
+    rows = []
+    for temperature in (0.0, 0.5, 1.0, 2.0):
+        for top_p in (1.0, 0.9, 0.5, 0.01):
+            for top_k in (0, 1, 3, 50):
+                for _ in range(4):
+                    logits = rng.normal(0, 3, 17).astype(np.float32).tolist()
+                    rows.append((logits, temperature, top_p, top_k, float(rng.random())))
+    ids, logs = run(rows)
+    for row, token, logprob in zip(rows, ids, logs, strict=True):
+        expected, expected_log, _ = reference(*row)
+        assert token == expected
+        assert logprob == pytest.approx(expected_log, abs=1e-5)
+
+
+def test_hand_computed_supports():
+    """Probabilities 0.5, 0.3, 0.15, 0.05: top-p 0.7 keeps two, so the second has 0.3 / 0.8; top-k 3 then top-p 0.6 of
+    0.5/0.95, 0.3/0.95, ... keeps two as well; top-p 0.5 is reached by the first alone."""
+    logits = [math.log(share) for share in (0.5, 0.3, 0.15, 0.05)]
+    ids, logs = run([(logits, 1.0, 0.7, 0, 0.99), (logits, 1.0, 0.6, 3, 0.99), (logits, 1.0, 0.4999, 0, 0.99)])
+    assert ids == [1, 1, 0]
+    assert logs == pytest.approx([math.log(0.375), math.log(0.375), 0.0], abs=1e-6)
+
+
+def test_the_largest_uniform_never_leaves_the_support():
+    """A uniform just below 1 must not fall on a token outside top-k, also where probabilities underflow to 0."""
+    edge = 1.0 - 2.0**-53
+    ids, logs = run([([0.0, 1.0, 2.0, -900.0], 1.0, 1.0, 0, edge), ([3.0, 2.0, 1.0, 0.0], 1.0, 1.0, 2, edge)])
+    assert ids == [2, 1]
+    assert all(math.isfinite(value) for value in logs)
+
+
+def test_frequencies_follow_the_distribution():
+    count = 20_000
+    logits = torch.tensor([[0.3, -1.0, 1.2, 0.0, -2.0]]).expand(count, -1)
+    uniforms = seeding.uniform(np.full(count, 7, dtype=np.uint64), np.arange(count, dtype=np.uint64))
+    one = torch.ones(count, dtype=torch.float64)
+    ids, _ = draw(logits, 0.7 * one, one, torch.zeros(count, dtype=torch.int64), torch.from_numpy(uniforms))
+    expected = (logits[0].double() / 0.7).softmax(0)
+    share = torch.bincount(ids, minlength=5) / count
+    # Five standard errors.
+    assert bool((share - expected).abs().le(5 * (expected * (1 - expected) / count).sqrt()).all())
+
+
+def test_a_row_does_not_depend_on_the_others():
+    """Contract: what is drawn for a row is a function of that row alone; a neighbour with top-k changes nothing."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(8, 1000, generator=generator)
+    uniforms = torch.rand(8, generator=generator, dtype=torch.float64)
+    one = torch.ones(8, dtype=torch.float64)
+    none = torch.zeros(8, dtype=torch.int64)
+    ids, logs = draw(logits, one, one, none, uniforms)
+    some = none.clone()
+    some[3] = 5
+    mixed_ids, mixed_logs = draw(logits, one, one, some, uniforms)
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert torch.equal(ids[others], mixed_ids[others])
+    assert torch.equal(logs[others], mixed_logs[others])
+    part_ids, part_logs = draw(logits[4:], one[4:], one[4:], none[4:], uniforms[4:])
+    assert torch.equal(part_ids, ids[4:])
+    assert torch.equal(part_logs, logs[4:])

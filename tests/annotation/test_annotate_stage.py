@@ -1,0 +1,201 @@
+"""The stage on a tiny random policy and a toy world: its files, its resume, the real engine's batches."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages import annotate
+from stages.agent.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
+from stages.annotation.labels import label_rows
+from stages.annotation.pairs import pair_rows
+from stages.annotation.search import Search
+from stages.annotation.summary import choose_tasks
+from stages.environments.protocol import Observation, Step, Task
+from stages.params import Annotate, parse_params
+from stages.runtime import StageContext
+from stages.tracking import Tracker
+
+
+class Toy:
+    """Three turns; success is decided by a hash of what was said."""
+
+    def reset(self, task: Task) -> Observation:
+        self.task, self.said = task, ()
+        return Observation(f"you are in the {task.task_id} room")
+
+    def step(self, action: str) -> Step:
+        self.said = (*self.said, action)
+        end = len(self.said) == 3
+        won = end and hashlib.sha256(repr((self.task.task_id, self.said)).encode()).digest()[0] < 128
+        return Step(Observation(f"there is nothing here {len(self.said)}"), float(won), True, end, False)
+
+    def snapshot(self) -> Any:
+        return self.task, self.said
+
+    def restore(self, state: Any) -> None:
+        self.task, self.said = state
+
+    def state_key(self) -> str:
+        return repr(self.said)
+
+    def close(self) -> None: ...
+
+
+class ToyDomain:
+    def make(self, folder: Path) -> Toy:
+        return Toy()
+
+
+VALUES = {
+    "domains": ["toy"],
+    "per_domain": {"toy": {}},
+    "resources": {"threads": 1, "slots": 8},
+    "model": {"max_length": 200},
+    "annotate": {
+        "tasks": 6,
+        "iterations": 12,
+        "chunk": 2,
+        "expand_k": 3,
+        "sampling": {"max_tokens": 2, "top_k": 3},
+        "pairs": {"min_visits": 1},
+        "value_model": {"batch_tokens": 512},
+    },
+}
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(f"t{number:02d}", "toy", "train", number, "look", {}, 1.0) for number in range(count)]
+
+
+@pytest.fixture
+def context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> StageContext:
+    """A project with 8 training tasks, measured difficulties and the tiny policy as its SFT model."""
+    monkeypatch.setattr(annotate, "load_domain", lambda name, settings: ToyDomain())
+    (tmp_path / "params.yaml").write_text("{}\n")
+    params = parse_params(VALUES)
+    write_tasks(tmp_path / "data/curated/toy/tasks.parquet", tasks(8))
+    write_json(tmp_path / "data/rollouts/toy/difficulty.json", {f"t{number:02d}": (number % 3) / 2 for number in range(7)})
+    shutil.copytree(tiny_policy, tmp_path / "data/models/sft")
+    return StageContext("annotate", "toy", params, tmp_path, Tracker())
+
+
+def outputs(context: StageContext) -> dict[str, bytes]:
+    files = [path for folder in ("data/annotated", "reports") for path in (context.root / folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(context.root)): path.read_bytes() for path in sorted(files)}
+
+
+def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
+    """Contract: the stage's files follow from one another and its report counts what they hold; no checkpoint is left."""
+    annotate.run(context)
+    params = context.section("annotate")
+    folder = context.data / "annotated" / "toy"
+    nodes = read_rows(folder / "nodes.parquet")
+    assert read_rows(folder / "labels.parquet") == label_rows(nodes, params)
+    assert read_rows(folder / "pairs.parquet") == pair_rows(nodes, params)
+    report = read_json(context.reports / "annotate" / "toy.json")
+    assert (report["trees"], report["iterations"], report["nodes"]) == (6, 6 * 12, len(nodes))
+    assert report["policy_tokens"] > 0
+    assert report["labels"]["count"] == len(read_rows(folder / "labels.parquet"))
+    assert sum(item["count"] for item in report["value_model"]["calibration"]["bins"]) > 0
+    assert report["value_model"]["held_out_tasks"] == 1
+    assert (folder / "value_model" / "head.safetensors").exists()
+    assert not (context.root / ".bellwether" / "checkpoints").exists() or not any(
+        (context.root / ".bellwether" / "checkpoints").rglob("*.pt")
+    )
+
+
+def test_killed_and_resumed_run_equals_an_uninterrupted_one(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: killed between chunks and run again, the stage grows only the missing trees and ends with the same bytes."""
+    annotate.run(context)
+    whole = outputs(context)
+    for folder in ("data/annotated", "reports"):
+        shutil.rmtree(context.root / folder)
+    grow, grown = Search.grow, []
+
+    def dies_in_the_third_chunk(self: Search, part: Any, on_tree: Any = None) -> Any:
+        if len(grown) == 2:
+            raise KeyboardInterrupt
+        grown.append(len(part))
+        return grow(self, part, on_tree)
+
+    monkeypatch.setattr(Search, "grow", dies_in_the_third_chunk)
+    with pytest.raises(KeyboardInterrupt):
+        annotate.run(context)
+    assert outputs(context) == {}
+    resumed = []
+    monkeypatch.setattr(Search, "grow", lambda self, part, on_tree=None: resumed.append(len(part)) or grow(self, part, on_tree))
+    annotate.run(context)
+    assert (grown, resumed) == ([2, 2], [2])
+    assert outputs(context) == whole
+
+
+def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_path: Path):
+    """Contract: with the torch engine, too, a tree alone and one among 16 in fewer slots have the same bytes."""
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy
+    from stages.agent.rollout import EnvironmentPool
+    from stages.agent.torch_engine import TorchEngine
+
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer)
+    params = Annotate(iterations=12, expand_k=3, sampling={"max_tokens": 3, "top_k": 4}, evaluation={"rollouts": 2})
+
+    def grow(part: list[Task], slots: int) -> list[Any]:
+        engine = TorchEngine(policy.model, [chat.end_of_turn], slots, 300)
+        with EnvironmentPool(Toy) as pool:
+            return Search(engine, chat, pool, params, 0, 300).grow(part)
+
+    everything = tasks(16)
+    together = grow(everything, slots=8)
+    for place in (0, 7):
+        alone = grow(everything[place : place + 1], slots=4)
+        for name, trees in (("alone", alone), ("together", together[place : place + 1])):
+            write_table(tmp_path / name, NODE_SCHEMA, trees[0].rows())
+        assert (tmp_path / "alone").read_bytes() == (tmp_path / "together").read_bytes()
+    for tree in together:
+        for node in tree.nodes[1:]:
+            assert node.edge.action == chat.action_text(node.edge.token_ids)
+            assert len(node.edge.logprobs) == len(node.edge.token_ids)
+
+
+def test_node_logprobs_are_those_of_training(tiny_policy: Path):
+    """Contract: a stored action's log-probabilities equal those of a forward pass over the node's whole history, to 1e-5."""
+    import torch
+
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy, token_logprobs
+    from stages.agent.rollout import EnvironmentPool
+    from stages.agent.torch_engine import TorchEngine
+
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer)
+    engine = TorchEngine(policy.model, [chat.end_of_turn], 8, 300)
+    params = Annotate(iterations=10, expand_k=2, sampling={"max_tokens": 3})
+    with EnvironmentPool(Toy) as pool:
+        (tree,) = Search(engine, chat, pool, params, 0, 300).grow(tasks(1))
+    for node in tree.nodes[1:]:
+        history = [
+            token
+            for index in tree.path(node.index)[:-1]
+            for token in tree.nodes[index].edge.token_ids + tree.nodes[index].edge.context_ids
+        ]
+        ids = torch.tensor([history + list(node.edge.token_ids)])
+        mask = torch.arange(ids.shape[1])[None] >= len(history)
+        with torch.no_grad():
+            logs, _ = token_logprobs(policy.model, ids, mask)
+        assert logs[0, len(history) :].tolist() == pytest.approx(list(node.edge.logprobs), abs=1e-5)
+
+
+def test_middling_tasks_are_chosen_first():
+    """Contract: tasks the policy sometimes solves come before untried ones, those before hopeless and certain ones."""
+    difficulty = {"t00": 0.0, "t01": 1.0, "t02": 0.5, "t03": 0.25, "t05": 0.75, "t06": 0.0}
+    for seed in range(5):
+        assert [task.task_id for task in choose_tasks(tasks(8), difficulty, 3, seed)] == ["t02", "t03", "t05"]
+        assert [task.task_id for task in choose_tasks(tasks(8), difficulty, 5, seed)] == ["t02", "t03", "t04", "t05", "t07"]
+    assert len({tuple(task.task_id for task in choose_tasks(tasks(8), difficulty, 6, seed)) for seed in range(8)}) > 1
+    assert len(choose_tasks(tasks(8), difficulty, 99, 0)) == 8

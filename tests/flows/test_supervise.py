@@ -1,0 +1,64 @@
+"""The supervised child: exit codes pass through, and nothing outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPERVISE = [sys.executable, "-m", "flows.supervise"]
+
+
+def gone(pid: int, within_s: float = 15.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for(path: Path, within_s: float = 15.0) -> int:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().strip():
+            return int(path.read_text())
+        time.sleep(0.05)
+    raise AssertionError(f"{path} was not written")
+
+
+def test_the_commands_exit_code_is_passed_on() -> None:
+    assert subprocess.run([*SUPERVISE, sys.executable, "-c", "raise SystemExit(7)"], cwd=ROOT, check=False).returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_ends_grandchildren_too(number: signal.Signals, tmp_path: Path) -> None:
+    """Cancelling a run ends its processes, those its command has started as well."""
+    script = f"sleep 60 & echo $! > {tmp_path}/grandchild; wait"
+    process = subprocess.Popen([*SUPERVISE, "bash", "-c", script], cwd=ROOT)
+    grandchild = wait_for(tmp_path / "grandchild")
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 128 + number
+    assert gone(grandchild)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal when the parent dies, which Linux alone offers")
+def test_when_its_parent_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    """kill -9 of a flow leaves no stage behind."""
+    script = f"sleep 60 & echo $! > {tmp_path}/grandchild; wait"
+    code = f"import subprocess; subprocess.run({[*SUPERVISE, 'bash', '-c', script]!r}, cwd={str(ROOT)!r})"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    grandchild = wait_for(tmp_path / "grandchild")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert gone(grandchild)

@@ -1,0 +1,110 @@
+"""What the figures show, and that no text of theirs is cut."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from stages.reporting import blocks
+from stages.reporting.figures.curves import running_mean
+from stages.reporting.figures.trees import _layout, most_visited_path, telling_tree
+from stages.reporting.inputs import load_inputs
+from stages.reporting.page import SECTIONS
+from stages.reporting.style import Svg
+
+
+def tick_labels(axis: Any, vertical: bool) -> list[Any]:
+    """Labels of an axis that are drawn: those inside the view."""
+    low, high = sorted(axis.get_view_interval())
+    labels = [tick.label1 for tick in axis.get_major_ticks() if tick.label1.get_visible() or tick.label2.get_visible()]
+    return [label for label in labels if label.get_text() and low - 1e-9 <= label.get_position()[vertical] <= high + 1e-9]
+
+
+def check_texts(figure: Any, key: str) -> None:
+    """Fail if a text reaches out of `figure`, or if tick labels of an axis overlap."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer, frame = canvas.get_renderer(), figure.bbox
+    for axes in figure.axes:
+        if not axes.axison:
+            continue
+        ticks = {"x": tick_labels(axes.xaxis, False), "y": tick_labels(axes.yaxis, True)}
+        for name, labels in ticks.items():
+            boxes = [label.get_window_extent(renderer) for label in labels]
+            spans = sorted((box.y0, box.y1) if name == "y" else (box.x0, box.x1) for box in boxes)
+            assert all(a[1] <= b[0] + 1 for a, b in itertools.pairwise(spans)), (key, [label.get_text() for label in labels])
+        every = {*axes.get_xticklabels(), *axes.get_yticklabels()}
+        texts = [text for text in axes.findobj(Text) if text.get_visible() and text.get_text() and text not in every]
+        for text in [*texts, *ticks["x"], *ticks["y"]]:
+            box = text.get_window_extent(renderer)
+            assert box.x0 >= frame.x0 - 1 and box.x1 <= frame.x1 + 1, (key, text.get_text())  # noqa: PT018
+            assert box.y0 >= frame.y0 - 1 and box.y1 <= frame.y1 + 1, (key, text.get_text())  # noqa: PT018
+
+
+def test_no_text_is_cut_and_no_tick_labels_collide(full_run, monkeypatch):
+    """Contract: every text of every figure lies inside the figure, and labels of one axis do not run into each other."""
+    root, params = full_run
+    seen = []
+
+    def check(figure: Any, key: str, title: str) -> Svg:
+        check_texts(figure, key)
+        seen.append(key)
+        return Svg("<svg/>", {})
+
+    monkeypatch.setattr(blocks, "to_svg", check)
+    inputs = load_inputs(root, params)
+    for build in SECTIONS:
+        build(inputs)
+    assert len(seen) == len(set(seen)), "figure keys are unique on the page"
+    expected = {
+        "journey",
+        "success-search",
+        "sft-loss",
+        "pass-at-k",
+        "calibration-search",
+        "tree-textworld",
+        "merge-groups",
+        "rl-kl",
+    }
+    assert expected <= set(seen)
+
+
+def node(number: int, parent: int, depth: int, n: int, w: float, task: str = "t") -> dict:
+    return {"task_id": task, "node": number, "parent": parent, "depth": depth, "N": n, "W": w}
+
+
+TREE = [node(0, -1, 0, 10, 5.0), node(1, 0, 1, 4, 1.0), node(2, 0, 1, 6, 4.0), node(3, 2, 2, 3, 2.0), node(4, 2, 2, 3, 3.0)]
+
+
+def test_most_visited_path_breaks_ties_by_value():
+    assert [item["node"] for item in most_visited_path(TREE)] == [0, 2, 4]
+
+
+def test_layout_puts_parents_between_their_children():
+    places = _layout(TREE)
+    assert places == {1: 0.0, 3: 1.0, 4: 2.0, 2: 1.5, 0: 0.75}
+
+
+def test_the_drawn_tree_is_neither_hopeless_nor_trivial():
+    others = [node(0, -1, 0, 10, 0.0, "a"), node(0, -1, 0, 10, 10.0, "b")]
+    assert telling_tree([*others, *TREE])[0]["task_id"] == "t"
+
+
+def test_running_mean_looks_back_only():
+    assert running_mean([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (True, "yes"), (12345, "12,345"), (0.123456, "0.1235"), (2.0, "2"), (math.nan, "–")]
+)
+def test_numbers_are_written_for_people(value, text):
+    assert blocks.number(value) == text
+
+
+def test_flatten_names_every_scalar():
+    assert blocks.flatten({"a": {"b": 1}, "c": [1, 2], "d": [{"e": "x"}]}) == [("a.b", "1"), ("c", "1, 2"), ("d[0].e", "x")]

@@ -1,0 +1,82 @@
+"""README's generated blocks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stages.algorithms.contract import Card
+from stages.params import ROOT
+from stages.reporting.readme import FIGURE, all_cards, generated, has_block, methods_table, replace_block
+
+README = (
+    "# Title\n<!-- results:begin -->\nold\n<!-- results:end -->\nbetween\n<!-- methods:begin -->\n<!-- methods:end -->\nend\n"
+)
+
+
+def test_only_the_block_is_replaced():
+    text = replace_block(README, "results", "new\n")
+    assert text == README.replace("old", "new")
+    assert replace_block(text, "results", "new\n") == text
+
+
+def test_missing_or_reversed_markers_are_refused():
+    with pytest.raises(ValueError, match="results:begin"):
+        replace_block("nothing", "results", "new")
+    with pytest.raises(ValueError, match="in this order"):
+        replace_block("<!-- results:end --><!-- results:begin -->", "results", "new")
+
+
+def test_a_bar_in_an_equation_does_not_split_the_table():
+    card = Card("x", "X", "P", "a |b|\nc", "", "none", "t", "merge.method: x")
+    assert methods_table([card]).splitlines()[-1] == r"| `merge.method: x` | X | a \|b\| c | none | P |"
+
+
+def test_every_method_has_a_row():
+    """Contract: README's method table is made from the cards of all RL and merge methods."""
+    slugs = {card.slug for card in all_cards()}
+    assert {
+        "reinforce",
+        "rloo",
+        "grpo",
+        "ppo",
+        "linear",
+        "task_arithmetic",
+        "slerp",
+        "ties",
+        "dare",
+        "dare_ties",
+        "ram",
+        "ram_plus",
+    } <= slugs
+
+
+def test_results_and_figure_are_written_from_the_reports(full_run, tmp_path):
+    full, _ = full_run
+    (tmp_path / "reports").mkdir()
+    for name in ("params.yaml", "reports/evaluation.json"):
+        (tmp_path / name).write_bytes((full / name).read_bytes())
+    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    files = generated(tmp_path)
+    readme = files[Path("README.md")]
+    assert "| `rl@search` |" in readme
+    assert "between" in readme
+    assert "`rl.algorithm: grpo`" in readme
+    assert files[FIGURE].startswith("<svg")
+    assert generated(tmp_path)[FIGURE] == files[FIGURE]
+
+
+def test_readme_is_up_to_date():
+    """Contract: README's numbers are those of the reports in git; `python -m stages.reporting.readme` rewrites them."""
+    readme = ROOT / "README.md"
+    if not readme.exists() or not (has_block(readme.read_text(encoding="utf-8"), "results")):
+        pytest.skip("README.md has no results block")
+    listed = subprocess.run(["git", "ls-files", "reports/evaluation.json"], cwd=ROOT, capture_output=True, text=True, check=True)
+    if not listed.stdout.strip():
+        pytest.skip("reports/evaluation.json is not in git")
+    stale = [
+        str(path) for path, text in generated(ROOT).items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text
+    ]
+    assert stale == [], "run 'python -m stages.reporting.readme'"

@@ -1,0 +1,82 @@
+"""Results in words and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stages.reporting.results import check_evaluation, find_comparison, markdown_table, model_order, retention, sentence, verdicts
+
+
+def make_evaluation() -> dict[str, Any]:
+    def row(mean: float) -> dict[str, Any]:
+        return {"success": {"mean": mean, "low": mean - 0.05, "high": mean + 0.05, "n": 200}}
+
+    def compared(b: str, difference: float, half: float, p: float, verdict: str) -> dict[str, Any]:
+        ends = {"low": difference - half, "high": difference + half}
+        return {"a": "rl@search", "b": b, "domain": "search", "difference": difference, **ends, "p": p, "verdict": verdict}
+
+    successes = {"merged": 0.54, "sft": 0.4, "rl@search": 0.6, "base": 0.1}
+    return {
+        "panels": {"search": "abc"},
+        "models": {name: {"search": row(mean)} for name, mean in successes.items()},
+        "comparisons": [compared("sft", 0.2, 0.0625, 0.0001, "better"), compared("merged", 0.06, 0.07, 0.08, "undecided")],
+    }
+
+
+def plain(text: str) -> str:
+    return text.replace("\u00a0", " ")
+
+
+def test_models_come_in_the_order_of_the_run():
+    given = ["zeta", "merged_linear", "rl@b", "merged", "sft", "rl@a", "base"]
+    assert model_order(given, ["b", "a"]) == ["base", "sft", "rl@b", "rl@a", "merged", "merged_linear", "zeta"]
+
+
+def test_a_clear_difference_is_told_with_its_interval():
+    said = plain(sentence(make_evaluation()["comparisons"][0], 0.95))
+    assert said == "The specialist is better than the fine-tuned model, by 20.0 points (95 % interval +13.8 to +26.2, p < 0.001)."
+
+
+def test_an_undecided_difference_is_never_called_better():
+    """Contract: "better" is a paired test; an interval that holds zero is told as chance."""
+    said = plain(sentence(make_evaluation()["comparisons"][1], 0.95))
+    assert "better" not in said
+    assert said.startswith("The specialist is ahead of the merged model by 6.0 points, which chance could explain")
+
+
+def test_a_comparison_can_be_turned_round():
+    turned = find_comparison(make_evaluation(), "sft", "rl@search", "search")
+    assert turned is not None
+    assert (turned["difference"], turned["low"], turned["high"], turned["verdict"]) == (-0.2, -0.2625, -0.1375, "worse")
+    assert find_comparison(make_evaluation(), "base", "merged", "search") is None
+
+
+def test_retention_is_the_share_of_the_specialists_success():
+    assert retention(make_evaluation(), "search") == pytest.approx(0.9)
+    assert plain(verdicts(make_evaluation(), "search", 0.95)[-1]) == "The merged model keeps 90 % of the specialist's success."
+
+
+def test_markdown_table_has_every_model_with_interval_and_n():
+    table = plain(markdown_table(make_evaluation(), ["search"], 0.95))
+    assert "| `rl@search` | 60.0 % (55.0 to 65.0) |" in table
+    assert "n = 200" in table
+    assert "`abc`" in table
+    assert table.index("`base`") < table.index("`sft`") < table.index("`merged`")
+
+
+@pytest.mark.parametrize("key", ["panels", "models", "comparisons"])
+def test_an_evaluation_without_a_part_is_named(key):
+    """Contract: a malformed input gets an error with file, key and what to do."""
+    evaluation = make_evaluation()
+    del evaluation[key]
+    with pytest.raises(ValueError, match=rf"reports/evaluation.json has no key '{key}'; run"):
+        check_evaluation(evaluation, "reports/evaluation.json")
+
+
+def test_a_success_without_interval_is_refused():
+    evaluation = make_evaluation()
+    del evaluation["models"]["sft"]["search"]["success"]["low"]
+    with pytest.raises(ValueError, match=r"models\.sft\.search\.success lacks \['low'\]"):
+        check_evaluation(evaluation, "reports/evaluation.json")

@@ -1,0 +1,192 @@
+"""The page as a whole: complete, self-contained, safe, deterministic, and tolerant of what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from stages.agent.episode import read_rows, write_json
+from stages.params import ROOT, parse_params
+from stages.report import run
+from stages.runtime import StageContext
+from stages.tracking import Tracker
+
+VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "circle"}
+
+
+def write_report(root: Path, params) -> str:
+    run(StageContext("report", None, params, root, Tracker()))
+    return (root / "reports" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(full_run) -> str:
+    return write_report(*full_run)
+
+
+def evaluation_only(root: Path, full: Path) -> Path:
+    (root / "reports").mkdir(parents=True)
+    shutil.copy(full / "reports" / "evaluation.json", root / "reports" / "evaluation.json")
+    return root
+
+
+def full_episode(root: Path) -> dict:
+    return read_rows(root / "data" / "rollouts" / "search" / "episodes.parquet")[0]
+
+
+class Structure(HTMLParser):
+    """Ids, anchors and tags that are opened and never closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.anchors: list[str] = []
+        self.loads: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.ids += [values["id"]] if "id" in values else []
+        if tag == "a":
+            self.anchors.append(values["href"])
+        self.loads += [values[name] for name in ("src", "srcset", "action") if name in values]
+        self.loads += [values["href"]] if tag == "link" else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag, tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+
+def test_page_is_well_formed_and_loads_nothing(page):
+    """Contract: one self-contained page; nothing comes from the network or another file."""
+    structure = Structure()
+    structure.feed(page)
+    assert structure.open == []
+    assert sorted(structure.ids) == sorted(set(structure.ids)), "ids are unique"
+    assert {anchor.removeprefix("#") for anchor in structure.anchors} <= set(structure.ids)
+    assert [load for load in structure.loads if load != "data:,"] == []
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", page)
+    assert len(page.encode()) < 3_000_000
+
+
+def test_page_tells_the_whole_story(page):
+    for chapter in ("results", "data", "sft", "rollouts", "trees", "rl", "merge", "episodes", "parameters"):
+        assert f'id="{chapter}"' in page
+    assert 'class="note"' not in re.sub(r"<noscript>.*?</noscript>|<script.*?</script>", "", page, flags=re.S), (
+        "nothing is missing"
+    )
+    assert "The specialist is better than the fine-tuned model, by 28.0 points" in page
+    assert "prefers-color-scheme: dark" in page
+    for model in ("base", "sft", "rl@search", "rl@textworld", "merged", "merged_linear"):
+        assert f"<td>{model}</td>" in page
+
+
+def test_page_has_no_dates_and_no_paths_of_the_machine(page, full_run):
+    """Contract: no timestamps, host names or absolute paths in any DVC output."""
+    root, _ = full_run
+    assert str(root) not in page
+    assert str(ROOT) not in page
+    assert not re.search(r"/(?:home|root|tmp|Users)/", page)
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b", page)
+
+
+def test_page_is_the_same_in_another_process(page, full_run, tmp_path):
+    """Contract: `dvc repro` twice gives the same bytes, whatever the hash seed; the stage does not import torch."""
+    root, _ = full_run
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    (copy / "reports" / "report.html").unlink()
+    code = (
+        "import sys, runpy\nsys.argv = ['stages.report']\n"
+        "try:\n    runpy.run_module('stages.report', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(ROOT),
+        "BELLWETHER_TRACKING": "off",
+        "BELLWETHER_DEBUG": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], cwd=copy, env=environment, check=True, timeout=120)
+    assert (copy / "reports" / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_episode_data_survives_hostile_text(full_run, tmp_path):
+    """Contract: what a model or an environment writes can't break out of the page."""
+    from stages.reporting.episodes import browser_data
+    from stages.reporting.inputs import load_inputs
+    from stages.reporting.page import render_page
+
+    full, params = full_run
+    inputs = load_inputs(evaluation_only(tmp_path / "run", full), params)
+    hostile = "</script><script>alert('x')</script><!-- &amp; "
+    row = {
+        **full_episode(full),
+        "episode_id": hostile,
+        "task_id": hostile,
+        "messages": [{"role": "user", "content": hostile}],
+    }
+    page = render_page(inputs, [], browser_data({"search": {"sft rollout": [row]}}, 1, None, 0))
+    assert hostile not in page
+    embedded = re.search(r'id="episode-data">(.*?)</script>', page, re.S)
+    assert embedded is not None
+    assert json.loads(embedded.group(1))["episodes"][0]["messages"] == [["user", hostile]]
+
+
+def test_missing_files_are_told_in_sentences(full_run, tmp_path):
+    """Contract: a missing optional file gives a plain sentence instead of a figure."""
+    full, params = full_run
+    page = write_report(evaluation_only(tmp_path / "run", full), params)
+    for name in ("reports/curate/search.json", "reports/sft/history.csv", "reports/rollout/search.json",
+                 "reports/annotate/textworld.json", "reports/rl/search_history.csv", "reports/merge.json"):  # fmt: skip
+        assert f"There is no {name}, which the stage" in page
+    assert "There are no stored episodes to show" in page
+    assert "success-search" in page
+
+
+def test_missing_evaluation_is_an_error_that_says_what_to_do(full_run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"reports/evaluation\.json does not exist; run 'dvc repro evaluate'"):
+        write_report(tmp_path, full_run[1])
+
+
+def test_broken_inputs_are_named(full_run, tmp_path):
+    root = evaluation_only(tmp_path / "run", full_run[0])
+    (root / "reports" / "sft").mkdir()
+    history = root / "reports" / "sft" / "history.csv"
+    history.write_text("step,train_loss\n1,0.5\n2,oops\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"history\.csv, line 3, column 'train_loss': 'oops' is not a number"):
+        write_report(root, full_run[1])
+    history.unlink()
+    (root / "reports" / "merge.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"merge\.json is not valid JSON"):
+        write_report(root, full_run[1])
+
+
+def test_one_domain_and_an_untrained_merge_still_make_a_page(full_run, tmp_path):
+    full, _ = full_run
+    root = evaluation_only(tmp_path / "run", full)
+    evaluation = json.loads((root / "reports" / "evaluation.json").read_text())
+    evaluation["models"] = {
+        name: {"search": row["search"]} for name, row in evaluation["models"].items() if name in ("base", "sft")
+    }
+    evaluation["panels"], evaluation["comparisons"] = {"search": "abc"}, []
+    write_json(root / "reports" / "evaluation.json", evaluation)
+    page = write_report(root, parse_params({"domains": ["search"], "per_domain": {"search": {}}}))
+    assert "into a specialist on search" in page

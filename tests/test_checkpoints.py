@@ -1,0 +1,116 @@
+"""Checkpoints are whole or absent, and belong to the inputs they were made with."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from stages.checkpoints import Checkpoints
+from stages.params import parse_params
+from stages.runtime import StageContext
+from stages.tracking import Tracker
+
+PARAMS = {"domains": ["search"], "rl": {"steps": 3}, "per_domain": {"search": {}}}
+PIPELINE = {"stages": {"rl": {"cmd": "-", "deps": ["data/in"], "params": ["rl", "per_domain.${item.domain}.rl"]}}}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> StageContext:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(PIPELINE))
+    (tmp_path / "data" / "in").mkdir(parents=True)
+    (tmp_path / "data" / "in" / "tasks").write_text("one")
+    return StageContext("rl", "search", parse_params(PARAMS), tmp_path, Tracker())
+
+
+def test_what_was_saved_is_loaded(context: StageContext) -> None:
+    value = {"step": 3, "weights": torch.arange(4.0), "rows": [{"reward": 1.0}]}
+    Checkpoints(context).save("state", value)
+    loaded = Checkpoints(context).load("state")
+    assert loaded["step"] == 3
+    assert loaded["rows"] == value["rows"]
+    assert torch.equal(loaded["weights"], value["weights"])
+    assert Checkpoints(context).load("other") is None
+
+
+def test_they_lie_outside_the_outputs(context: StageContext) -> None:
+    """DVC deletes a stage's outputs before it runs; what a killed run left must survive that."""
+    assert Checkpoints(context).path("state").is_relative_to(context.root / ".bellwether")
+
+
+@pytest.mark.parametrize("change", ["input", "parameter", "override"])
+def test_changed_inputs_never_resume_from_old_state(context: StageContext, change: str) -> None:
+    """Checkpoints are keyed by the hash of the stage's inputs."""
+    Checkpoints(context).save("state", 1)
+    if change == "input":
+        (context.root / "data" / "in" / "tasks").write_text("two")
+    elif change == "parameter":
+        (context.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "rl": {"steps": 4}}))
+    else:
+        (context.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "per_domain": {"search": {"rl": {"steps": 4}}}}))
+    assert Checkpoints(context).load("state") is None
+
+
+def test_a_parameter_of_another_stage_keeps_them(context: StageContext) -> None:
+    Checkpoints(context).save("state", 1)
+    (context.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "merge": {"method": "ties"}}))
+    assert Checkpoints(context).load("state") == 1
+
+
+def test_a_damaged_file_is_reported_and_counts_as_absent(context: StageContext, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints = Checkpoints(context)
+    checkpoints.save("state", {"weights": torch.zeros(1000)})
+    data = checkpoints.path("state").read_bytes()
+    for damaged in (data[: len(data) // 2], b"", b"\x80not a checkpoint"):
+        checkpoints.path("state").write_bytes(damaged)
+        assert checkpoints.load("state") is None
+        assert "cannot be read" in capsys.readouterr().out
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_good_one(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk during a checkpoint gets a clear error and loses nothing."""
+    checkpoints = Checkpoints(context)
+    checkpoints.save("state", 1)
+
+    def full(value: object, handle: object) -> None:
+        handle.write(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"cannot write checkpoint .*state\.pt.*No space left.*MB free.*Make room"):
+        checkpoints.save("state", 2)
+    monkeypatch.undo()
+    assert checkpoints.load("state") == 1
+    assert not list(checkpoints.folder.glob("*.partial"))
+
+
+def test_a_part_written_file_is_never_seen(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees the old or the new, never a part: the file is renamed into place once it is whole."""
+    checkpoints = Checkpoints(context)
+    checkpoints.save("state", 1)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(value: object, handle: object) -> None:
+        handle.write(b"part")
+        raise Killed
+
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(Killed):
+        checkpoints.save("state", 2)
+    monkeypatch.undo()
+    assert checkpoints.load("state") == 1
+
+
+def test_clear_removes_those_of_earlier_inputs_too(context: StageContext) -> None:
+    Checkpoints(context).save("state", 1)
+    (context.root / "data" / "in" / "tasks").write_text("two")
+    later = Checkpoints(context)
+    later.save("state", 2)
+    later.clear()
+    assert not later.parent.exists()

@@ -1,0 +1,175 @@
+"""params.yaml: nothing is silently ignored, and every mistake says where it is and what would be right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.params import ParamsError, apply_overlay, deep_merge, load_params, params_hash, parse_params
+from stages.tracking import flatten
+
+ROOT = Path(__file__).resolve().parents[1]
+MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"search": {}, "textworld": {}}}
+
+
+def complaint(**changes: Any) -> str:
+    with pytest.raises(ParamsError) as error:
+        parse_params(deep_merge(MINIMAL, changes))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "near"),
+    [
+        ({"mergee": {}}, "mergee", "merge"),
+        ({"rl": {"learning_rat": 1e-4}}, "rl.learning_rat", "learning_rate"),
+        ({"annotate": {"selection": {"rul": "uct"}}}, "annotate.selection.rul", "rule"),
+        ({"merge": {"metod": "ties"}}, "merge.metod", "method"),
+        ({"per_domain": {"search": {"enviroment": {}}}}, "per_domain.search.enviroment", "environment"),
+        ({"per_domain": {"search": {"rl": {"stepz": 1}}}}, "rl.stepz", "steps"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_name(changes: dict, key: str, near: str) -> None:
+    """An unknown or misspelt key fails with its place and the nearest known name."""
+    said = complaint(**changes)
+    assert key in said
+    assert f"'{near}'" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"rl": {"steps": 0}}, ["rl.steps", "greater than or equal to 1", "0"]),
+        ({"rl": {"steps": "many"}}, ["rl.steps", "integer", "many"]),
+        ({"curate": {"noise": 1.5}}, ["curate.noise", "less than or equal to 1", "1.5"]),
+        ({"evaluate": {"confidence": 95}}, ["evaluate.confidence", "less than 1", "95"]),
+        ({"merge": {"method": "tis"}}, ["merge.method", "'ties'", "tis"]),
+        ({"rollout": {"sampling": {"top_p": 0}}}, ["rollout.sampling.top_p", "greater than 0"]),
+        ({"merge": {"weights": {"search": -1}}}, ["merge.weights.search", "greater than 0"]),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) -> None:
+    said = complaint(**changes)
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rl": {"algorithm": "rloo", "group_size": 1}}, "group_size must be at least 2"),
+        ({"rl": {"minibatches": 99}}, "whole groups"),
+        ({"annotate": {"value_model": {"head": {"v_min": 1.0, "v_max": 0.0}}}}, "v_min"),
+        ({"domains": ["search", "search"]}, "twice"),
+        ({"domains": ["search", "webshop"]}, "'webshop' has no entry in per_domain"),
+        ({"domains": ["search"], "merge": {"method": "slerp"}}, "slerp joins two models"),
+        ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
+    ],
+)
+def test_a_bad_combination_is_refused_with_its_reason(changes: dict, reason: str) -> None:
+    assert reason in complaint(**changes)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    said = complaint(rl={"steps": 0, "epoch": 1}, sft={"epochs": -1})
+    assert len(said.splitlines()) == 3
+
+
+def test_a_domain_overrides_what_it_names_and_nothing_else() -> None:
+    values = deep_merge(MINIMAL, {"rl": {"steps": 9, "loss": {"kl_coef": 0.1}}})
+    values = deep_merge(values, {"per_domain": {"search": {"rl": {"loss": {"clip_low": 0.3}, "steps": 5}}}})
+    params = parse_params(values)
+    search, textworld = params.section("rl", "search"), params.section("rl", "textworld")
+    assert (search.steps, search.loss.clip_low, search.loss.kl_coef) == (5, 0.3, 0.1)
+    assert (textworld.steps, textworld.loss.clip_low, textworld.loss.kl_coef) == (9, None, 0.1)
+
+
+def test_an_override_that_breaks_a_combination_is_refused() -> None:
+    said = complaint(per_domain={"search": {"rl": {"group_size": 1}}})
+    assert "per_domain.search" in said
+    assert "group_size must be at least 2" in said
+
+
+def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="does not exist"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("domains: [a\n")
+    with pytest.raises(ParamsError, match="not valid YAML"):
+        load_params(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("- 1\n")
+    with pytest.raises(ParamsError, match="mapping"):
+        load_params(tmp_path / "params.yaml")
+
+
+def test_an_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
+    path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
+    path.write_text("# about the file\nseed: 0 # of everything\nrl:\n  steps: 20 # long\n  epochs: 1\n")
+    overlay.write_text("rl: {steps: 2}\nresources: {device: cuda}\n")
+    apply_overlay(path, overlay)
+    text = path.read_text()
+    assert "# about the file" in text
+    assert "# of everything" in text
+    assert "# long" in text
+    assert yaml.safe_load(text) == {"seed": 0, "rl": {"steps": 2, "epochs": 1}, "resources": {"device": "cuda"}}
+
+
+def test_the_shipped_file_lists_every_key_with_its_default() -> None:
+    """params.yaml gives every key, so that no default applies unseen (dvc.yaml leaves stages/params.py out for that reason)."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params = parse_params(values)
+    assert set(flatten(values)) == set(flatten(params.model_dump(mode="json")))
+
+
+def test_the_shipped_profile_changes_resources_only() -> None:
+    for path in sorted((ROOT / "profiles").glob("*.yaml")):
+        overlay = yaml.safe_load(path.read_text())
+        assert set(overlay) <= {"resources", "model"}, path
+        parse_params(deep_merge(yaml.safe_load((ROOT / "params.yaml").read_text()), overlay))
+
+
+def test_the_hash_ignores_order_and_comments_but_no_value() -> None:
+    one, other = {"a": 1, "b": {"c": 2}}, {"b": {"c": 2}, "a": 1}
+    assert params_hash(one) == params_hash(other) != params_hash({**one, "a": 2})
+
+
+JSON = st.recursive(
+    st.integers() | st.text(max_size=3), lambda inner: st.dictionaries(st.text(max_size=2), inner, max_size=3), max_leaves=8
+)
+MAPPING = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
+
+
+@given(MAPPING, MAPPING)
+def test_the_upper_layer_wins_and_the_lower_one_shows_through(lower: dict, upper: dict) -> None:
+    merged = deep_merge(lower, upper)
+    assert set(merged) == set(lower) | set(upper)
+    assert deep_merge(merged, upper) == merged
+    assert deep_merge(lower, {}) == lower
+
+
+def test_the_command_line_checks_and_prints(tmp_path: Path) -> None:
+    def check(file: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "stages.params", "--file", str(file)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    good = check(ROOT / "params.yaml")
+    assert good.returncode == 0, good.stderr
+    assert "per_domain.search:" in good.stdout
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["per_domain"]["search"]["environment"] = {"max_turn": 3}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
+    bad = check(tmp_path / "bad.yaml")
+    assert bad.returncode == 2
+    assert "max_turn" in bad.stderr
+    assert "Traceback" not in bad.stderr
+    values["domains"], values["per_domain"]["serch"] = ["serch"], {}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
+    unknown = check(tmp_path / "bad.yaml")
+    assert unknown.returncode == 2
+    assert "unknown domain 'serch'; did you mean 'search'?" in unknown.stderr

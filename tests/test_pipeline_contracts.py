@@ -1,0 +1,261 @@
+"""dvc.yaml says what the code does: dependencies cover imports, parameters cover what is read, and the parts keep their arrows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages.params import Params, PerDomain
+from tests.imports import ROOT, closure, imports, module_path, source_files
+
+STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
+NO_EFFECT = frozenset(
+    Path("stages") / name for name in ("params.py", "runtime.py", "checkpoints.py", "progress.py", "domains.py", "__init__.py")
+) | frozenset(source_files("stages/tracking"))
+"""Files that change no output (see the head of dvc.yaml)."""
+SPEED_ALONE = {"device", "threads", "slots", "tokens_per_batch", "workers"}
+ENVIRONMENTS = "stages/environments"
+"""Domains are found by name, so whoever loads one depends on all of them."""
+
+
+@cache
+def pipeline() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+
+
+def paths(entry: dict[str, Any], *kinds: str) -> list[str]:
+    return [path for kind in kinds for item in entry.get(kind, []) for path in ([item] if isinstance(item, str) else item)]
+
+
+def covered(path: Path, deps: list[str]) -> bool:
+    return any(path == Path(dep) or Path(dep) in path.parents for dep in deps)
+
+
+def code(stage: str) -> list[Path]:
+    """The stage's own file and all that it imports, but for empty files and what changes no output."""
+    found = closure(Path("stages") / f"{stage}.py", without=NO_EFFECT)
+    return sorted(path for path in found if (ROOT / path).stat().st_size)
+
+
+def test_the_stages_are_those_of_the_design() -> None:
+    assert tuple(pipeline()) == STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_dependencies_cover_imports(stage: str) -> None:
+    """DVC does not follow imports: a change in any module that bears on a stage must re-run it."""
+    deps = paths(pipeline()[stage], "deps")
+    lacking = [str(path) for path in code(stage) if not covered(path, deps)]
+    if Path(ENVIRONMENTS) / "registry.py" in code(stage) and ENVIRONMENTS not in deps:
+        lacking.append(ENVIRONMENTS)
+    assert not lacking, f"add to the deps of {stage} in dvc.yaml: {lacking}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_dependency_on_code_that_is_not_used(stage: str) -> None:
+    """A stage is not re-run by changes in code that it never imports."""
+    used = code(stage)
+    for dep in paths(pipeline()[stage], "deps"):
+        if dep.startswith("stages/") and dep != ENVIRONMENTS:
+            assert any(covered(path, [dep]) for path in used), f"{stage} imports nothing from {dep}; remove it from its deps"
+            if (ROOT / dep).is_dir():
+                outside = [path for path in source_files(dep) if path not in used and (ROOT / path).stat().st_size]
+                by_name = [path for path in outside if imported_by_name(path)]
+                assert set(outside) == set(by_name), f"{stage} does not use {outside} of {dep}: list the files it does use"
+
+
+def imported_by_name(path: Path) -> bool:
+    """Whether a registry beside the module names it in a string."""
+    registry = path.parent / "registry.py"
+    return (ROOT / registry).exists() and path.stem in (ROOT / registry).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_dependency_exists_or_is_made(stage: str) -> None:
+    made = [out for entry in pipeline().values() for out in paths(entry, "outs", "metrics", "plots")]
+    for dep in paths(pipeline()[stage], "deps"):
+        if not (ROOT / dep).exists() or dep.startswith(("data/", "reports/")):
+            inside = [out for out in made if out == dep or out.startswith(f"{dep}/") or dep.startswith(f"{out}/")]
+            assert inside or (ROOT / dep).exists(), f"{stage}: nothing makes {dep}"
+
+
+def read_keys(stage: str) -> set[str]:
+    """Keys of params.yaml that the stage's own file and its parts read off an object called `params`, as far as syntax shows."""
+    found: set[str] = set()
+    sections = set(Params.model_fields)
+    for path in code(stage):
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "section" and node.args:
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and first.value in sections:
+                    found.add(first.value)
+                    if first.value in PerDomain.model_fields:
+                        found.add(f"per_domain.*.{first.value}")
+            elif isinstance(node, ast.Attribute) and node.attr in sections and is_params(node.value):
+                found.add(node.attr)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_params(node.value.value):
+                found.add(f"{node.value.attr}.{node.attr}")
+    keys = {key for key in found if not any(other.startswith(f"{key}.") for other in found)}
+    keys = {key for key in keys if not key.startswith("resources.") or key.removeprefix("resources.") not in SPEED_ALONE}
+    keys -= {"resources", "per_domain"}
+    if any(isinstance(node, ast.Attribute) and node.attr == "per_domain" for node in ast.walk(tree(stage))):
+        keys.add("per_domain.*.environment")
+    return keys
+
+
+def tree(stage: str) -> ast.Module:
+    return ast.parse((ROOT / "stages" / f"{stage}.py").read_text(encoding="utf-8"))
+
+
+def is_params(node: ast.AST) -> bool:
+    """`params`, `context.params`, `self.params`, ... as far as it is the whole of params.yaml: sections are told by their name."""
+    return (isinstance(node, ast.Name) and node.id == "params") or (isinstance(node, ast.Attribute) and node.attr == "params")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_cover_what_is_read(stage: str) -> None:
+    """Editing a number re-runs exactly the stages that depend on it; one that a stage reads unlisted would re-run nothing."""
+    listed = [key.replace("${item.domain}", "*") for key in pipeline()[stage]["params"]]
+    lacking = sorted(
+        key
+        for key in read_keys(stage)
+        if not any(key == item or key.startswith(f"{item}.") for item in listed) and key in known_keys()
+    )
+    assert not lacking, f"add to the params of {stage} in dvc.yaml: {lacking}"
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """Sections, their keys, and per-domain sections: what a list of params may name."""
+    keys = set(Params.model_fields)
+    for name, info in Params.model_fields.items():
+        keys.update(f"{name}.{key}" for key in getattr(info.annotation, "model_fields", {}))
+    return frozenset(keys | {f"per_domain.*.{key}" for key in PerDomain.model_fields})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_listed_parameter_exists(stage: str) -> None:
+    """A key that params.yaml lacks is an error in DVC."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    domains = values["domains"] if "matrix" in pipeline()[stage] else [""]
+    for key in pipeline()[stage]["params"]:
+        for domain in domains:
+            node = values
+            for part in key.replace("${item.domain}", domain).split("."):
+                assert part in node, f"{stage} lists {key}, which params.yaml lacks"
+                node = node[part]
+
+
+@pytest.mark.parametrize(
+    ("key", "stages"),
+    [
+        ("merge", {"merge", "evaluate", "report"}),
+        ("report", {"report"}),
+        ("evaluate", {"evaluate", "report"}),
+        ("rl", {"rl", "merge", "evaluate", "report"}),
+        ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
+        ("resources.slots", set()),
+        ("resources.threads", set()),
+    ],
+)
+def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[str]) -> None:
+    """Editing merge.method re-runs merge, evaluate and report alone, and so on down the line."""
+    from flows.pipeline import stage_graph
+
+    reached: set[str] = set()
+    for name, needs in stage_graph(ROOT).items():
+        listed = [item.replace("${item.domain}", "*") for item in pipeline()[name]["params"]]
+        if any(key == item or key.startswith(f"{item}.") for item in listed) or reached & set(needs):
+            reached.add(name)
+    assert reached == stages
+
+
+def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
+    """`domains` can be shortened in one line: who joins the domains depends on the list, and on nothing a domain that is gone left."""
+    joined = {"data/curated", "data/models/rl", "data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rl"}
+    for stage, entry in pipeline().items():
+        if joined & set(paths(entry, "deps")):
+            assert "domains" in entry["params"], stage
+            assert module_path("stages.domains") in imports(Path("stages") / f"{stage}.py"), (
+                f"{stage} must call domains.keep_only"
+            )
+
+
+def test_outputs_are_ignored_by_git_unless_they_belong_to_a_commit() -> None:
+    """DVC would write .gitignore files of its own for outputs that are not ignored yet."""
+    patterns = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
+    for entry in pipeline().values():
+        for kind in ("outs", "metrics", "plots"):
+            for item in entry.get(kind, []):
+                path, options = (item, {}) if isinstance(item, str) else next(iter(item.items()))
+                ignored = any(path == pattern or path.startswith(f"{pattern}/") for pattern in patterns)
+                assert ignored == options.get("cache", True), path
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in source_files(folder)]
+
+
+PARTS = [path.name for path in sorted((ROOT / "stages").iterdir()) if (path / "__init__.py").exists() and path.name != "tracking"]
+
+
+def test_a_part_never_imports_a_stage() -> None:
+    stage_files = {Path("stages") / f"{stage}.py" for stage in (*STAGES, "pretrain")}
+    for path in modules(*(f"stages/{part}" for part in PARTS)):
+        assert not imports(path) & stage_files, f"{path} imports a stage"
+
+
+def test_environments_rewards_and_values_do_not_import_algorithms() -> None:
+    for path in modules("stages/environments", "stages/rewards", "stages/values"):
+        inner = [str(item) for item in closure(path) if item.parts[:2] == ("stages", "algorithms")]
+        assert not inner, f"{path} imports {inner}"
+
+
+def test_flows_import_nothing_of_the_stages() -> None:
+    for path in modules("flows"):
+        assert not [item for item in imports(path) if item.parts[0] == "stages"], path
+
+
+def top_level_imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_only_the_sender_imports_mlflow() -> None:
+    for path in modules("stages"):
+        if path != Path("stages/tracking/sender.py"):
+            found = re.search(r"^\s*(import|from) mlflow\b", (ROOT / path).read_text(encoding="utf-8"), re.M)
+            assert found is None, f"{path} imports mlflow"
+
+
+def test_starting_a_stage_imports_nothing_heavy() -> None:
+    """A stage's start-up stays short: heavy packages are imported where they are used."""
+    heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "textworld", "prefect"}
+    light = [Path("stages") / f"{stage}.py" for stage in STAGES] + modules(
+        "stages/environments", "stages/curation", "stages/tracking"
+    )
+    for path in light:
+        if (ROOT / path).exists():
+            assert not top_level_imports(path) & heavy, f"{path} imports {top_level_imports(path) & heavy} at its top"
+
+
+def test_modules_keep_to_their_size() -> None:
+    for path in modules("stages", "flows"):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        assert lines <= 520 if path.name == "params.py" else lines <= 500, f"{path} has {lines} lines"
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= 120, f"{path}: {node.name} has {length} lines"

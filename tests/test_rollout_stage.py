@@ -1,0 +1,167 @@
+"""stages.rollout: pass@k, the report, and exact resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from tiny import make_tiny_policy
+
+from stages import rollout
+from stages.agent.episode import Episode, TurnRecord, read_episodes, write_tasks
+from stages.params import parse_params
+from stages.runtime import StageContext
+
+sys.path.insert(0, str(Path(__file__).parent / "agent"))
+from toys import CountingEnvironment, toy_tasks
+
+
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_success():
+    """Contract: the estimator equals counting all subsets of k attempts; k = n is 1 as soon as one attempt succeeded."""
+    for attempts in (1, 4, 6):
+        for successes in range(attempts + 1):
+            outcomes = [index < successes for index in range(attempts)]
+            for k in range(1, attempts + 1):
+                subsets = list(itertools.combinations(outcomes, k))
+                expected = sum(any(subset) for subset in subsets) / len(subsets)
+                assert rollout.pass_at_k(attempts, successes, k) == pytest.approx(expected, abs=1e-12)
+    assert rollout.pass_at_k(5, 2, 2) == pytest.approx(0.7)
+    with pytest.raises(ValueError, match="needs at least 3 attempts"):
+        rollout.pass_at_k(2, 1, 3)
+
+
+def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:
+    records = [TurnRecord("a", "b", index > 0, 0.0, 1.0, "", "a", 0, 1) for index in range(turns)]
+    return Episode(
+        *(f"{task_id}/{attempt}", task_id, "toy", task_id, 0, "", "", 1.0, 1.0, 0),
+        token_ids=[1] * 10,
+        owner=[0] * 6 + [1] * 4,
+        turns=records,
+        reward=reward,
+        reward_terms={"f1": reward},
+        stop_reason="terminated" if reward else "turn_limit",
+    )
+
+
+def test_the_report_by_hand():
+    episodes = [episode("a", 0, 1.0, 2), episode("a", 1, 0.0, 4), episode("b", 0, 0.0, 4), episode("b", 1, 0.0, 2)]
+    report = rollout.summary(episodes, 2)
+    assert report["success"] == 0.25
+    assert report["pass_at_k"] == {"1": 0.25, "2": 0.5}
+    assert (report["tasks_never_solved"], report["tasks_always_solved"]) == (1, 0)
+    assert report["turns"]["mean"] == 3.0
+    assert report["policy_tokens"]["max"] == 4.0
+    assert report["accepted_actions"] == pytest.approx(8 / 12)
+    assert report["stop_reasons"] == {"terminated": 1, "turn_limit": 3}
+    assert report["reward_terms"] == {"f1": 0.25}
+    assert rollout.successes(episodes) == {"a": [True, False], "b": [False, False]}
+
+
+def test_choose_tasks_takes_what_there_is_and_does_not_follow_the_order():
+    tasks = toy_tasks(9)
+    chosen = rollout.choose_tasks(tasks, 4, 0)
+    assert len(chosen) == 4
+    assert chosen == rollout.choose_tasks(tasks[::-1], 4, 0)
+    assert chosen != tasks[:4]
+    assert rollout.choose_tasks(tasks, 99, 0) == tasks
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def make_context(root: Path) -> StageContext:
+    values = {
+        "seed": 5,
+        "domains": ["toy"],
+        "resources": {"slots": 8, "threads": 1},
+        "model": {"max_length": 128},
+        "rollout": {"attempts": 3, "tasks": 7, "chunk": 6, "sampling": {"max_tokens": 8}},
+        "per_domain": {"toy": {}},
+    }
+    root.mkdir()
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    write_tasks(root / "data/curated/toy/tasks.parquet", toy_tasks(9))
+    make_tiny_policy(root / "data/models/sft")
+    tracker = SimpleNamespace(params=lambda values: None, metric=lambda *values: None, artifact=lambda path: None)
+    return StageContext("rollout", "toy", parse_params(values), root, tracker)
+
+
+@pytest.fixture
+def toy_domain(monkeypatch):
+    made = SimpleNamespace(folders=[])
+
+    def make(folder):
+        made.folders.append(folder)
+        return CountingEnvironment()
+
+    monkeypatch.setattr(rollout, "load_domain", lambda name, settings: SimpleNamespace(make=make))
+    return made
+
+
+def outputs(root: Path) -> dict[str, bytes]:
+    files = [path for folder in ("data/rollouts", "reports") for path in sorted((root / folder).rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def test_a_killed_stage_ends_with_the_same_bytes_as_an_undisturbed_one(tmp_path, toy_domain, monkeypatch, capsys):
+    """Contract: outputs after a kill and a second start are those of an undisturbed run; finished chunks are not played again;
+    checkpoints are gone at the end."""
+    plain = make_context(tmp_path / "plain")
+    rollout.run(plain)
+    names = ["data/rollouts/toy/difficulty.json", "data/rollouts/toy/episodes.parquet", "reports/rollout/toy.json"]
+    assert list(outputs(plain.root)) == names
+    assert set(toy_domain.folders) == {plain.root / "data/curated/toy/worlds"}
+
+    killed = make_context(tmp_path / "killed")
+    told = []
+
+    @contextmanager
+    def dying(label, total, unit="step"):
+        def advance(count=1, note=""):
+            told.append(note)
+            if len(told) == 15:
+                raise KilledError
+
+        yield SimpleNamespace(advance=advance)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(killed, "progress", dying)
+        with pytest.raises(KilledError):
+            rollout.run(killed)
+    assert outputs(killed.root) == {}
+    notes = []
+
+    @contextmanager
+    def listening(label, total, unit="step"):
+        yield SimpleNamespace(advance=lambda count=1, note="": notes.append((count, note)))
+
+    monkeypatch.setattr(killed, "progress", listening)
+    rollout.run(killed)
+    assert [count for count, note in notes if note == "from checkpoint"] == [6, 6]
+    assert outputs(killed.root) == outputs(plain.root)
+    assert not list((killed.root / ".bellwether").rglob("*.pt"))
+
+    episodes = read_episodes(killed.root / names[1])
+    shares = json.loads((killed.root / names[0]).read_text())
+    assert len(episodes) == 21
+    assert len(shares) == 7
+    for task_id, share in shares.items():
+        group = [episode.success for episode in episodes if episode.task_id == task_id]
+        assert share == pytest.approx(sum(group) / 3)
+    assert "21 episodes on 7 tasks" in capsys.readouterr().out
+    report = json.loads((killed.root / names[2]).read_text())
+    assert set(report["pass_at_k"]) == {"1", "2"}
+
+
+def test_no_training_tasks_is_an_error_that_says_where(tmp_path, toy_domain):
+    context = make_context(tmp_path / "empty")
+    write_tasks(context.root / "data/curated/toy/tasks.parquet", [])
+    with pytest.raises(ValueError, match=r"toy/tasks\.parquet holds no training tasks"):
+        rollout.run(context)

@@ -1,0 +1,175 @@
+"""The step-value model: targets along tree paths, fitting, calibration, saving; on tiny models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stages.annotation.calibration import calibration
+from stages.annotation.paths import mean_success, value_paths
+from stages.params import Annotate, HeadParams, ValueModel
+from stages.values.step_value import StepValueModel, ValuePath, epoch_batches, fit, predict, split_paths
+
+
+def backbone(seed: int = 0) -> Any:
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaModel(LlamaConfig(vocab_size=16, max_position_embeddings=64, **sizes)).eval()
+
+
+def made_up_paths(tasks: int, each: int = 8) -> list[ValuePath]:
+    """Histories whose value the last token before the turn tells: token 1 fails, 2 succeeds half the time, 3 always."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for task in range(tasks):
+        for _ in range(each):
+            token_ids, boundaries, successes = [], [], []
+            for _ in range(int(rng.integers(1, 4))):
+                kind = int(rng.integers(1, 4))
+                token_ids += [*rng.integers(4, 16, int(rng.integers(1, 6))).tolist(), kind]
+                boundaries.append(len(token_ids) - 1)
+                successes.append(float({1: 0, 2: 2, 3: 4}[kind]))
+            paths.append(ValuePath(f"t{task:02d}", token_ids, boundaries, successes, [4.0] * len(boundaries)))
+    return paths
+
+
+def node(index: int, parent: int, n: int, c: int, tokens: list[int], context: list[int], **changes: Any) -> dict[str, Any]:
+    base = {"task_id": "t", "node": index, "parent": parent, "depth": 0, "N": n + 2, "W": float(c), "reward": 0.0}
+    base |= {"n_success": c, "n_rollouts": n, "terminal": not context, "truncated": False}
+    return {**base, "token_ids": tokens, "context_ids": context, **changes}
+
+
+TREE = [
+    node(0, -1, 4, 2, [], [1, 2, 3]),
+    node(1, 0, 3, 2, [4, 5], [6]),
+    node(2, 0, 1, 0, [7], [8, 9]),
+    node(3, 1, 2, 2, [10], [11]),
+    node(4, 1, 1, 0, [12], []),
+    node(5, 3, 2, 2, [13], []),
+]
+
+
+def test_every_acting_node_is_read_once():
+    """Contract: paths cover each node where the policy acts exactly once, at its last context token, weighted by rollouts."""
+    first, second = value_paths(TREE, Annotate())
+    assert first.token_ids == [1, 2, 3, 7, 8, 9]
+    assert (first.boundaries, first.successes, first.rollouts) == ([2, 5], [2.0, 0.0], [4.0, 1.0])
+    assert second.token_ids == [1, 2, 3, 4, 5, 6, 10, 11]
+    assert (second.boundaries, second.successes, second.rollouts) == ([5, 7], [2.0, 2.0], [3.0, 2.0])
+    assert mean_success([first, second]) == pytest.approx(6 / 10)
+
+
+def test_turn_values_read_the_boundaries_alone():
+    """Contract: [B, U] values depend on the tokens up to each boundary, not on padding or neighbours; -1 has value 0."""
+    model = StepValueModel(backbone(), HeadParams())
+    torch.nn.init.normal_(model.output.weight)
+    ids = torch.tensor([[1, 5, 2, 6, 3, 0, 0], [4, 4, 2, 7, 7, 7, 3]])
+    both = model.turn_values(ids, torch.tensor([5, 7]), torch.tensor([[2, 4, -1], [2, 5, 6]]))
+    alone = model.turn_values(ids[:1, :5], torch.tensor([5]), torch.tensor([[4, 2]]))
+    assert both.shape == (2, 3)
+    assert both[0, 2] == 0.0
+    torch.testing.assert_close(alone[0], both[0, [1, 0]], atol=1e-6, rtol=1e-6)
+    with pytest.raises(ValueError, match="past the end of its sequence"):
+        model.turn_values(ids, torch.tensor([5, 7]), torch.tensor([[5], [6]]))
+
+
+@pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
+def test_untrained_model_predicts_the_mean(loss: str):
+    """Contract: before training every head predicts the mean it was started at."""
+    model = StepValueModel(backbone(), HeadParams(loss=loss))
+    model.start_at(0.3)
+    values = model.turn_values(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[0, 2]]))
+    assert values.flatten().tolist() == pytest.approx([0.3, 0.3], abs=5e-3)
+
+
+@pytest.mark.parametrize("loss", ["mse", "hl_gauss"])
+def test_fit_learns_values_of_held_out_tasks(loss: str):
+    """Contract: the model predicts success on tasks it has not seen, far better than their mean."""
+    params = ValueModel(epochs=12, learning_rate=5e-3, batch_tokens=256, head=HeadParams(loss=loss))
+    train, held_out = split_paths(made_up_paths(20), 0.2, seed=0)
+    model = StepValueModel(backbone(), params.head)
+    model.start_at(mean_success(train))
+    report = fit(model, train, params, seed=0, micro_tokens=10_000)
+    assert report.history[-1] < report.history[0]
+    found = calibration(*predict(model, held_out, 10_000), mean_success(train))
+    assert found["mse"] < 0.1 * found["baseline_mse"]
+    assert found["explained_variance"] > 0.9
+    assert found["correlation"] > 0.95
+
+
+def test_micro_batches_change_nothing():
+    """Contract: how a batch is split in memory changes the fitted model by rounding only; the same call gives the same bytes."""
+    params = ValueModel(epochs=1.5, learning_rate=1e-3, batch_tokens=256)
+    weights = []
+    for micro in (10_000, 40, 10_000):
+        model = StepValueModel(backbone(), params.head)
+        fit(model, made_up_paths(6), params, seed=3, micro_tokens=micro)
+        weights.append(torch.cat([tensor.flatten() for tensor in model.state_dict().values()]))
+    torch.testing.assert_close(weights[0], weights[1], atol=2e-5, rtol=1e-4)
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_epochs_visit_every_path_once():
+    """Contract: an epoch's batches hold each path once, within the token budget, in another order each epoch."""
+    paths = made_up_paths(10)
+    first, second = (epoch_batches(paths, 100, 0, "epoch", number) for number in (0, 1))
+    assert first != second
+    for batches in (first, second):
+        assert sorted(id(path) for batch in batches for path in batch) == sorted(id(path) for path in paths)
+        assert all(len(batch) * max(len(path.token_ids) for path in batch) <= 100 for batch in batches)
+
+
+def test_tasks_are_held_out_whole():
+    """Contract: no task is on both sides of the split; one task alone cannot be split."""
+    train, held_out = split_paths(made_up_paths(10), 0.15, seed=1)
+    tasks = [{path.task_id for path in side} for side in (train, held_out)]
+    assert (len(tasks[0]), len(tasks[1])) == (8, 2)
+    assert not tasks[0] & tasks[1]
+    with pytest.raises(ValueError, match="at least 2 tasks"):
+        split_paths(made_up_paths(1), 0.15, seed=1)
+
+
+def test_saved_model_gives_the_same_values(tmp_path):
+    """Contract: load(save(model)) predicts the same; saving twice writes the same bytes; a missing file is named."""
+    model = StepValueModel(backbone(), HeadParams(bins=21)).eval()
+    torch.nn.init.normal_(model.output.weight)
+    for name in ("one", "two"):
+        copy.deepcopy(model).save(tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["config.json", "head.json", "head.safetensors", "model.safetensors"]
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    loaded = StepValueModel.load(tmp_path / "one")
+    batch = torch.tensor([[1, 2, 3, 4]]), torch.tensor([4]), torch.tensor([[1, 3]])
+    assert torch.equal(loaded.turn_values(*batch), model.turn_values(*batch))
+    assert loaded.params == model.params
+    (tmp_path / "one" / "head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"head\.safetensors is missing"):
+        StepValueModel.load(tmp_path / "one")
+
+
+def test_calibration_by_hand():
+    """Contract: rollout-weighted Brier score, MSE, baseline, explained variance, ECE and bins of three nodes."""
+    predicted, shares, counts = np.array([0.25, 0.25, 0.85]), np.array([0.0, 0.5, 1.0]), np.array([1.0, 1.0, 2.0])
+    found = calibration(predicted, shares, counts, baseline=0.5)
+    assert found["mse"] == pytest.approx((0.0625 + 0.0625 + 2 * 0.0225) / 4)
+    assert found["baseline_mse"] == pytest.approx((0.25 + 0 + 2 * 0.25) / 4)
+    assert found["brier"] == pytest.approx((0.0625 + (0.5 * 0.5625 + 0.5 * 0.0625) + 2 * 0.0225) / 4)
+    assert found["ece"] == pytest.approx(2 / 4 * 0.0 + 2 / 4 * 0.15)
+    filled = [(item["low"], item["predicted"], item["observed"], item["count"]) for item in found["bins"]]
+    assert filled == [(0.2, pytest.approx(0.25), pytest.approx(0.25), 2.0), (0.8, pytest.approx(0.85), pytest.approx(1.0), 2.0)]
+    residual = shares - predicted
+    weight = counts / 4
+    assert found["explained_variance"] == pytest.approx(
+        1
+        - np.average((residual - weight @ residual) ** 2, weights=weight)
+        / np.average((shares - weight @ shares) ** 2, weights=weight)
+    )
+    constant = calibration(np.full(3, 0.4), np.full(3, 0.4), counts, 0.4)
+    assert (constant["explained_variance"], constant["correlation"], constant["ece"]) == (0.0, 0.0, 0.0)

@@ -2,8 +2,8 @@
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 #
-# PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to the installation of torch alone, e.g.
-# TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
+# PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
+# PyTorch's small CPU builds.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -7,7 +7,6 @@ attempt), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
 from __future__ import annotations
 
 import sys
-from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from stages.agent.engine import Sampling
 from stages.agent.episode import write_json, write_table
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
-from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play, players
+from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.runtime import StageContext, stage_run
 
@@ -50,14 +49,12 @@ def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict
             else:
                 outcomes[job.name] = saved
                 bar.advance(job.episodes)
-        with players(settings, min(resources.workers, len(waiting)), resources.threads) as executor:
-            futures = {executor.submit(play, job, settings): job for job in waiting}
-            for future in as_completed(futures):
-                job, outcome = futures[future], future.result()
-                checkpoints.save(job.name, outcome)
-                outcomes[job.name] = outcome
-                success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
-                bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
+        workers = min(resources.workers, len(waiting))
+        for job, outcome in play_each(waiting, settings, workers, resources.threads):
+            checkpoints.save(job.name, outcome)
+            outcomes[job.name] = outcome
+            success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
+            bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
     return outcomes
 
 

@@ -41,7 +41,7 @@ class Resources(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     slots: Annotated[int, Field(ge=4, le=4096)] = 64
     """Sessions the engine decodes at once."""
-    tokens_per_batch: Annotated[int, Field(ge=256)] = 16384
+    tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
     """Padded tokens in one micro-batch of training; changes memory and speed, never the loss."""
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes that compile games and the like."""
@@ -68,16 +68,16 @@ class Curate(Section):
 
 
 class Sft(Section):
-    epochs: Positive = 3.0
-    batch_tokens: Annotated[int, Field(ge=256)] = 8192
-    """Tokens in one optimiser step, after packing."""
+    epochs: Positive = 6.0
+    batch_tokens: Annotated[int, Field(ge=256)] = 2048
+    """Tokens of whole demonstrations in one optimiser step, about."""
     learning_rate: Positive = 5e-4
     warmup: Share = 0.1
     weight_decay: NonNegative = 0.01
     max_grad_norm: Positive = 1.0
-    eval_every: Count = 25
+    eval_every: Count = 50
     patience: Count = 4
-    checkpoint_every: Count = 25
+    checkpoint_every: Count = 100
 
 
 class SamplingParams(Section):
@@ -138,7 +138,7 @@ class HeadParams(Section):
 class ValueModel(Section):
     epochs: Positive = 2.0
     learning_rate: Positive = 5e-4
-    batch_tokens: Annotated[int, Field(ge=256)] = 8192
+    batch_tokens: Annotated[int, Field(ge=256)] = 4096
     valid_share: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.15
     head: HeadParams = HeadParams()
 
@@ -148,8 +148,8 @@ class Annotate(Section):
     iterations: Count = 16
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
-    chunk: Count = 16
-    """Trees grown together, and between checkpoints."""
+    chunk: Count = 64
+    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
     selection: Selection = Selection()
     evaluation: LeafEvaluation = LeafEvaluation()
     backup: Literal["mean", "max", "discounted_max"] = "mean"
@@ -225,7 +225,7 @@ class Rl(Section):
     max_grad_norm: Positive = 1.0
     checkpoint_every: Count = 5
     sampling: SamplingParams = SamplingParams()
-    dead_groups: Literal["keep", "drop"] = "keep"
+    dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups with equal rewards out of the forward pass; denominators do not change."""
     advantage: Advantage = Advantage()
     credit: Credit = Credit()

@@ -1,4 +1,4 @@
-"""dvc.yaml says what the code does: dependencies cover imports, parameters cover what is read, and the parts keep their arrows."""
+"""dvc.yaml says what the code does: dependencies cover imports, parameters what is read; and the parts keep their arrows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from source_imports import ROOT, closure, imports, module_path, source_files
 
 from stages.params import Params, PerDomain
-from tests.imports import ROOT, closure, imports, module_path, source_files
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
@@ -64,16 +64,6 @@ def test_no_dependency_on_code_that_is_not_used(stage: str) -> None:
     for dep in paths(pipeline()[stage], "deps"):
         if dep.startswith("stages/") and dep != ENVIRONMENTS:
             assert any(covered(path, [dep]) for path in used), f"{stage} imports nothing from {dep}; remove it from its deps"
-            if (ROOT / dep).is_dir():
-                outside = [path for path in source_files(dep) if path not in used and (ROOT / path).stat().st_size]
-                by_name = [path for path in outside if imported_by_name(path)]
-                assert set(outside) == set(by_name), f"{stage} does not use {outside} of {dep}: list the files it does use"
-
-
-def imported_by_name(path: Path) -> bool:
-    """Whether a registry beside the module names it in a string."""
-    registry = path.parent / "registry.py"
-    return (ROOT / registry).exists() and path.stem in (ROOT / registry).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -114,7 +104,7 @@ def tree(stage: str) -> ast.Module:
 
 
 def is_params(node: ast.AST) -> bool:
-    """`params`, `context.params`, `self.params`, ... as far as it is the whole of params.yaml: sections are told by their name."""
+    """`params`, `context.params`, `self.params`: the whole of params.yaml, or a section, which is told by what is read off it."""
     return (isinstance(node, ast.Name) and node.id == "params") or (isinstance(node, ast.Attribute) and node.attr == "params")
 
 
@@ -177,7 +167,7 @@ def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[st
 
 
 def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
-    """`domains` can be shortened in one line: who joins the domains depends on the list, and on nothing a domain that is gone left."""
+    """`domains` can be shortened in one line: who joins domains depends on the list, and on nothing that others left behind."""
     joined = {"data/curated", "data/models/rl", "data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rl"}
     for stage, entry in pipeline().items():
         if joined & set(paths(entry, "deps")):
@@ -241,7 +231,7 @@ def test_only_the_sender_imports_mlflow() -> None:
 
 def test_starting_a_stage_imports_nothing_heavy() -> None:
     """A stage's start-up stays short: heavy packages are imported where they are used."""
-    heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "textworld", "prefect"}
+    heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "prefect"}
     light = [Path("stages") / f"{stage}.py" for stage in STAGES] + modules(
         "stages/environments", "stages/curation", "stages/tracking"
     )

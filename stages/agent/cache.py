@@ -12,6 +12,9 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
+SUM_BLOCK = 128
+"""Positions that attention adds up in one matrix product on a CPU."""
+
 
 class SlotCache(Cache):
     """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; the last row takes what padding writes."""
@@ -97,8 +100,23 @@ def grouped_attention(
     if attention_mask is not None:
         weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(attention_mask[:, :, None])
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
-    output = torch.matmul(weights, value).view(rows, heads, queries, head_dim)
+    output = _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
+    """weights [N, kv_heads, Q, length] times value [N, kv_heads, length, head_dim], added up over blocks of fixed length.
+
+    On a CPU, matrix products of several rows split a long sum by its length, so that the length others need (zero weights to
+    this row) would change its last bits. A GPU's kernels give no such guarantee anyway, and there one product is faster.
+    """
+    length = weights.shape[-1]
+    if weights.shape[2] == 1 or length <= SUM_BLOCK or weights.device.type != "cpu":
+        return torch.matmul(weights, value)
+    total = torch.matmul(weights[..., :SUM_BLOCK], value[..., :SUM_BLOCK, :])
+    for start in range(SUM_BLOCK, length, SUM_BLOCK):
+        total += torch.matmul(weights[..., start : start + SUM_BLOCK], value[..., start : start + SUM_BLOCK, :])
+    return total
 
 
 ATTENTION = "grouped_eager"

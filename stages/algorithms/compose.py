@@ -116,5 +116,11 @@ def _check(given: Rl, resolved: Rl) -> None:
         )
     if advantage_.estimator == "group" and (advantage_.gamma != 1.0 or advantage_.lam != 1.0):
         raise ParamsError("rl.advantage.gamma and lam belong to estimator gae; set them to null, or estimator to gae")
+    sampling = resolved.sampling
+    if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0:
+        raise ParamsError(
+            f"rl.sampling (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}) must draw "
+            f"from the whole distribution that is trained: temperature above 0, top_p 1, top_k 0"
+        )
     if loss.kind == "policy_gradient" and (given.loss.clip_low is not None or given.loss.clip_high is not None):
         raise ParamsError("rl.loss.clip_low and clip_high belong to kind ppo_clip; set them to null, or kind to ppo_clip")

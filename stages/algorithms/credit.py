@@ -5,11 +5,11 @@
     weight * (r_u + V(s_{u+1}) - V(s_u)),
 
 the temporal-difference error of the turn under the step-value model that tree search annotated (V of the SFT policy). It is
-potential-based: over an episode the terms telescope to R - V(s_0), whatever the number of turns, so an idle turn (V unchanged, no
-reward) is credited with exactly 0 and a longer way to the same end earns nothing. V after the final turn is 0 for terminated *and*
-truncated episodes: past the turn limit no reward can come, and a bootstrapped V would make idling until the limit cheaper than
-trying and failing. The terms are added to advantages, never summed along the episode, so a miscalibrated V shifts all turns
-alike and such a shift has zero expected gradient.
+potential-based: over an episode the terms telescope to R - V(s_0), whatever the number of turns, so an idle turn (V unchanged,
+no reward) is credited with exactly 0 and a longer way to the same end earns nothing. V after the final turn is 0 for terminated
+and truncated episodes alike: past the turn limit no reward can come, and a bootstrapped V would make idling until the limit
+cheaper than trying and failing. The terms are added to advantages, never summed along the episode, so a miscalibrated V shifts
+all turns alike, and such a shift has zero expected gradient.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Batch filling: what happens to dead groups, those whose episodes all have the same return.
 
-With a group baseline a dead group's advantages are 0. `keep` runs them through the model all the same; `drop` leaves them out of
-the forward pass. Denominators and batch-wide statistics are taken before, so with a group baseline, outcome credit, no KL term and
-no entropy bonus both give the same loss and gradient; otherwise `drop` also leaves out what these terms would have said.
+With a group baseline a dead group's advantages are 0. `keep` runs them through the model all the same; `drop` leaves them out
+of the forward pass. Denominators and batch-wide statistics are taken before, so with a group baseline, outcome credit, no KL
+term and no entropy bonus both give the same loss and gradient; otherwise `drop` also leaves out what these would have said.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def dead_groups(batch: TrajectoryBatch) -> int:
 
 
 def forward_rows(batch: TrajectoryBatch, kind: str) -> Tensor:
-    """Indices [b] int64 of the rows that go through the model: those with policy tokens, less the dead groups if `kind` is drop."""
+    """Indices [b] int64 of the rows that go through the model: those with policy tokens, less dead groups for drop."""
     keep = batch.mask.any(1)
     if kind == "drop":
         keep &= ~dead_rows(batch.rewards, batch.group)

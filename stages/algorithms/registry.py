@@ -1,4 +1,4 @@
-"""All RL methods by name. A method is one module with a CARD and a COMPOSITION; add it here and to `Rl.algorithm` in params.py."""
+"""All RL methods by name. A method is one module with a CARD and a COMPOSITION; add it here and to `Rl.algorithm` in params."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class GymnasiumTextEnvironment:
         name = " ".join(action.split())
         if name not in self._names or (self._mask is not None and not self._mask[self._names.index(name)]):
             return None
-        return int(self._env.action_space.start) + self._names.index(name)
+        return int(getattr(self._env.action_space, "start", 0)) + self._names.index(name)
 
     def _refusal(self) -> str:
         return f"not an action. actions: {'; '.join(self.admissible())}." if self._names else "not an action."

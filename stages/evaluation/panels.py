@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.connection import wait
@@ -202,27 +201,21 @@ def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-class _Inline:
-    """Plays jobs in this process, one after the other."""
-
-    def submit(self, function: Any, *arguments: Any) -> Future:
-        future: Future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-
-@contextmanager
-def players(settings: Settings, workers: int, threads: int) -> Iterator[Any]:
-    """An executor for `play`: `workers` processes on a CPU, this process alone on a GPU (which is filled by one engine)."""
+def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: int) -> Iterator[tuple[Job, Outcome]]:
+    """Each job with its outcome, as they finish: in `workers` processes on a CPU, here and in order on a GPU, which one engine
+    fills."""
     if workers < 2 or not settings.device.startswith("cpu"):
-        yield _Inline()
+        for job in jobs:
+            yield job, play(job, settings)
         _engine.cache_clear()
         return
     # Spawned, not forked: a fork would copy the locks of whatever threads run in this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start_worker, (max(1, threads // workers),)) as pool:
         try:
-            yield pool
+            futures = {pool.submit(play, job, settings): job for job in jobs}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -22,15 +22,17 @@ class Settings(Section):
     vocabulary: Annotated[int, Field(ge=300)] = 768
     """At most; the tokenizer stops earlier when there is nothing left to merge."""
     max_length: Annotated[int, Field(ge=64)] = 1024
-    steps: Annotated[int, Field(ge=1)] = 1600
+    steps: Annotated[int, Field(ge=1)] = 1200
     batch: Annotated[int, Field(ge=1)] = 32
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, le=1)] = 0.03
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    first_steps: Annotated[int, Field(ge=0)] = 200
-    """Steps on `first` alone: short sequences, dense in things to copy, until the copying circuits are there."""
-    first: dict[str, float] = {"copy": 3.0, "codes": 1.0}
-    then: dict[str, float] = {"pages": 4.0, "rooms": 2.0, "codes": 2.0, "copy": 2.0}
+    first_steps: Annotated[int, Field(ge=0)] = 300
+    """Steps on `first` alone, keys restated before every answer, until the look-up circuits are there."""
+    first: dict[str, float] = Field(default={"recall": 3.0, "copy": 1.0})
+    then: dict[str, float] = Field(default={"pages": 4.0, "rooms": 3.0, "codes": 2.0, "recall": 1.0, "copy": 1.0})
+    restate: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Share of the later look-ups that restate the key."""
     transcript_share: Annotated[float, Field(ge=0, lt=1)] = 0.15
     """Share of the later samples that are transcripts of aimless policies."""
     transcript_tasks: Annotated[int, Field(ge=0)] = 96

@@ -22,9 +22,9 @@ def transcripts(settings: Settings, folder: Path, workers: int) -> list[Chat]:
     chats: list[Chat] = []
     for name in DOMAINS:
         domain = load_domain(name)
-        records = [
-            record for record in domain.recipes(settings.transcript_tasks * 3, WORLD_SEED) if record["split"] == "train"
-        ][: settings.transcript_tasks]
+        records = [record for record in domain.recipes(settings.transcript_tasks * 3, WORLD_SEED) if record["split"] == "train"][
+            : settings.transcript_tasks
+        ]
         shutil.rmtree(folder / name, ignore_errors=True)
         tasks = domain.build(records, folder / name, workers)
         chats += aimless(domain, tasks, folder / name, settings.seed, settings.transcript_plays)
@@ -36,13 +36,13 @@ def make_corpus(settings: Settings, folder: Path, workers: int) -> list[Chat]:
     """Samples in training order, `steps * batch` of them."""
     total = settings.steps * settings.batch
     early = min(settings.first_steps * settings.batch, total)
-    chats = lookups(early, settings.seed, settings.first)
+    chats = lookups(early, settings.seed, settings.first, 1.0)
     later = total - early
     walked = transcripts(settings, folder, workers) if settings.transcript_share and settings.transcript_tasks else []
     aimless_count = round(later * settings.transcript_share) if walked else 0
     rng = stream("pretrain.transcripts", settings.seed)
     drawn = [rng.choice(walked) for _ in range(aimless_count)]
-    rest = lookups(later - aimless_count, settings.seed + 1, settings.then)
+    rest = lookups(later - aimless_count, settings.seed + 1, settings.then, settings.restate)
     return chats + permutation(rest + drawn, "pretrain.order", settings.seed)
 
 

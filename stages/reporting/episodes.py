@@ -79,23 +79,13 @@ def _number(value: float, digits: int = 3) -> float | None:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-def advantages_of(row: Row) -> list[float] | None:
-    """Per-token advantages [tokens] of a training sample: its own column, or the number of the episode on its policy tokens."""
-    value = row.get("advantages", row.get("advantage"))
-    if value is None:
-        return None
-    if isinstance(value, (int, float)):
-        return [float(value) if owner == Owner.POLICY else 0.0 for owner in row["owner"]]
-    return [float(item) for item in value]
-
-
 def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
     """One episode for the page.
 
     Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, `advantage` (runs, where there is one).
     """
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
-    advantages = advantages_of(row)
+    advantages = row.get("advantages")
     terms = row.get("reward_terms") or {}
     packed = {
         "id": row["episode_id"],
@@ -117,8 +107,6 @@ def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
     }
     if advantages is not None:
         packed["advantage"] = _runs([_number(advantages[place]) for place in policy])
-    if row.get("step") is not None:
-        packed["step"] = row["step"]
     return packed
 
 

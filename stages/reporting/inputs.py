@@ -18,6 +18,9 @@ from stages.reporting.results import check_evaluation
 History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
 
+ROLLOUTS = "sft rollout"
+"""Source of the episodes that the fine-tuned policy played in the stage rollout."""
+
 NODE_COLUMNS = (
     "task_id",
     "node",
@@ -45,7 +48,7 @@ class DomainInputs:
     rl_history: History | None = None
     nodes: list[dict[str, Any]] = field(default_factory=list)
     episodes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Source ("sft rollout", "rl training") -> rows of EPISODE_SCHEMA, with what the source adds."""
+    """Source ("sft rollout", "rl step 1", ...) -> rows of EPISODE_SCHEMA, with what the source adds."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,9 @@ def load_tokenizer(folder: Path) -> Any | None:
 
 def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
     reports, data = root / "reports", root / "data"
-    sources = {
-        "sft rollout": optional_rows(data / "rollouts" / domain / "episodes.parquet"),
-        "rl training": optional_rows(data / "rl" / domain / "samples.parquet"),
-    }
+    sources = {ROLLOUTS: optional_rows(data / "rollouts" / domain / "episodes.parquet")}
+    for row in sorted(optional_rows(data / "rl" / domain / "samples.parquet"), key=lambda row: row["step"]):
+        sources.setdefault(f"rl step {row['step']}", []).append(row)
     return DomainInputs(
         curate=optional_json(reports / "curate" / f"{domain}.json"),
         rollout=optional_json(reports / "rollout" / f"{domain}.json"),

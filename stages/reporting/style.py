@@ -39,7 +39,13 @@ _STAND_INS = {name: f"#fe{index:02x}c7" for index, name in enumerate(PALETTE)}
 _MARKERS = ("o", "s", "D", "^")
 _DASHES = ("-", "--", "-.", ":")
 
-WIDE = (9.6, 3.4)
+STANDALONE_MARGIN = 12
+"""Points around a figure that is a file of its own."""
+
+LEGEND_LETTERS = 62
+"""Letters that fit into the title's line of a card."""
+
+WIDE = (7.6, 3.2)
 CARD = (4.7, 2.9)
 """Figure sizes in inches: across the page, and one cell of the page's grid."""
 
@@ -130,17 +136,13 @@ def new_figure(size: tuple[float, float] = CARD, rows: int = 1, columns: int = 1
 
 
 def legend_above(axes: Any) -> None:
-    """A legend in the line of the title, flush right, where it hides no data."""
-    count = len(axes.get_legend_handles_labels()[0])
-    axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.01, 0.98),
-        ncols=count,
-        columnspacing=1.0,
-        handlelength=1.4,
-        handletextpad=0.4,
-        borderpad=0.2,
-    )
+    """A legend in the line of the title, flush right, where it hides no data; inside the axes if the line is too short for it."""
+    labels = axes.get_legend_handles_labels()[1]
+    if 1.3 * len(axes.get_title(loc="left")) + sum(len(label) + 5 for label in labels) > LEGEND_LETTERS:
+        axes.legend(loc="best")
+        return
+    spacing = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.4, "borderpad": 0.2}
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=len(labels), **spacing)
 
 
 @dataclass(frozen=True)
@@ -183,13 +185,15 @@ def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Sv
     text = re.sub(r'href="#(?!DejaVu)([^"]+)"', rf'href="#{key}-\1"', text)
     for name, stand_in in _STAND_INS.items():
         text = text.replace(stand_in, f"var({css_name(name)})")
-    width, height = (f"{inches * 72:g}" for inches in figure.get_size_inches())
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}'
+    margin = STANDALONE_MARGIN if standalone else 0
+    width, height = (f"{inches * 72 + 2 * margin:g}" for inches in figure.get_size_inches())
+    box = f"{-margin:g} {-margin:g} {width} {height}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img" aria-label={quoteattr(title)}'
     if standalone:
         dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {css_variables(1)} }} }}"
         head += (
             f' width="{width}pt" height="{height}pt"><style>svg {{ {css_variables(0)} }} {dark}</style>'
-            f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--surface)"/>'
+            f'<rect x="{-margin:g}" y="{-margin:g}" width="{width}" height="{height}" rx="8" style="fill: var(--surface)"/>'
         )
     else:
         head += f' style="max-width: {float(width) * 1.75:g}px">'

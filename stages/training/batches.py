@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ def take(batch: TrajectoryBatch, rows: Sequence[int] | Tensor, device: torch.dev
     """The rows of a batch, cut to their longest trained length, on `device`."""
     picked = batch.rows(torch.as_tensor(rows, dtype=torch.int64))
     width = int(trained_lengths(picked.mask).max())
-    moved = {}
+    moved: dict[str, Any] = {}
     for name, value in picked.__dict__.items():
         if isinstance(value, Tensor):
             moved[name] = (value[:, :width] if name in _PER_TOKEN else value).to(device)

@@ -53,8 +53,8 @@ class Ledger:
         self._counts = self._expected = None
         if strangers or missing or repeated:
             raise RuntimeError(
-                f"training must use every policy token once per epoch and no other: {missing} were left out, {repeated} used more "
-                f"than once, {strangers} tokens of the prompt or the environment trained; this is a fault of the training loop"
+                f"training must use every policy token once per epoch and no other: {missing} were left out, {repeated} used "
+                f"more than once, {strangers} tokens of the prompt or the environment trained; this is a fault of the loop"
             )
 
     def metrics(self) -> dict[str, float]:

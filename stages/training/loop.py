@@ -100,8 +100,8 @@ class Learner:
         norm = float(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
         if not math.isfinite(norm):
             raise ValueError(
-                f"the gradient of update {self.updates + 1} is not finite (norm {norm}, loss {sums.get('loss')}); lower learning_rate "
-                f"or max_grad_norm, or use resources.precision: float32"
+                f"the gradient of update {self.updates + 1} is not finite (norm {norm}, loss {sums.get('loss')}); lower "
+                f"learning_rate or max_grad_norm, or use resources.precision: float32"
             )
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
@@ -136,7 +136,8 @@ def _sum_over_processes(accelerator: Accelerator, parameters: Sequence[nn.Parame
 class Job(Protocol):
     """What the loop trains."""
 
-    learners: Mapping[str, Learner]
+    @property
+    def learners(self) -> Mapping[str, Learner]: ...
 
     def updates(self, step: int) -> Iterator[Update]:
         """The optimiser steps of loop step `step`, from 0; the next is asked for when the one before is done."""

@@ -19,13 +19,13 @@ from stages.training.optimiser import make_optimiser, warmup_cosine
 
 
 class SftJob:
-    """A step is one optimiser update over whole demonstrations; an epoch uses each once. Demonstrations: by split, train and valid.
+    """A step is one optimiser update over whole demonstrations; an epoch uses each once.
 
-    The loss on the valid demonstrations is taken every `eval_every` steps and after the last; `close` puts the best weights back.
+    `demonstrations` come by split, train and valid. The loss on the valid ones is taken every `eval_every` steps
+    and after the last; `close` puts the best weights back.
     """
 
     def __init__(self, params: Params, model: Any, chat: Chat, demonstrations: Mapping[str, Sequence[Episode]]) -> None:
-
         self.params: Sft = params.sft
         self.seed, self.model = params.seed, model
         self.tokens_per_batch = params.resources.tokens_per_batch
@@ -62,7 +62,6 @@ class SftJob:
 
     def validation_loss(self) -> float:
         """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""
-
         assert self.valid is not None
         total = 0.0
         with torch.no_grad():

@@ -15,8 +15,8 @@ MakeBatch = Callable[..., TrajectoryBatch]
 def build(
     rewards: list[list[float]], lengths: list[int] | None = None, seed: int = 0, turns: list[list[int]] | None = None
 ) -> TrajectoryBatch:
-    """Groups of episodes with these returns. Episode i has one prompt token, then `lengths[i]` policy tokens in one turn; or, with
-    `turns`, turns of these many policy tokens, each followed by one environment token, the return on the last turn."""
+    """Groups of episodes with these returns. Episode i has one prompt token, then `lengths[i]` policy tokens in one turn;
+    or, with `turns`, turns of these many policy tokens, each followed by one environment token, the return on the last turn."""
     flat = torch.tensor([reward for group in rewards for reward in group], dtype=torch.float32)
     count = len(flat)
     group = torch.tensor([index for index, members in enumerate(rewards) for _ in members])

@@ -48,6 +48,8 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "ppo", "advantage": {"mean": "group"}}, "estimator group"),
         ({"algorithm": "grpo", "advantage": {"lam": 0.5}}, "estimator gae"),
         ({"algorithm": "reinforce", "loss": {"clip_low": 0.2}}, "ppo_clip"),
+        ({"algorithm": "grpo", "sampling": {"top_p": 0.9}}, "top_p 1"),
+        ({"algorithm": "grpo", "sampling": {"temperature": 0.0}}, "temperature above 0"),
         ({"algorithm": "reinforce", "group_size": 1, "advantage": {"std": "group"}}, "group_size"),
     ],
 )

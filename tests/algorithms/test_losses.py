@@ -10,7 +10,6 @@ import torch
 from stages.algorithms.aggregation import aggregate, denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.entropy import token_entropy
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import clipped, log_ratio, policy_gradient, ppo_clip
 from stages.params import Loss, Rl
@@ -120,11 +119,6 @@ def test_kl_estimators_agree_with_the_exact_kl() -> None:
     torch.testing.assert_close(torch.autograd.grad(sampled, logits)[0], exact)
 
 
-def test_entropy_of_known_distributions() -> None:
-    assert token_entropy(torch.zeros(4).log_softmax(0)).item() == pytest.approx(math.log(4))
-    assert token_entropy(torch.tensor([0.5, 0.5, 0.0]).log()).item() == pytest.approx(math.log(2))
-
-
 def full_loss(rl: Rl, logits: torch.Tensor, batch: TrajectoryBatch, splits: int = 1) -> torch.Tensor:
     """The whole objective of `rl` as a function of next-token logits [B, T, V], summed over `splits` micro-batches."""
     algorithm = resolve(rl)
@@ -134,7 +128,8 @@ def full_loss(rl: Rl, logits: torch.Tensor, batch: TrajectoryBatch, splits: int 
         micro = batch.rows(index)
         log_probabilities = logits[index].log_softmax(-1)
         logprobs = log_probabilities.gather(-1, micro.token_ids[..., None]).squeeze(-1) * micro.mask
-        shares.append(algorithm.loss(logprobs, token_entropy(log_probabilities) * micro.mask, micro, total).loss)
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1) * micro.mask
+        shares.append(algorithm.loss(logprobs, entropy, micro, total).loss)
     return torch.stack(shares).sum()
 
 

@@ -16,6 +16,8 @@ from stages.environments.textworld import TextWorldDomain, TextWorldSettings
 from stages.environments.textworld.settings import NAME_NUMBERS
 from stages.params import ROOT
 
+# The interpreter knows commercial games by heart and says so of all others; TextWorld silences it, pytest lets it speak again.
+pytestmark = pytest.mark.filterwarnings("ignore::jericho.UnsupportedGameWarning")
 SMALL = {"levels": [{"rooms": 3, "objects": 3, "quest_length": 3}], "starts": 2, "goals": ["take", "unlock"]}
 
 

@@ -243,7 +243,7 @@ def _write_episodes(root: Path, domain: str, rng: random.Random, tokenizer: Any)
         row = _episode(domain, task, 0, tokenizer, rng, 0.6, "rl")
         sign = 1.0 if row["reward"] else -1.0
         values = [sign * (0.6 + 0.1 * turn) if owner == 1 else 0.0 for owner, turn in zip(row["owner"], row["turn"], strict=True)]
-        samples.append({**row, "step": task + 1, "advantages": values})
+        samples.append({**row, "step": 1 if task < 6 else 20, "advantages": values})
     write_table(root / "data" / "rl" / domain / "samples.parquet", schema, samples)
 
 

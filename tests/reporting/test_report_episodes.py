@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stages.reporting.episodes import advantages_of, browser_data, choose, outcome, pack
+from stages.reporting.episodes import browser_data, choose, outcome, pack
 from stages.reporting.inputs import load_inputs
 
 
@@ -67,18 +67,13 @@ def test_packing_keeps_every_token_owner_turn_and_policy_number():
         logprob=[0.0, -0.1234, -2.0, 0.0, -0.5],
         advantages=[0, 1.5, 1.5, 0, -0.25],
     )
-    packed = pack(given, "rl training", "best")
+    packed = pack(given, "rl step 1", "best")
     spread = [value for value, count in packed["turn"] for _ in range(count)]
     assert packed["ids"] == given["token_ids"]
     assert packed["owner"] == "01121"
     assert spread == given["turn"]
     assert packed["logprob"] == [-0.123, -2, -0.5]
     assert packed["advantage"] == [[1.5, 2], [-0.25, 1]]
-
-
-def test_one_advantage_for_the_episode_covers_its_policy_tokens():
-    assert advantages_of(row("a", 1.0, 3, advantage=0.7)) == [0.0, 0.7, 0.7]
-    assert advantages_of(row("a", 1.0)) is None
 
 
 def test_the_byte_limit_cuts_all_sources_alike_and_is_told():

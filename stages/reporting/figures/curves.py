@@ -26,6 +26,7 @@ RL_PANELS: tuple[tuple[str, str, str], ...] = (
     ("grad_norm", "Gradient norm", "Norm of the gradient before clipping."),
     ("loss", "Policy loss", "The surrogate loss. Its level means little; jumps would."),
     ("turns", "Turns per episode", "Actions the policy takes in an episode."),
+    ("truncated", "Episodes cut off, share", "Episodes that a limit ended: turns, context or length."),
     ("tokens", "Tokens per episode", "Length of an episode in tokens."),
 )
 """Column of the rl history, title of its panel, caption."""

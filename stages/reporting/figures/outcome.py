@@ -23,43 +23,30 @@ def model_colour(model: str, domains: Sequence[str]) -> str:
 
 
 def _bars(axes: Any, evaluation: Mapping[str, Any], domain: str, domains: Sequence[str]) -> None:
+    from matplotlib.patheffects import withStroke
+
+    # Intervals have a rim in the background's colour, so that they stand out from bars of any colour.
+    rim = [withStroke(linewidth=3.2, foreground=colour("surface"))]
     models = [name for name in model_order(list(evaluation["models"]), domains) if success(evaluation, name, domain)]
     for place, model in enumerate(models):
         estimate = success(evaluation, model, domain)
         assert estimate is not None
         tint = colour(model_colour(model, domains))
-        outlined = model == "merged_linear"
-        foreign = model.startswith("rl@") and model[3:] != domain
-        axes.barh(
-            place,
-            100 * estimate.mean,
-            height=0.62,
-            facecolor="none" if outlined else tint,
-            edgecolor=tint,
-            linewidth=1.4,
-            alpha=0.45 if foreign else 1.0,
-        )
-        axes.plot(
-            [100 * estimate.low, 100 * estimate.high], [place, place], color=colour("ink"), linewidth=1.3, solid_capstyle="butt"
-        )
-        for end in (estimate.low, estimate.high):
-            axes.plot([100 * end] * 2, [place - 0.13, place + 0.13], color=colour("ink"), linewidth=1.3)
-        axes.text(103, place, f"{100 * estimate.mean:.0f} %", va="center", ha="left", fontsize=8.5, fontweight="bold")
-        axes.text(
-            117,
-            place,
-            f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}",
-            va="center",
-            ha="left",
-            fontsize=7.5,
-            color=colour("muted"),
-        )
+        face = "none" if model == "merged_linear" else tint
+        alpha = 0.45 if model.startswith("rl@") and model[3:] != domain else 1.0
+        axes.barh(place, 100 * estimate.mean, height=0.62, facecolor=face, edgecolor=tint, linewidth=1.4, alpha=alpha)
+        low, high = 100 * estimate.low, 100 * estimate.high
+        ends = ((low, -0.14), (low, 0.14), (low, 0.0), (high, 0.0), (high, -0.14), (high, 0.14))
+        line = {"color": colour("ink"), "linewidth": 1.3, "solid_capstyle": "butt", "path_effects": rim}
+        axes.plot([x for x, _ in ends], [place + y for _, y in ends], **line)
+        beside: dict[str, Any] = {"xy": (100, place), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        axes.annotate(f"{100 * estimate.mean:.0f} %", xytext=(36, 0), ha="right", fontsize=8.5, fontweight="bold", **beside)
+        axes.annotate(f"{low:.0f}–{high:.0f}", xytext=(42, 0), ha="left", fontsize=7.5, color=colour("muted"), **beside)
     axes.set_yticks(range(len(models)), models)
     axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axes.set_ylim(len(models) - 0.4, -0.6)
-    axes.set_xlim(0, 137)
+    axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 100])
-    axes.spines["bottom"].set_bounds(0, 100)
     axes.spines["left"].set_color(colour("muted"))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("attempts that succeed, %", loc="left")
@@ -70,8 +57,9 @@ def success_bars(evaluation: Mapping[str, Any], shown: Sequence[str], domains: S
     columns = min(len(shown), PANELS_PER_ROW)
     rows = math.ceil(len(shown) / PANELS_PER_ROW)
     count = max(len(evaluation["models"]), 3)
-    width, height = (CARD[0] if columns == 1 else WIDE[0]), 0.85 + 0.33 * count
+    width, height = CARD[0] * columns, 0.85 + 0.33 * count
     figure, axes = new_figure((width, rows * height), rows, columns)
+    figure.set_layout_engine("constrained", wspace=0.06, hspace=0.06)
     panels = [axes] if rows == columns == 1 else list(axes.flat)
     for panel, domain in zip(panels, shown, strict=False):
         _bars(panel, evaluation, domain, domains)
@@ -179,7 +167,12 @@ def by_difficulty(evaluation: Mapping[str, Any], domain: str, domains: Sequence[
         points = sorted((float(level), 100 * row["success"]) for level, row in shares.items())
         tint = colour(model_colour(model, domains))
         style = domain_line(place)
-        axes.plot([x for x, _ in points], [y for _, y in points], label=model, **{**style, "color": tint, "markersize": 5})
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            label="specialist" if model.startswith("rl@") else model,
+            **{**style, "color": tint, "markersize": 5},
+        )
     axes.set_xticks([float(level) for level in levels], levels)
     axes.set_ylim(-3, 103)
     axes.set_xlabel(f"difficulty of a {domain} task")

@@ -21,7 +21,7 @@ from stages.reporting.blocks import (
     slug,
 )
 from stages.reporting.figures.data import grouped_counts, histogram, pass_at_k
-from stages.reporting.inputs import DomainInputs, Inputs
+from stages.reporting.inputs import ROLLOUTS, DomainInputs, Inputs
 
 CURATE_INTRO = (
     "Raw records become tasks. Malformed records, duplicates and tasks that share a world with the evaluation panel are "
@@ -114,7 +114,7 @@ def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _rollout_figures(domain: str, index: int, given: DomainInputs) -> list[Drawing]:
     """Tasks by measured success, episodes by length; [] without episodes."""
-    rows = given.episodes.get("sft rollout", [])
+    rows = given.episodes.get(ROLLOUTS, [])
     if not rows:
         return []
     attempts = max(Counter(row["task_id"] for row in rows).values())

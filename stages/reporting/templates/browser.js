@@ -60,7 +60,6 @@
     facts.textContent = "";
     var rows = [["outcome", current.outcome], ["return", format(current.reward, 2)], ["turns", current.turns.length], ["tokens", current.ids.length],
       ["ended by", current.stop], ["chosen as", current.pick], ["policy", current.policy], ["episode", current.id]];
-    if (current.step !== undefined) rows.splice(1, 0, ["training step", current.step]);
     Object.keys(current.terms).sort().forEach(function (name) { rows.push([name, format(current.terms[name], 2)]); });
     rows.forEach(function (row, place) {
       if (place) facts.appendChild(document.createTextNode("  ·  "));
@@ -140,7 +139,7 @@
     if (!current) { content.appendChild(element("p", "note", "No episode matches these filters.")); return; }
     showFacts();
     if (view === "advantage" && !trained) {
-      content.appendChild(element("p", "note", "This episode was not trained on, so its tokens have no advantage. Choose another view or the source \"rl training\"."));
+      content.appendChild(element("p", "note", "This episode was not trained on, so its tokens have no advantage. Choose another view, or a source from rl."));
     } else if (view === "chat") { showChat(); } else { showTokens(); }
   }
 

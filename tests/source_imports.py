@@ -54,7 +54,10 @@ def imports(path: Path) -> frozenset[Path]:
             names.update(f"{base}.{alias.name}" for alias in node.names)
             names.add(base)
     found = {module_path(name) for name in names if name.split(".")[0] in ("stages", "flows", "tests")}
-    return frozenset(item for item in found if item is not None and item != path)
+    ours = {item for item in found if item is not None}
+    # Importing a module runs the packages it lies in.
+    packages = {folder / "__init__.py" for item in ours for folder in item.parents if (ROOT / folder / "__init__.py").exists()}
+    return frozenset((ours | packages) - {path, Path("__init__.py")})
 
 
 def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:

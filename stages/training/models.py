@@ -1,0 +1,120 @@
+"""The models of an RL run: the policy, the frozen reference it started from, a critic, the annotated step-value model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stages.agent.policy import token_logprobs
+from stages.algorithms.compose import Algorithm
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.kl import kl_estimate
+from stages.params import Rl
+from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
+from stages.training.critic import Critic
+from stages.training.loop import Learner
+from stages.training.optimiser import make_optimiser, warmup_constant
+from stages.values.step_value import StepValueModel
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass
+class Models:
+    """`reference` is a copy of the policy as it was when the run began."""
+
+    policy: Any
+    reference: Any
+    critic: Critic | None
+    step_values: StepValueModel | None
+    tokens_per_batch: int
+
+    @classmethod
+    def make(
+        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, device: torch.device, tokens_per_batch: int
+    ) -> Models:
+        """Models for `algorithm` from the start policy; `annotated`: folder of the step-value model, if step credit wants it.
+
+        Raises FileNotFoundError if that folder is not whole.
+        """
+        policy.to(device)
+        reference = copy.deepcopy(policy).requires_grad_(False)
+        critic = Critic(policy, algorithm.rl.critic.head) if algorithm.needs_critic else None
+        step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
+        return cls(policy, reference, critic, step_values, tokens_per_batch)
+
+    def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in micro-batches of similar trained length."""
+        lengths = trained_lengths(batch.mask).tolist()
+        plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
+        return [[rows[place] for place in group] for group in plan]
+
+    def _per_row(
+        self, batch: TrajectoryBatch, rows: Sequence[int], shape: torch.Size, compute: Callable[[TrajectoryBatch], Tensor]
+    ) -> Tensor:
+        """`compute` on micro-batches of `rows` put together as a tensor of `shape` on the CPU, 0 where there is nothing."""
+        result = torch.zeros(shape)
+        with torch.no_grad():
+            for group in self.plan(batch, rows):
+                part = compute(take(batch, group, self.policy.device)).float().cpu()
+                result[torch.tensor(group), : part.shape[1]] = part
+        return result
+
+    def reference_logprobs(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> Tensor:
+        """Log-probabilities [B, T] under the reference on the policy tokens of `rows`, 0 elsewhere."""
+
+        def compute(micro: TrajectoryBatch) -> Tensor:
+            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature)[0]
+
+        return self._per_row(batch, rows, batch.mask.shape, compute)
+
+    def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
+        """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
+        log-probabilities, otherwise over the first episode of each group, to spare the other forward passes."""
+        reference, mask = batch.logprobs_ref, batch.mask
+        if reference is None:
+            first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
+            rows = sorted(row for row in first.values() if bool(mask[row].any()))
+            reference = self.reference_logprobs(batch, rows, temperature)
+            mask = mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows, dtype=torch.int64), True)
+        values = kl_estimate(batch.logprobs_old, reference, "k3")
+        return float((values * mask).sum() / mask.sum().clamp(min=1))
+
+    def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
+        """The batch with what the algorithm needs: `logprobs_ref`, the critic's `values`, annotated `turn_values`."""
+        rows = torch.nonzero(batch.mask.any(1)).flatten().tolist()
+        if algorithm.needs_reference:
+            batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
+        critic, step_values = self.critic, self.step_values
+        if critic is not None:
+            values = self._per_row(batch, rows, batch.mask.shape, lambda micro: critic.values(micro.token_ids, micro.mask))
+            batch = batch.with_(values=values)
+        if step_values is not None:
+            turns, count = batch.turn_rewards.shape
+
+            def turn_values(micro: TrajectoryBatch) -> Tensor:
+                return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
+
+            batch = batch.with_(turn_values=self._per_row(batch, rows, torch.Size((turns, count + 1)), turn_values))
+        return batch
+
+
+def make_learners(models: Models, rl: Rl, accelerator: Accelerator) -> dict[str, Learner]:
+    """The policy's learner and, where there is one, the critic's, with learning rates of their own."""
+
+    def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
+        module.to(accelerator.device)
+        optimiser = make_optimiser(module, learning_rate, rl.weight_decay)
+        return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, accelerator)
+
+    learners = {"policy": learner(models.policy, rl.learning_rate)}
+    if models.critic is not None:
+        learners["critic"] = learner(models.critic, rl.critic.learning_rate)
+    return learners

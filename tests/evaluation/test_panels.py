@@ -1,0 +1,201 @@
+"""Panels are played alike by every model, whatever is played beside, before or after a restart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages import evaluate
+from stages.agent.engine import Sampling
+from stages.agent.episode import read_json, read_rows, write_json, write_tasks
+from stages.curation.panel import PanelMismatchError, make_panel, write_panel
+from stages.environments.search import SearchDomain
+from stages.evaluation import panels as panels_module
+from stages.evaluation.panels import Settings, jobs_of, load_panels, play
+from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report
+from stages.params import parse_params
+from stages.runtime import StageContext
+from stages.tracking import Tracker
+
+PARAMS: dict[str, Any] = {
+    "domains": ["search"],
+    "resources": {"threads": 1, "workers": 1, "slots": 8},
+    "model": {"max_length": 512},
+    "evaluate": {"attempts": 2, "resamples": 100, "chunk": 8, "sampling": {"max_tokens": 6}},
+    "per_domain": {"search": {}},
+}
+SETTINGS = Settings(0, Sampling(max_tokens=6), 512, 8, "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A curated search domain with a panel of 8 tasks in 2 worlds or more."""
+    folder = tmp_path_factory.mktemp("curated")
+    domain = SearchDomain()
+    records = [record for record in domain.recipes(64, 0) if record["split"] == "test"]
+    tasks = domain.build(records[:4] + records[-4:], folder / "search" / "worlds", 1)
+    write_tasks(folder / "search" / "tasks.parquet", tasks)
+    write_panel(folder / "search" / "panel.json", make_panel("search", tasks, domain.settings.model_dump(mode="json")))
+    return folder
+
+
+def rows_of(curated: Path, folder: Path, policy_hash: str, chunk: int = 100, **changes: Any) -> list[dict[str, Any]]:
+    jobs = jobs_of(folder, policy_hash, load_panels(curated, ["search"]), curated, 2, chunk)
+    return [row for job in jobs for row in play(job, replace(SETTINGS, **changes)).rows]
+
+
+def test_one_row_per_task_and_attempt_whatever_is_played_together(curated: Path, tiny_policy: Path) -> None:
+    """A row does not depend on what else is in its job, nor on the engine's slots."""
+    whole = rows_of(curated, tiny_policy, "h")
+    assert len({(row["task_id"], row["attempt"]) for row in whole}) == 16
+    assert rows_of(curated, tiny_policy, "h", chunk=4) == whole
+    assert rows_of(curated, tiny_policy, "h", slots=4) == whole
+
+
+def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Path, tiny_policy: Path) -> None:
+    """Models are compared on common random numbers: the same weights under another name play the same episodes."""
+    first, second = rows_of(curated, tiny_policy, "one"), rows_of(curated, tiny_policy, "other")
+    assert [{**row, "policy_hash": ""} for row in first] == [{**row, "policy_hash": ""} for row in second]
+    reseeded = rows_of(curated, tiny_policy, "one", seed=1)
+    assert [row["tokens"] for row in reseeded] != [row["tokens"] for row in first]
+
+
+def test_a_panel_whose_tasks_were_changed_is_refused(curated: Path, tmp_path: Path) -> None:
+    """Panels are frozen and hashed."""
+    shutil.copytree(curated, tmp_path / "curated")
+    path = tmp_path / "curated" / "search" / "panel.json"
+    write_json(path, {**read_json(path), "hash": "0" * 16})
+    with pytest.raises(PanelMismatchError, match="frozen with 0000000000000000"):
+        load_panels(tmp_path / "curated", ["search"])
+    with pytest.raises(FileNotFoundError, match="curate@chess"):
+        load_panels(tmp_path / "curated", ["chess"])
+
+
+def made_rows(model: str, successes: list[int], panel: str = "p") -> list[dict[str, Any]]:
+    """Two attempts at each task, tasks in pairs of one cluster."""
+    return [
+        {
+            "model": model,
+            "domain": "search",
+            "task_id": f"t{index // 2}",
+            "attempt": index % 2,
+            "cluster": f"c{index // 4}",
+            "panel": panel,
+            "policy_hash": model,
+            "success": bool(success),
+            "reward": float(success),
+            "turns": 2,
+            "tokens": 5,
+            "accepted": 1.0,
+            "cost": 0.0,
+            "difficulty": float(index // 4),
+            "stop_reason": "terminated",
+        }
+        for index, success in enumerate(successes)
+    ]
+
+
+def test_numbers_of_a_panel_worked_out_by_hand() -> None:
+    rows = {
+        "base": {"search": made_rows("base", [0, 0, 0, 0, 0, 0, 0, 0])},
+        "sft": {"search": made_rows("sft", [1, 0, 0, 0, 1, 1, 0, 0])},
+        "rl@search": {"search": made_rows("rl@search", [1, 1, 1, 0, 1, 1, 1, 0])},
+        "merged": {"search": made_rows("merged", [1, 1, 0, 0, 1, 1, 1, 0])},
+        "merged_linear": {"search": made_rows("merged_linear", [1, 1, 0, 0, 1, 1, 1, 0])},
+    }
+    found = report(rows, {"search": "p"}, attempts=2, confidence=0.95, resamples=200, seed=0)
+    json.dumps(found, allow_nan=False)
+    sft = found["models"]["sft"]["search"]
+    assert (sft["success"]["mean"], sft["success"]["n"]) == (0.375, 4)
+    assert sft["success"]["low"] <= 0.375 <= sft["success"]["high"]
+    # Tasks solved in at least one of two attempts: t0 and t2 of t0..t3.
+    assert sft["pass_at_k"] == {"1": 0.375, "2": 0.5}
+    assert sft["by_difficulty"] == {"0": {"success": 0.25, "attempts": 4}, "1": {"success": 0.5, "attempts": 4}}
+    by_pair = {(item["a"], item["b"]): item for item in found["comparisons"]}
+    assert by_pair["rl@search", "sft"]["difference"] == 0.375
+    assert by_pair["sft", "base"]["difference"] == 0.375
+    assert by_pair["merged", "merged_linear"]["difference"] == 0.0
+    assert by_pair["merged", "merged_linear"]["verdict"] == "undecided"
+    assert headline(found)["search_merged_keeps"] == round(0.625 / 0.75, 4)
+    lines = list(csv_lines(found))
+    assert lines[0] == "model,domain,success,low,high,n"
+    assert lines[2].startswith("sft,search,0.375,")
+
+
+def test_who_is_compared_with_whom() -> None:
+    assert pairs_to_compare(["base", "sft", "rl@a", "rl@b", "merged", "merged_linear"]) == [
+        ("rl@a", "sft"),
+        ("rl@b", "sft"),
+        ("merged", "sft"),
+        ("merged_linear", "sft"),
+        ("rl@a", "merged"),
+        ("rl@b", "merged"),
+        ("merged", "merged_linear"),
+        ("sft", "base"),
+    ]
+
+
+def test_results_of_different_panels_are_not_compared() -> None:
+    """A comparison across different panels is refused."""
+    with pytest.raises(PanelMismatchError, match="different panels"):
+        compare_models(made_rows("a", [0, 1, 0, 1, 1, 1]), made_rows("b", [0, 1, 0, 1, 1, 1], "q"), 0.95, 100, 0)
+
+
+@pytest.fixture
+def context(curated: Path, tiny_policy: Path, tmp_path: Path) -> StageContext:
+    from safetensors.torch import load_file, save_file
+
+    for scale, name in enumerate(("data/base", "data/models/sft", "data/models/rl/search"), start=1):
+        shutil.copytree(tiny_policy, tmp_path / name)
+        weights = {key: tensor * scale for key, tensor in load_file(tiny_policy / "model.safetensors").items()}
+        save_file(weights, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    for name in ("merged", "merged_linear"):
+        shutil.copytree(tmp_path / "data/models/rl/search", tmp_path / "data/models" / name)
+    shutil.copytree(curated, tmp_path / "data/curated")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    return StageContext("evaluate", None, parse_params(PARAMS), tmp_path, Tracker())
+
+
+def outputs(context: StageContext) -> dict[str, bytes]:
+    paths = [context.data / "evaluation" / "rows.parquet", *sorted(context.reports.glob("*"))]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed and started again, the stage ends with the same bytes and plays only what it had not finished."""
+    played: list[str] = []
+
+    def counting(job: Any, settings: Settings) -> Any:
+        if len(played) == stop_after:
+            raise KeyboardInterrupt
+        played.append(job.name)
+        return play(job, settings)
+
+    monkeypatch.setattr(panels_module, "play", counting)
+    stop_after = 100
+    evaluate.run(context)
+    # Three different models (the merges are the specialist), 16 episodes each, in jobs of 8.
+    assert len(played) == 6
+    assert len(read_rows(context.data / "evaluation" / "rows.parquet")) == 5 * 16
+    undisturbed = outputs(context)
+    assert set(undisturbed) == {"rows.parquet", "evaluation.json", "evaluation.csv", "metrics.json"}
+    assert not (context.root / ".bellwether" / "checkpoints" / "evaluate").exists()
+
+    shutil.rmtree(context.data / "evaluation")
+    shutil.rmtree(context.reports)
+    played, stop_after = [], 2
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.run(context)
+    first, played, stop_after = played, [], 100
+    panels_module._engine.cache_clear()
+    evaluate.run(context)
+    assert len(first) == 2
+    assert len(played) == 4
+    assert not set(first) & set(played)
+    assert outputs(context) == undisturbed

@@ -1,0 +1,108 @@
+"""A checkout of its own for a whole-pipeline test: the working tree's files, a tiny random base model, the tiny profile."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.params import apply_overlay
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = Path(__file__).with_name("tiny.yaml")
+DVC = [sys.executable, "-m", "dvc", "--wait-for-lock"]
+_LINE = re.compile(r"^(?:(Running) stage|Stage) '([^']+)'(?: (is cached|didn't change))?", re.M)
+
+
+@dataclass
+class Checkout:
+    root: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, root: Path, base: Path, **environment: str) -> Checkout:
+        """Copy what git tracks, or would track, into `root`; no data that stages made comes along."""
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file() and not name.startswith(("tests/", "data/base/")) and name != "dvc.lock":
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, root / name)
+        shutil.copytree(base, root / "data" / "base")
+        apply_overlay(root / "params.yaml", TINY)
+        subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+        return cls(root, environment)
+
+    def copy(self, root: Path) -> Checkout:
+        """This checkout with all that it has made, DVC's cache included."""
+        shutil.copytree(self.root, root, symlinks=True)
+        return Checkout(root, self.environment)
+
+    @property
+    def env(self) -> dict[str, str]:
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("DVC_", "MLFLOW_", "LIFECYCLE_", "BELLWETHER_"))
+        }
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return {**clean, "PATH": path, "PYTHONPATH": "", "BELLWETHER_TRACKING": "off", **self.environment}
+
+    def edit(self, changes: dict[str, Any]) -> None:
+        """Write nested `changes` over params.yaml."""
+        overlay = self.root / ".overlay.yaml"
+        overlay.write_text(yaml.safe_dump(changes))
+        apply_overlay(self.root / "params.yaml", overlay)
+        overlay.unlink()
+
+    def repro(self, *arguments: str) -> tuple[list[str], list[str]]:
+        """(stages that ran, stages restored from the cache), in order. Fails with DVC's output if DVC fails."""
+        done = subprocess.run(
+            [*DVC, "repro", *arguments], cwd=self.root, env=self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        ran, restored = [], []
+        for match in _LINE.finditer(done.stdout):
+            if match[1]:
+                ran.append(match[2])
+            elif match[3] == "is cached":
+                restored.append(match[2])
+        return ran, restored
+
+    def repro_killed_in(self, stage: str, within_s: float = 300.0) -> None:
+        """Start `dvc repro` and kill -9 all of it as soon as `stage` has written a checkpoint."""
+        folder = self.root / ".bellwether" / "checkpoints" / stage
+        with subprocess.Popen(
+            [*DVC, "repro"],
+            cwd=self.root,
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            deadline = time.monotonic() + within_s
+            while not list(folder.glob("*/*.pt")):
+                assert process.poll() is None, f"the run ended before {stage} wrote a checkpoint"
+                assert time.monotonic() < deadline, f"{stage} wrote no checkpoint"
+                time.sleep(0.002)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert list(folder.glob("*/*.pt")), f"{stage} was done before it was killed"
+
+    @property
+    def lock(self) -> dict[str, Any]:
+        return yaml.safe_load((self.root / "dvc.lock").read_text())["stages"]

@@ -1,0 +1,135 @@
+"""Whole pipelines on the tiny profile: what a run leaves, what an edit re-runs, and that a killed run ends like an undisturbed one.
+
+The runs take most of this file's time, so one undisturbed run serves all tests, and each other run shows more than one thing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from checkout import Checkout
+
+from stages.agent.episode import read_rows
+
+pytestmark = pytest.mark.timeout(900)
+STAGES = ["curate@textworld", "curate@search", "sft", "rollout@textworld", "rollout@search", "annotate@textworld"]
+STAGES += ["annotate@search", "rl@textworld", "rl@search", "merge", "evaluate", "report"]
+
+
+def test_a_finished_run_has_nothing_to_do(undisturbed: Checkout) -> None:
+    assert undisturbed.repro() == ([], [])
+    assert sorted(undisturbed.lock) == sorted(STAGES)
+    checkpoints = undisturbed.root / ".bellwether" / "checkpoints"
+    assert not [path for path in checkpoints.rglob("*") if path.is_file()]
+
+
+def test_the_results_have_the_shape_that_was_promised(undisturbed: Checkout) -> None:
+    """reports/evaluation.json: panels, models by domain with success and its interval, comparisons."""
+    evaluation = json.loads((undisturbed.root / "reports" / "evaluation.json").read_text())
+    assert set(evaluation["panels"]) == {"textworld", "search"}
+    assert list(evaluation["models"]) == sorted(["base", "sft", "rl@textworld", "rl@search", "merged", "merged_linear"])
+    for by_domain in evaluation["models"].values():
+        for domain in ("textworld", "search"):
+            assert {"mean", "low", "high", "n"} <= set(by_domain[domain]["success"])
+            assert by_domain[domain]["success"]["n"] == 10
+    assert {"a", "b", "domain", "difference", "low", "high", "p", "verdict"} <= set(evaluation["comparisons"][0])
+    rows = read_rows(undisturbed.root / "data" / "evaluation" / "rows.parquet")
+    assert len(rows) == 6 * 2 * 10
+    hashes = {row["model"]: row["policy_hash"] for row in rows}
+    assert len(set(hashes.values())) == 6, "every stage changes the weights"
+    page = (undisturbed.root / "reports" / "report.html").read_text()
+    assert str(undisturbed.root) not in page
+
+
+def test_the_merged_model_loads_like_any_other(undisturbed: Checkout) -> None:
+    """The merged model loads with plain from_pretrained and its tokenizer's chat template renders a conversation."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for name in ("merged", "merged_linear"):
+        folder = undisturbed.root / "data" / "models" / name
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        messages = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "open door"}]
+        encoded = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)
+        assert model(**encoded).logits.shape[-1] == model.config.vocab_size
+        assert "open door" in tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+def test_every_stage_and_domain_is_a_child_of_one_run(undisturbed: Checkout) -> None:
+    """MLflow: a parent run and a child per stage and domain, with parameters, curves, commit, params hash, hashes in and out."""
+    with sqlite3.connect(undisturbed.root / "mlflow.db") as database:
+        runs = dict(database.execute("SELECT name, run_uuid FROM runs WHERE name NOT LIKE 'lifecycle%'"))
+        states = {state for (state,) in database.execute("SELECT status FROM runs")}
+        parents = database.execute("SELECT run_uuid FROM runs WHERE name LIKE 'lifecycle%'").fetchall()
+        tags: dict[str, dict[str, str]] = {}
+        for run, key, value in database.execute("SELECT run_uuid, key, value FROM tags"):
+            tags.setdefault(run, {})[key] = value
+        points = dict(database.execute("SELECT run_uuid, COUNT(*) FROM metrics WHERE key NOT LIKE 'system/%' GROUP BY run_uuid"))
+        params = dict(database.execute("SELECT run_uuid, COUNT(*) FROM params GROUP BY run_uuid"))
+    assert sorted(runs) == sorted(STAGES)
+    assert states == {"FINISHED"}
+    assert len(parents) == 1
+    for name, run in runs.items():
+        assert tags[run]["mlflow.parentRunId"] == parents[0][0], name
+        assert {"git.commit", "params.hash", "stage", "domain"} <= set(tags[run]), name
+        assert any(key.startswith("in:") for key in tags[run]), name
+        assert any(key.startswith("out:") for key in tags[run]), name
+        assert points.get(run), f"{name} logged no metric"
+        assert params.get(run), f"{name} logged no parameter"
+    assert not list((undisturbed.root / ".bellwether" / "tracking").glob("*.jsonl"))
+
+
+def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(
+    undisturbed: Checkout, tmp_path: Path, tiny_policy: Path
+) -> None:
+    """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
+    killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
+    disturbed = Checkout.make(tmp_path / "disturbed", tiny_policy, PYTHONHASHSEED="1")
+    for stage in ("sft", "rollout@textworld", "annotate@search", "rl@search"):
+        disturbed.repro_killed_in(stage)
+    disturbed.repro()
+    assert (disturbed.root / "dvc.lock").read_bytes() == (undisturbed.root / "dvc.lock").read_bytes()
+
+
+def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(done: Checkout) -> None:
+    """One domain's RL setting re-runs that domain's rl and what follows; merge.method re-runs merge, evaluate and report."""
+    params, lock = (done.root / "params.yaml").read_bytes(), done.lock
+    done.edit({"per_domain": {"search": {"rl": {"learning_rate": 0.0001}}}})
+    assert done.repro()[0] == ["rl@search", "merge", "evaluate", "report"]
+    changed = done.lock
+    assert changed["rl@textworld"] == lock["rl@textworld"]
+    assert changed["rl@search"]["outs"] != lock["rl@search"]["outs"]
+    done.edit({"merge": {"method": "ties"}})
+    assert done.repro()[0] == ["merge", "evaluate", "report"]
+    (done.root / "params.yaml").write_bytes(params)
+    assert done.repro() == ([], ["rl@search", "merge", "evaluate", "report"])
+    assert done.lock == lock
+
+
+def test_what_bears_on_speed_alone_runs_nothing(done: Checkout) -> None:
+    done.edit({"resources": {"slots": 32, "tokens_per_batch": 4096, "workers": 2}})
+    assert done.repro() == ([], [])
+
+
+def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> None:
+    """A domain that is no longer listed leaves nothing in what joins the domains; listing it again brings all of it back."""
+    params, lock = (done.root / "params.yaml").read_text(), done.lock
+    done.edit({"domains": ["search"]})
+    assert done.repro("sft")[0] == ["sft"]
+    assert not (done.root / "data" / "curated" / "textworld").exists()
+    curated = {item["path"]: item for item in done.lock["sft"]["deps"]}["data/curated"]
+    assert curated["nfiles"] < {item["path"]: item for item in lock["sft"]["deps"]}["data/curated"]["nfiles"]
+    (done.root / "params.yaml").write_text(params)
+    ran, restored = done.repro()
+    assert ran == []
+    assert "sft" in restored
+    assert done.lock == lock
+
+
+def test_a_mistake_in_the_parameters_stops_the_run_and_names_the_key(done: Checkout) -> None:
+    done.edit({"merge": {"metod": "ties"}})
+    with pytest.raises(AssertionError, match=r"unknown key 'merge\.metod'\. Did you mean 'method'\?"):
+        done.repro()
+    assert done.lock["merge"]

@@ -1,0 +1,58 @@
+"""Stage contexts on a toy domain whose tasks a tiny policy can learn within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from stages.agent.episode import write_episodes, write_json, write_tasks
+from stages.params import parse_params
+from stages.runtime import StageContext
+from training.toys import FirstLetterEnvironment, demonstration, letter_tasks
+
+MakeContext = Callable[..., StageContext]
+
+
+@pytest.fixture
+def make_context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> MakeContext:
+    """make_context(stage, name, **sections): a context below tmp_path/name with curated toy data and the tiny policy as model."""
+    from stages import rl
+
+    monkeypatch.setattr(rl, "load_domain", lambda name, settings: SimpleNamespace(make=lambda folder: FirstLetterEnvironment()))
+
+    def make(stage: str, name: str = "run", **sections: Any) -> StageContext:
+        root = tmp_path / name
+        values: dict[str, Any] = {
+            "seed": 3,
+            "domains": ["toy"],
+            "resources": {"slots": 16, "threads": 1, "tokens_per_batch": 512},
+            "model": {"path": str(tiny_policy), "max_length": 128},
+            "per_domain": {"toy": {}},
+        }
+        values |= sections
+        root.mkdir(exist_ok=True)
+        (root / "params.yaml").write_text(yaml.safe_dump(values))
+        (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {stage: {"params": list(values)}}}))
+        tasks = letter_tasks(16)
+        write_tasks(root / "data/curated/toy/tasks.parquet", tasks)
+        write_episodes(root / "data/curated/toy/demonstrations.parquet", [demonstration(task) for task in tasks])
+        write_json(root / "data/rollouts/toy/difficulty.json", {task.task_id: 0.5 for task in tasks if task.split == "train"})
+        sft = root / "data/models/sft"
+        if stage == "rl" and not sft.exists():
+            sft.parent.mkdir(parents=True)
+            sft.symlink_to(tiny_policy)
+        metrics: dict[str, list[float]] = {}
+        tracker = SimpleNamespace(
+            params=lambda values: None,
+            metric=lambda name, value, step=None: metrics.setdefault(name, []).append(value),
+            artifact=lambda path: None,
+            metrics=metrics,
+        )
+        return StageContext(stage, "toy" if stage == "rl" else None, parse_params(values), root, tracker)
+
+    return make

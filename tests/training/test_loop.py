@@ -1,0 +1,86 @@
+"""The learner and the loop: updates by hand, split invariance, non-finite gradients, history files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stages.algorithms.contract import LossTerms
+from stages.params import Resources
+from stages.training.loop import Learner, make_accelerator, merge_sums, write_history
+from stages.training.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
+
+
+def make_learner(seed: int = 0, max_grad_norm: float = 1.0) -> Learner:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimiser = make_optimiser(module, 1e-2, 0.1)
+    return Learner(module, optimiser, warmup_constant(1e-2, 1), max_grad_norm, make_accelerator(Resources()))
+
+
+def squared(learner: Learner, inputs: torch.Tensor):
+    def loss(rows: list[int]) -> LossTerms:
+        share = learner.module(inputs[rows]).square().sum() / len(inputs)
+        return LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
+
+    return loss
+
+
+@pytest.mark.parametrize("plan", [[[0, 1], [2, 3]], [[3], [1], [0], [2]]])
+def test_the_split_into_micro_batches_leaves_weights_and_statistics(plan: list[list[int]]):
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
+    whole, split = make_learner(), make_learner()
+    for _ in range(3):
+        sums = whole.update([[0, 1, 2, 3]], squared(whole, inputs))
+        parts = split.update(plan, squared(split, inputs))
+        assert parts == pytest.approx(sums, rel=1e-5)
+    for one, other in zip(whole.module.parameters(), split.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_is_adamw_on_the_clipped_gradient():
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
+    learner, twin = make_learner(max_grad_norm=0.05), make_learner()
+    sums = learner.update([[0, 1, 2, 3]], squared(learner, inputs))
+    squared(twin, inputs)([0, 1, 2, 3]).loss.backward()
+    gradients = [parameter.grad for parameter in twin.module.parameters()]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    assert sums["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    for before, gradient, after in zip(twin.module.parameters(), gradients, learner.module.parameters(), strict=True):
+        clipped = gradient * 0.05 / norm
+        decay = 0.1 if before.dim() >= 2 else 0.0
+        rate = 1e-2 / 2
+        expected = before * (1 - rate * decay) - rate * clipped / (clipped.abs() + 1e-8)
+        torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights():
+    learner = make_learner()
+    before = [parameter.clone() for parameter in learner.module.parameters()]
+    with pytest.raises(ValueError, match="not finite"):
+        learner.update([[0]], squared(learner, torch.full((1, 3), float("nan"))))
+    assert all(torch.equal(one, other) for one, other in zip(before, learner.module.parameters(), strict=True))
+
+
+def test_sums_add_up_and_maxima_do_not():
+    sums: dict[str, float] = {}
+    merge_sums(sums, {"loss": 1.0, "max_ratio": 2.0})
+    merge_sums(sums, {"loss": 0.5, "max_ratio": 1.0})
+    assert sums == {"loss": 1.5, "max_ratio": 2.0}
+
+
+def test_schedules():
+    cosine = warmup_cosine(1.0, 100, 0.1)
+    assert cosine(0) == pytest.approx(0.1)
+    assert cosine(9) == cosine(10) == pytest.approx(1.0)
+    assert cosine(55) == pytest.approx((1 + COSINE_FLOOR) / 2)
+    assert cosine(100) == pytest.approx(COSINE_FLOOR)
+    constant = warmup_constant(1.0, 3)
+    assert [constant(update) for update in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert warmup_constant(1.0, 0)(0) == 1.0
+
+
+def test_history_files_leave_cells_empty_where_there_is_nothing(tmp_path):
+    write_history(tmp_path / "h.csv", [{"step": 1.0, "loss": 0.5}, {"step": 2.0, "loss": 0.25, "valid_loss": 1 / 3}])
+    assert (tmp_path / "h.csv").read_text() == "step,loss,valid_loss\n1,0.5,\n2,0.25,0.3333333\n"

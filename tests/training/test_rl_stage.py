@@ -1,0 +1,145 @@
+"""stages.rl on the toy domain: every algorithm learns, resumes exactly, samples and trains with the same log-probabilities."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from stages import rl
+from stages.agent.episode import Owner, read_rows
+from stages.params import HeadParams
+from training.toys import KilledError, kill_at_step, outputs
+
+RL: dict[str, Any] = {
+    "steps": 6,
+    "tasks_per_step": 6,
+    "group_size": 6,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 2,
+    "sampling": {"max_tokens": 3},
+    "critic": {"warmup_steps": 1, "learning_rate": 0.01},
+}
+
+
+def run(context) -> list[dict[str, float]]:
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo", "ppo"])
+def test_every_algorithm_learns(make_context, algorithm: str):
+    context = make_context("rl", rl={**RL, "algorithm": algorithm, "steps": 10, "learning_rate": 0.03})
+    history = run(context)
+    assert len(history) == 10
+    assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.4
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert report["algorithm"] == algorithm
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["max_logprob_difference"] <= 1e-5
+    steps = 9 if algorithm == "ppo" else 10
+    trained = sum(row["policy_tokens"] for row in history[-steps:]) * 36
+    assert report["ledger/policy_tokens_trained"] == pytest.approx(trained)
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert history[-1]["kl"] > 0.01
+
+
+def test_samples_show_the_first_and_last_steps_advantages(make_context):
+    context = make_context("rl", rl={**RL, "steps": 3})
+    run(context)
+    rows = read_rows(context.root / "data/rl/toy/samples.parquet")
+    assert {row["step"] for row in rows} == {1, 3}
+    assert len(rows) == 72
+    for row in rows:
+        assert len(row["advantages"]) == len(row["token_ids"])
+        assert all(value == 0 for value, owner in zip(row["advantages"], row["owner"], strict=True) if owner != Owner.POLICY)
+    assert any(value for row in rows for value in row["advantages"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "epochs": 2, "minibatches": 3}])
+def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any]):
+    """Contract: outputs after a kill and a second start are those of an undisturbed run."""
+    settings = {**RL, "steps": 4, **changes}
+    plain = make_context("rl", "plain", rl=settings)
+    rl.run(plain)
+    killed = make_context("rl", "killed", rl=settings)
+    kill_at_step(killed, 3)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(make_context("rl", "killed", rl=settings))
+    assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_dropping_dead_groups_gives_the_same_training(make_context):
+    """Contract: with a group baseline, outcome credit and no KL or entropy term, drop and keep differ by rounding alone; the
+    tokens left out are counted."""
+    settings = {**RL, "algorithm": "grpo", "steps": 2, "group_size": 3}
+    kept = make_context("rl", "kept", rl=settings)
+    dropped = make_context("rl", "dropped", rl={**settings, "dead_groups": "drop"})
+    first, second = run(kept), run(dropped)
+    assert sum(row["dead_groups"] for row in first) > 0
+    for one, other in zip(first, second, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4, abs=1e-6)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    reports = [json.loads((context.root / "reports/rl/toy.json").read_text()) for context in (kept, dropped)]
+    assert reports[0]["ledger/policy_tokens_dropped"] == 0
+    assert reports[1]["ledger/policy_tokens_dropped"] > 0
+    totals = [report["ledger/policy_tokens_dropped"] + report["ledger/policy_tokens_trained"] for report in reports]
+    assert totals[0] == totals[1]
+
+
+def test_annotated_credit_reads_the_step_value_model(make_context, tiny_policy):
+    from stages.agent.policy import load_policy
+    from stages.values.step_value import StepValueModel
+
+    settings = {**RL, "steps": 1, "credit": {"kind": "annotated", "weight": 1.0}}
+    context = make_context("rl", rl=settings)
+    with pytest.raises(FileNotFoundError, match="value_model"):
+        rl.run(context)
+    model = StepValueModel(load_policy(tiny_policy).model.base_model, HeadParams(loss="mse"))
+    torch.nn.init.constant_(model.output.bias, 0.25)
+    model.save(context.root / "data/annotated/toy/value_model")
+    rl.run(context)
+    for row in read_rows(context.root / "data/rl/toy/samples.parquet"):
+        group = [other["reward"] for other in read_rows(context.root / "data/rl/toy/samples.parquet", ["group_id", "reward"])]
+        assert len(group) == 36
+        policy = [
+            (value, turn) for value, turn, owner in zip(row["advantages"], row["turn"], row["owner"], strict=True) if owner == 1
+        ]
+        first = {value for value, turn in policy if turn == 0}
+        last = {value for value, turn in policy if turn == 1}
+        assert len(first) == len(last) == 1
+        # V is 0.25 everywhere: the first turn is credited with 0, the last with R - 0.25.
+        assert last.pop() - first.pop() == pytest.approx(row["reward"] - 0.25, abs=1e-5)
+
+
+def test_a_difference_between_sampling_and_training_is_an_error(make_context, monkeypatch):
+    """Contract: in float32, log-probs of the engine and of the training pass that differ by more than 1e-5 stop the run."""
+    context = make_context("rl", rl={**RL, "steps": 1})
+    played = rl.RlJob.play
+
+    def play(self, task_ids, step):
+        episodes = played(self, task_ids, step)
+        for episode in episodes:
+            episode.logprob = [
+                value + 3e-5 if owner == 1 else 0.0 for value, owner in zip(episode.logprob, episode.owner, strict=True)
+            ]
+        return episodes
+
+    monkeypatch.setattr(rl.RlJob, "play", play)
+    with pytest.raises(ValueError, match="sampling and training"):
+        rl.run(context)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss": {"kl_coef": 0.1, "kl_estimator": "k2", "entropy_coef": 0.01}}, {"epochs": 2, "minibatches": 2}]
+)
+def test_other_switches_run(make_context, changes: dict[str, Any]):
+    history = run(make_context("rl", rl={**RL, "steps": 2, **changes}))
+    assert all(abs(row["loss"]) < 10 for row in history)
+    assert history[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4) if "epochs" not in changes else history[0]["ratio_max"] > 1.0

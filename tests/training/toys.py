@@ -1,0 +1,93 @@
+"""A toy domain that a tiny policy learns within seconds, and what stage tests need around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from stages.agent.episode import Episode, Owner, TurnRecord
+from stages.environments.protocol import Observation, Step, Task
+from stages.runtime import StageContext
+
+
+class FirstLetterEnvironment:
+    """Ends after two actions; succeeds if the second starts with a letter before `n`."""
+
+    def reset(self, task: Task) -> Observation:
+        self.task, self.said = task, 0
+        return Observation(f"you are in room {task.seed}")
+
+    def step(self, action: str) -> Step:
+        self.said += 1
+        over = self.said == 2
+        reward = float(over and "a" <= action[:1].lower() < "n")
+        return Step(Observation("" if over else "you see a key"), reward, True, over, False, 1.0, {"letter": reward})
+
+    def state_key(self) -> str:
+        return str(self.said)
+
+    def close(self) -> None:
+        self.said = 0
+
+
+def letter_tasks(count: int) -> list[Task]:
+    splits = ("train", "train", "train", "valid")
+    return [Task(f"toy-{index:03d}", "toy", splits[index % 4], index, "take the key", {}, 1.0) for index in range(count)]
+
+
+def demonstration(task: Task, actions: tuple[str, ...] = ("open the door", "take the key")) -> Episode:
+    messages = [{"role": "user", "content": f"{task.prompt}\nyou are in room {task.seed}"}]
+    for action in actions:
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": "you see a key"}]
+    turns = [TurnRecord(action, "you see a key", True, 0.0, 1.0, "", action, 0, 0) for action in actions]
+    turns[-1].reward = 1.0
+    return Episode(
+        *(f"{task.task_id}/expert-0", task.task_id, "toy", task.task_id, 0, "expert", "", 0.0, 1.0, 0),
+        turns=turns,
+        reward=1.0,
+        messages=messages[:-1],
+    )
+
+
+def make_episode(name: str, group: str, turns: list[int], reward: float) -> Episode:
+    """Two prompt tokens, then turns of so many policy tokens with one environment token between them."""
+    episode = Episode(name, group, "toy", group, 0, "", "", 1.0, 1.0, 0)
+    episode.append([5, 6], Owner.PROMPT, -1)
+    for turn, count in enumerate(turns):
+        start = len(episode.token_ids)
+        episode.append(range(10, 10 + count), Owner.POLICY, turn, [-0.5] * count)
+        last = turn + 1 == len(turns)
+        episode.turns.append(TurnRecord("a", "o", True, reward if last else 0.0, 0.0, "", "a", start, start + count))
+        if not last:
+            episode.append([7], Owner.ENVIRONMENT, turn)
+    episode.reward = reward
+    return episode
+
+
+def outputs(root: Path) -> dict[str, bytes]:
+    """Name -> bytes of everything below data and reports that a stage of this folder writes."""
+    folders = ("data/models/sft", "data/models/rl", "data/rl", "reports")
+    files = [path for folder in folders for path in sorted((root / folder).rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def kill_at_step(context: StageContext, step: int) -> None:
+    """Let the context raise KilledError when the training loop reports step `step` as done."""
+    done = []
+
+    @contextmanager
+    def dying(label: str, total: int, unit: str = "step") -> Iterator[SimpleNamespace]:
+        def advance(count: int = 1, note: str = "") -> None:
+            done.extend([None] * count)
+            if len(done) >= step:
+                raise KilledError
+
+        yield SimpleNamespace(advance=advance)
+
+    context.progress = dying  # type: ignore[method-assign]

@@ -137,12 +137,6 @@ FAMILIES: dict[str, Callable[[Random, bool], Chat]] = {
     "rooms": rooms,
     "copy": copy,
 }
-    "pages": pages,
-    "recall": recall,
-    "codes": codes,
-    "rooms": rooms,
-    "copy": copy,
-}
 
 
 def lookups(count: int, seed: int, weights: dict[str, float], restate: float = 0.0) -> list[Chat]:

@@ -21,7 +21,7 @@ from stages.training.optimiser import make_optimiser, warmup_cosine
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-MICRO_BATCH = 16
+MICRO_BATCH = 8
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,9 @@ def fit_value_model(
 
     seed, micro = context.params.seed, context.params.resources.tokens_per_batch
     train, held_out = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
-    model = StepValueModel(copy.deepcopy(policy.model.base_model).float(), params.value_model.head)
+    backbone = copy.deepcopy(policy.model.base_model).float()
+    backbone.set_attn_implementation("sdpa")  # a third faster than the engine's; it is what the saved model loads with
+    model = StepValueModel(backbone, params.value_model.head)
     model.to(context.params.resources.device)
     baseline = mean_success(train)
     model.start_at(baseline)
@@ -89,7 +91,6 @@ def fit_value_model(
         "loss_last": fitted.history[-1],
         "held_out_tasks": len({path.task_id for path in held_out}),
         "calibration": calibration(*predict(model, held_out, micro), baseline),
-        "calibration_train": calibration(*predict(model, train, micro), baseline),
     }
 
 

@@ -25,14 +25,17 @@ def run(context: StageContext) -> None:
     chats = make_corpus(settings, context.root / ".bellwether" / "pretrain", context.params.resources.workers)
     tokenizer = train_tokenizer(tokenizer_texts(chats), settings.vocabulary, settings.max_length)
     chat = Chat(tokenizer)
-    samples = [encode(chat, item, settings) for item in chats]
+    samples = [
+        encode(chat, item, settings.max_length, settings.phases[settings.phase_number(index // settings.batch)].context_weight)
+        for index, item in enumerate(chats)
+    ]
 
     accelerator = make_accelerator(context.params.resources)
     job = PretrainJob(samples, settings, len(tokenizer), accelerator)
     checkpoints = Checkpoints(context)
     history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "pretrain")
 
-    accuracy = answer_accuracy(job.model, [encode(chat, item, settings) for item in held_out(settings)])
+    accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
     job.model.generation_config.eos_token_id = tokenizer.eos_token_id
     job.model.generation_config.pad_token_id = tokenizer.pad_token_id
     job.model.save_pretrained(folder)

@@ -76,6 +76,7 @@ def quiet_environment(threads: int, local_model: bool = True) -> None:
     """Thread counts and offline switches; must come before torch or transformers are imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost six times the CPU where cores are shared
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -33,13 +33,13 @@ class Sample:
     weights: list[float]
 
 
-def encode(chat: ChatFormat, sample: Chat, settings: Settings) -> Sample:
+def encode(chat: ChatFormat, sample: Chat, max_length: int, context_weight: float = 0.0) -> Sample:
     """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`."""
     messages = [{"role": role, "content": text} for role, text in sample.messages]
     encoded = chat.encode_demonstration(messages if messages[-1]["role"] == "assistant" else messages[:-1])
-    answer = 1.0 if sample.family != "transcript" else settings.context_weight
-    weights = [answer if owner == Owner.POLICY else settings.context_weight for owner in encoded.owner]
-    return Sample(sample.family, encoded.token_ids[: settings.max_length], weights[: settings.max_length])
+    answer = 1.0 if sample.family != "transcript" else context_weight
+    weights = [answer if owner == Owner.POLICY else context_weight for owner in encoded.owner]
+    return Sample(sample.family, encoded.token_ids[:max_length], weights[:max_length])
 
 
 def build_model(settings: Settings, vocabulary: int) -> Any:
@@ -74,11 +74,17 @@ def collate(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
     return ids, weights
 
 
-def predictions(model: Any, ids: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [n, V] and targets [n] at the positions after which `keep` [B, T] is set."""
+def predictions(model: Any, ids: Tensor, keep: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] and targets [n] at the positions after which `keep` [B, T] is set.
+
+    With `tokens` ([v], sorted), logits are [n, v] over these alone and targets index them.
+    """
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     chosen = keep[:, 1:]
-    return model.lm_head(hidden[chosen]), ids[:, 1:][chosen]
+    hidden, targets = hidden[chosen], ids[:, 1:][chosen]
+    if tokens is None:
+        return model.lm_head(hidden), targets
+    return hidden @ model.lm_head.weight[tokens].T, torch.searchsorted(tokens, targets)
 
 
 class PretrainJob:
@@ -90,18 +96,39 @@ class PretrainJob:
         optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay)
         schedule = warmup_cosine(settings.learning_rate, settings.steps, settings.warmup)
         self.learners: Mapping[str, Learner] = {"policy": Learner(self.model, optimiser, schedule, 1.0, accelerator)}
+        self.predicted = self._predicted_tokens(accelerator.device)
+
+    def _predicted_tokens(self, device: torch.device) -> dict[int, Tensor | None]:
+        """Per phase, the tokens that its softmax runs over; None for all."""
+        tokens: dict[int, Tensor | None] = {}
+        start = 0
+        for number, phase in enumerate(self.settings.phases):
+            end = start + phase.steps * self.settings.batch
+            if phase.softmax == "all":
+                tokens[number] = None
+            else:
+                targets = {
+                    token
+                    for sample in self.samples[start:end]
+                    for token, weight in zip(sample.token_ids[1:], sample.weights[1:], strict=True)
+                    if weight > 0
+                }
+                tokens[number] = torch.tensor(sorted(targets), device=device)
+            start = end
+        return tokens
 
     def updates(self, step: int) -> Iterator[Update]:
-        batch = sorted(
-            self.samples[step * self.settings.batch : (step + 1) * self.settings.batch], key=lambda item: -len(item.token_ids)
-        )
+        size = self.settings.batch
+        batch = sorted(self.samples[step * size : (step + 1) * size], key=lambda item: -len(item.token_ids))
         total = sum(sum(sample.weights[1:]) for sample in batch)
         device = self.learners["policy"].accelerator.device
+        tokens = self.predicted[self.settings.phase_number(step)]
 
         def loss(micro: Sequence[Sample]) -> LossTerms:
             ids, weights = (tensor.to(device) for tensor in collate(micro))
-            logits, targets = predictions(self.model, ids, weights > 0)
-            picked = weights[:, 1:][weights[:, 1:] > 0]
+            weights[:, 0] = 0.0
+            logits, targets = predictions(self.model, ids, weights > 0, tokens)
+            picked = weights[weights > 0]
             losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
             share = (losses * picked).sum() / total
             answers = picked == 1.0

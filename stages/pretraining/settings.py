@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError
 
 from stages.params import ParamsError, Section, explain
+
+
+class Phase(Section):
+    """One part of the curriculum."""
+
+    steps: Annotated[int, Field(ge=1)]
+    families: dict[str, float]
+    """Family of look-ups -> weight."""
+    restate: Annotated[float, Field(ge=0, le=1)]
+    """Share of look-ups that restate the key before the answer."""
+    transcripts: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of samples that are transcripts of aimless policies."""
+    context_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Loss weight of tokens that are not answers."""
+    softmax: Literal["phase", "all"] = "all"
+    """Normalise over the tokens that this phase predicts, or over all. Circuits form several times faster over few tokens: with tied
+    embeddings, pushing down hundreds of tokens that never come is all that a young model learns at first."""
 
 
 class Settings(Section):
@@ -22,25 +39,27 @@ class Settings(Section):
     vocabulary: Annotated[int, Field(ge=300)] = 768
     """At most; the tokenizer stops earlier when there is nothing left to merge."""
     max_length: Annotated[int, Field(ge=64)] = 1024
-    steps: Annotated[int, Field(ge=1)] = 1200
     batch: Annotated[int, Field(ge=1)] = 32
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, le=1)] = 0.03
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    first_steps: Annotated[int, Field(ge=0)] = 300
-    """Steps on `first` alone, keys restated before every answer, until the look-up circuits are there."""
-    first: dict[str, float] = Field(default={"recall": 3.0, "copy": 1.0})
-    then: dict[str, float] = Field(default={"pages": 4.0, "rooms": 3.0, "codes": 2.0, "recall": 1.0, "copy": 1.0})
-    restate: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Share of the later look-ups that restate the key."""
-    transcript_share: Annotated[float, Field(ge=0, lt=1)] = 0.15
-    """Share of the later samples that are transcripts of aimless policies."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     transcript_tasks: Annotated[int, Field(ge=0)] = 96
     """Tasks per environment that aimless policies play, in worlds of their own."""
     transcript_plays: Annotated[int, Field(ge=1)] = 4
-    context_weight: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """Loss weight of tokens that are not answers; 1 for all tokens of transcripts that the environment wrote is too noisy."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 100
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def phase_number(self, step: int) -> int:
+        """Number of the phase that step `step` (from 0) belongs to."""
+        for number, phase in enumerate(self.phases):
+            if step < phase.steps:
+                return number
+            step -= phase.steps
+        raise IndexError(f"step lies {step} behind the last phase")
 
 
 def load_settings(path: Path) -> Settings:

@@ -34,21 +34,21 @@ def transcripts(settings: Settings, folder: Path, workers: int) -> list[Chat]:
 
 def make_corpus(settings: Settings, folder: Path, workers: int) -> list[Chat]:
     """Samples in training order, `steps * batch` of them."""
-    total = settings.steps * settings.batch
-    early = min(settings.first_steps * settings.batch, total)
-    chats = lookups(early, settings.seed, settings.first, 1.0)
-    later = total - early
-    walked = transcripts(settings, folder, workers) if settings.transcript_share and settings.transcript_tasks else []
-    aimless_count = round(later * settings.transcript_share) if walked else 0
-    rng = stream("pretrain.transcripts", settings.seed)
-    drawn = [rng.choice(walked) for _ in range(aimless_count)]
-    rest = lookups(later - aimless_count, settings.seed + 1, settings.then, settings.restate)
-    return chats + permutation(rest + drawn, "pretrain.order", settings.seed)
+    wanted = any(phase.transcripts for phase in settings.phases) and settings.transcript_tasks
+    walked = transcripts(settings, folder, workers) if wanted else []
+    chats: list[Chat] = []
+    for number, phase in enumerate(settings.phases):
+        total = phase.steps * settings.batch
+        rng = stream("pretrain.transcripts", settings.seed, number)
+        drawn = [rng.choice(walked) for _ in range(round(total * phase.transcripts) if walked else 0)]
+        asked = lookups(total - len(drawn), settings.seed + number, phase.families, phase.restate)
+        chats += permutation(asked + drawn, "pretrain.order", settings.seed, number)
+    return chats
 
 
 def held_out(settings: Settings, count: int = 256) -> list[Chat]:
-    """Look-ups that training did not see."""
-    return lookups(count, settings.seed + 1_000_000, settings.then)
+    """Look-ups of the last phase that training did not see, without restated keys."""
+    return lookups(count, settings.seed + 1_000_000, settings.phases[-1].families)
 
 
 def tokenizer_texts(chats: Sequence[Chat], every: int = 4) -> Iterator[str]:

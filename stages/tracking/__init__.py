@@ -22,8 +22,8 @@ from typing import Any
 from stages.params import ROOT, Params, params_hash
 from stages.tracking.spool import FOLDER, Spool
 
-CLOSE_WAIT_S = 10.0
-"""Longest wait for the follower when a stage ends."""
+CLOSE_WAIT_S = 5.0
+"""Longest wait for the follower when a stage ends; after that it goes on by itself, for a minute at most."""
 CLOSE_WAIT_UNREACHABLE_S = 2.0
 """The same, once the follower has reported that the server does not answer."""
 REGISTERED_MODEL = "bellwether"
@@ -122,15 +122,20 @@ class SpoolTracker(Tracker):
             if waited > CLOSE_WAIT_S or (waited > CLOSE_WAIT_UNREACHABLE_S and self.spool.load_sent().error):
                 break
             time.sleep(0.02)
-        if self.spool.path.exists():
-            self.follower.kill()
-            self.follower.wait()
-            reason = self.spool.load_sent().error or "the follower did not get through in time; see its follower.log"
-            print(
-                f"tracking: not everything was sent ({reason}). It is kept in {FOLDER}; the next stage sends it, "
-                f"or 'python -m stages.tracking --replay'",
-                file=sys.stderr,
-            )
+        self._say_what_is_left()
+
+    def _say_what_is_left(self) -> None:
+        if not self.spool.path.exists():
+            return
+        error = self.spool.load_sent().error
+        if self.follower.poll() is None and not error:
+            print("tracking: MLflow is slow; the rest is sent in the background", file=sys.stderr)
+            return
+        print(
+            f"tracking: not everything was sent ({error or 'see .bellwether/tracking/follower.log'}). It is kept in {FOLDER}; "
+            f"the next stage sends it, or 'python -m stages.tracking --replay'",
+            file=sys.stderr,
+        )
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -16,8 +16,10 @@ from stages.tracking.spool import FOLDER, Spool, locked, spools
 SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
 RETRY_AT_MOST_S = 30.0
-LINGER_S = 20.0
-"""How long the follower of a killed stage goes on trying."""
+LINGER_S = 60.0
+"""How long the follower of a stage that is gone goes on sending."""
+LINGER_UNREACHABLE_S = 5.0
+"""The same, while the server does not answer."""
 
 
 class Sampler:
@@ -99,7 +101,7 @@ class Follower:
 
     def run(self) -> int:
         """Exit code: 0 all sent, 1 given up (the spool file stays)."""
-        while self.left_at is None or time.monotonic() - self.left_at <= LINGER_S:
+        while self.left_at is None or time.monotonic() - self.left_at <= (LINGER_UNREACHABLE_S if self.failures else LINGER_S):
             if self.left_at is None and time.monotonic() >= self.next_sample:
                 self._sample()
             if time.monotonic() >= self.next_send:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,25 @@ def refused(error: Exception) -> bool:
     )
 
 
+def create_database(path: Path, artifacts: Path) -> None:
+    """Make MLflow's database at `path` unless it is there. The caller holds a lock.
+
+    Made elsewhere and moved there whole, since MLflow does not repair tables that a killed process left half made; in memory
+    where there is such a place, since the many small transactions take seconds on a disk.
+    """
+    if path.exists():
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else path.parent) as folder:
+        new = Path(folder) / path.name
+        SqlAlchemyStore(f"sqlite:///{new}", artifacts.as_uri()).engine.dispose()
+        partial = path.with_suffix(".db.partial")
+        shutil.copyfile(new, partial)
+        os.replace(partial, path)
+
+
 class Server:
     """A connection to the tracking server, with the project's experiment and lifecycle runs."""
 
@@ -69,6 +90,8 @@ class Server:
         self.client = mlflow.MlflowClient()
         # Two stages that start together must not both create the database or the experiment.
         with locked(root / FOLDER / "connect.lock", wait=True):
+            if self.local:
+                create_database(root / "mlflow.db", root / "mlartifacts")
             self.experiment = self._experiment()
 
     def _experiment(self) -> str:

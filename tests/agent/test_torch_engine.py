@@ -90,8 +90,8 @@ def test_what_a_session_samples_does_not_depend_on_its_neighbours(model, crowd, 
 
 @pytest.mark.parametrize("kv_heads", [5, 1])
 def test_the_shipped_models_shape_samples_alike_alone_and_among_64(kv_heads):
-    """Contract: batch invariance holds at the shipped base model's widths and at lengths beyond what one matrix product adds up in
-    one go (192), so that attention over the longest neighbour's length changes no bit either."""
+    """Contract: batch invariance holds at the shipped base model's widths, and beyond the length (192) up to which one matrix
+    product adds up in one go: attending over the longest neighbour's length changes no bit."""
     model = make_tiny_model(
         768, kv_heads=kv_heads, hidden_size=160, intermediate_size=512, num_attention_heads=5, num_hidden_layers=2,
         initializer_range=0.05, seed=3,

@@ -23,27 +23,29 @@ DVC = [sys.executable, "-m", "dvc", "--wait-for-lock"]
 _LINE = re.compile(r"^(?:(Running) stage|Stage) '([^']+)'(?: (is cached|didn't change))?", re.M)
 
 
+def export(target: Path, base: Path) -> Path:
+    """Copy what git tracks, or would track, into `target`, with `base` as the base model and the tiny profile applied; nothing
+    that stages made comes along."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "data/base/")) and name != "dvc.lock":
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    shutil.copytree(base, target / "data" / "base")
+    apply_overlay(target / "params.yaml", TINY)
+    return target
+
+
 @dataclass
 class Checkout:
     root: Path
     environment: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, root: Path, base: Path, **environment: str) -> Checkout:
-        """Copy what git tracks, or would track, into `root`; no data that stages made comes along."""
-        listed = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file() and not name.startswith(("tests/", "data/base/")) and name != "dvc.lock":
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, root / name)
-        shutil.copytree(base, root / "data" / "base")
-        apply_overlay(root / "params.yaml", TINY)
+    def make(cls, root: Path, source: Path, **environment: str) -> Checkout:
+        """A clean checkout in `root` of what `export` put into `source`."""
+        shutil.copytree(source, root)
         subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
         return cls(root, environment)
 
@@ -102,6 +104,14 @@ class Checkout:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         assert list(folder.glob("*/*.pt")), f"{stage} was done before it was killed"
+
+    def wait_for_tracking(self, within_s: float = 120.0) -> None:
+        """Wait for what followers still send after their stages' end; then send what they gave up on."""
+        deadline = time.monotonic() + within_s / 2
+        while list((self.root / ".bellwether" / "tracking").glob("*.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        command = [sys.executable, "-m", "stages.tracking", "--replay"]
+        subprocess.run(command, cwd=self.root, env={**self.env, "BELLWETHER_TRACKING": "on"}, check=True, timeout=within_s)
 
     @property
     def lock(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whole pipelines on the tiny profile: what a run leaves, what an edit re-runs, and that a killed run ends like an undisturbed one.
+"""Whole pipelines on the tiny profile: what a run leaves, what an edit re-runs, and that a killed run ends like any other.
 
 The runs take most of this file's time, so one undisturbed run serves all tests, and each other run shows more than one thing.
 """
@@ -86,7 +86,7 @@ def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(
 ) -> None:
     """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
     killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
-    disturbed = Checkout.make(tmp_path / "disturbed", tiny_policy, PYTHONHASHSEED="1")
+    disturbed = Checkout.make(tmp_path / "disturbed", source, PYTHONHASHSEED="1")
     for stage in ("sft", "rollout@textworld", "annotate@search", "rl@search"):
         disturbed.repro_killed_in(stage)
     disturbed.repro()

@@ -74,7 +74,6 @@ def fit_value_model(
     model = StepValueModel(backbone, params.value_model.head)
     model.to(context.params.resources.device)
     baseline = mean_success(train)
-    model.start_at(baseline)
     total = round(params.value_model.epochs * sum(len(path.token_ids) for path in train))
     with context.progress("fitting values", total, "token") as bar:
 

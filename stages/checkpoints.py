@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from stages.runtime import StageContext, input_hashes
 
 
 class Checkpoints:
-    """Named checkpoints of one stage with its present inputs."""
+    """Named checkpoints of one stage with its present inputs; `more` names inputs that dvc.yaml's entry of the stage does not."""
 
-    def __init__(self, context: StageContext) -> None:
-        key = json.dumps(input_hashes(context.root, context.name, context.domain), sort_keys=True)
+    def __init__(self, context: StageContext, more: Mapping[str, str] | None = None) -> None:
+        key = json.dumps({**input_hashes(context.root, context.name, context.domain), **(more or {})}, sort_keys=True)
         self.parent = context.root / ".bellwether" / "checkpoints" / context.title
         self.folder = self.parent / hashlib.sha256(key.encode()).hexdigest()[:16]
 

@@ -13,6 +13,7 @@ def run(context: StageContext) -> None:
     from stages.agent.chat import Chat
     from stages.agent.episode import write_json
     from stages.checkpoints import Checkpoints
+    from stages.params import params_hash
     from stages.pretraining.job import PretrainJob, answer_accuracy, encode
     from stages.pretraining.settings import load_settings
     from stages.pretraining.text import held_out, make_corpus, tokenizer_texts, word_list
@@ -32,7 +33,7 @@ def run(context: StageContext) -> None:
 
     accelerator = make_accelerator(context.params.resources)
     job = PretrainJob(samples, settings, len(tokenizer), accelerator)
-    checkpoints = Checkpoints(context)
+    checkpoints = Checkpoints(context, {"settings": params_hash(settings)})
     history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "pretrain")
 
     accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])

@@ -7,7 +7,6 @@ reports/rollout/<domain>.json: how hard each task is for the policy that RL and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,9 @@ from stages.agent.episode import Episode, read_tasks, write_episodes, write_json
 from stages.checkpoints import Checkpoints
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
+from stages.evaluation.statistics import pass_at_k
 from stages.params import params_hash
 from stages.runtime import StageContext, stage_run
-
-
-def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """Chance that k of the attempts, drawn without putting back, hold a success: 1 - C(n - c, k) / C(n, k), unbiased for pass@k.
-
-    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.) Raises ValueError for k out of range.
-    """
-    if not 1 <= k <= attempts:
-        raise ValueError(f"pass@{k} needs at least {k} attempts, and k at least 1; there are {attempts} attempts")
-    return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
 
 
 def successes(episodes: Sequence[Episode]) -> dict[str, list[bool]]:

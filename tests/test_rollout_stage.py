@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from contextlib import contextmanager
@@ -20,20 +19,6 @@ from stages.runtime import StageContext
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
 from toys import CountingEnvironment, toy_tasks
-
-
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_success():
-    """Contract: the estimator equals counting all subsets of k attempts; k = n is 1 as soon as one attempt succeeded."""
-    for attempts in (1, 4, 6):
-        for successes in range(attempts + 1):
-            outcomes = [index < successes for index in range(attempts)]
-            for k in range(1, attempts + 1):
-                subsets = list(itertools.combinations(outcomes, k))
-                expected = sum(any(subset) for subset in subsets) / len(subsets)
-                assert rollout.pass_at_k(attempts, successes, k) == pytest.approx(expected, abs=1e-12)
-    assert rollout.pass_at_k(5, 2, 2) == pytest.approx(0.7)
-    with pytest.raises(ValueError, match="needs at least 3 attempts"):
-        rollout.pass_at_k(2, 1, 3)
 
 
 def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:

@@ -24,8 +24,8 @@ class Phase(Section):
     context_weight: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Loss weight of tokens that are not answers."""
     softmax: Literal["phase", "all"] = "all"
-    """Normalise over the tokens that this phase predicts, or over all. Circuits form several times faster over few tokens: with tied
-    embeddings, pushing down hundreds of tokens that never come is all that a young model learns at first."""
+    """Normalise over the tokens that this phase predicts, or over all. Circuits form several times faster over few tokens: with
+    tied embeddings, pushing down hundreds of tokens that never come is all that a young model learns at first."""
 
 
 class Settings(Section):

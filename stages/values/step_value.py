@@ -60,10 +60,14 @@ class StepValueModel(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     @torch.no_grad()
-    def start_at(self, mean: float) -> None:
-        """Let the untrained model predict `mean` everywhere (its weights are zero, so the bias is the prediction)."""
-        encoded = self.head.encode(torch.tensor(mean))
-        self.output.bias.copy_(encoded.reshape(1) if self.head.outputs == 1 else encoded.clamp(min=1e-4).log())
+    def start_at(self, shares: Tensor, weights: Tensor) -> None:
+        """Let the untrained model predict the best constant for targets [M] with weights [M].
+
+        Its weights are zero, so the bias is the prediction: the weighted mean of the encoded targets.
+        """
+        encoded = self.head.encode(shares)
+        mean = (encoded.reshape(len(shares), -1) * weights[:, None]).sum(0) / weights.sum()
+        self.output.bias.copy_(mean if self.head.outputs == 1 else mean.clamp(min=1e-6).log())
 
     def logits(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
         """[B, U, outputs] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller.
@@ -177,7 +181,7 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Train in place with AdamW: the head's loss, weighted by rollouts, each batch's mean over its summed weight.
+    """Start at the best constant and train in place with AdamW: the head's loss, weighted by rollouts, each batch's mean over its summed weight.
 
     `micro_tokens` splits a batch in memory and changes nothing else; `on_step` is told the step, its tokens and loss. The
     learning rate rises over the first tenth of the steps, then falls linearly. Fractions of an epoch are its first batches.
@@ -191,6 +195,9 @@ def fit(
         batches += order if epoch < whole else order[: max(1, round(part * len(order)))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     report = FitReport()
+    shares = [success / count for path in paths for success, count in zip(path.successes, path.rollouts, strict=True)]
+    counts = [count for path in paths for count in path.rollouts]
+    model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     model.train()
     for step, batch in enumerate(batches):
         warm = max(1, len(batches) // 10)

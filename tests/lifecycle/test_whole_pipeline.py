@@ -81,9 +81,7 @@ def test_every_stage_and_domain_is_a_child_of_one_run(undisturbed: Checkout) -> 
     assert not list((undisturbed.root / ".bellwether" / "tracking").glob("*.jsonl"))
 
 
-def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(
-    undisturbed: Checkout, tmp_path: Path, tiny_policy: Path
-) -> None:
+def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(undisturbed: Checkout, tmp_path: Path, source: Path) -> None:
     """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
     killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
     disturbed = Checkout.make(tmp_path / "disturbed", source, PYTHONHASHSEED="1")

@@ -81,11 +81,17 @@ def test_turn_values_read_the_boundaries_alone():
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
 def test_untrained_model_predicts_the_mean(loss: str):
-    """Contract: before training every head predicts the mean it was started at."""
+    """Contract: before its first step a model with any head predicts the weighted mean of the targets, by the best distribution."""
     model = StepValueModel(backbone(), HeadParams(loss=loss))
-    model.start_at(0.3)
-    values = model.turn_values(torch.tensor([[1, 2, 3]]), torch.tensor([3]), torch.tensor([[0, 2]]))
-    assert values.flatten().tolist() == pytest.approx([0.3, 0.3], abs=5e-3)
+    shares, weights = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([2.0, 1.0, 1.0])
+    model.start_at(shares, weights)
+    batch = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 2]])
+    values = model.turn_values(batch[0], torch.tensor([3]), batch[1])
+    assert values.flatten().tolist() == pytest.approx([0.375, 0.375], abs=1e-4)
+    if loss != "mse":
+        encoded = model.head.encode(shares)
+        mean = (encoded * weights[:, None]).sum(0) / 4
+        torch.testing.assert_close(model.logits(*batch)[0, 0].softmax(-1), mean, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("loss", ["mse", "hl_gauss"])
@@ -94,7 +100,6 @@ def test_fit_learns_values_of_held_out_tasks(loss: str):
     params = ValueModel(epochs=12, learning_rate=5e-3, batch_tokens=256, head=HeadParams(loss=loss))
     train, held_out = split_paths(made_up_paths(20), 0.2, seed=0)
     model = StepValueModel(backbone(), params.head)
-    model.start_at(mean_success(train))
     report = fit(model, train, params, seed=0, micro_tokens=10_000)
     assert report.history[-1] < report.history[0]
     found = calibration(*predict(model, held_out, 10_000), mean_success(train))

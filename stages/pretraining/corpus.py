@@ -77,8 +77,16 @@ def pages(rng: Random, restate: bool) -> Chat:
     return _interleave(" ".join(lines), rng.sample(facts, min(10, len(facts))), "pages", restate)
 
 
+def pairs(rng: Random, restate: bool) -> Chat:
+    """Associative recall at its barest: pairs of single words, then the same pairs in another order. Only the right words count
+    as answers (see `stages.pretraining.job.encode`); each follows its key, so there is nothing to restate."""
+    drawn = rng.sample(WORDS, 2 * rng.randint(6, 12))
+    listed = [f"{left} {right}" for left, right in zip(drawn[::2], drawn[1::2], strict=True)]
+    return Chat("pairs", (("user", ", ".join(listed)), ("assistant", ", ".join(rng.sample(listed, len(listed))))))
+
+
 def recall(rng: Random, restate: bool) -> Chat:
-    """Associative recall at its barest: pairs of single words, then every left one asked for once."""
+    """Pairs of single words, then every left one asked for once."""
     drawn = rng.sample(WORDS, 2 * rng.randint(6, 12))
     pairs = list(zip(drawn[::2], drawn[1::2], strict=True))
     context = " ".join(f"{left} {right}," for left, right in pairs)
@@ -141,6 +149,7 @@ def copy(rng: Random, restate: bool) -> Chat:
 
 FAMILIES: dict[str, Callable[[Random, bool], Chat]] = {
     "pages": pages,
+    "pairs": pairs,
     "recall": recall,
     "codes": codes,
     "rooms": rooms,

@@ -34,11 +34,17 @@ class Sample:
 
 
 def encode(chat: ChatFormat, sample: Chat, max_length: int, context_weight: float = 0.0) -> Sample:
-    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`."""
+    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`.
+
+    Of `pairs` ("left right, left right, ...", a token each) only the right words are answers: the order of the pairs is random.
+    """
     messages = [{"role": role, "content": text} for role, text in sample.messages]
     encoded = chat.encode_demonstration(messages if messages[-1]["role"] == "assistant" else messages[:-1])
     answer = 1.0 if sample.family != "transcript" else context_weight
     weights = [answer if owner == Owner.POLICY else context_weight for owner in encoded.owner]
+    if sample.family == "pairs":
+        (start, end), *_ = encoded.spans
+        weights[start:end] = [1.0 if (index - start) % 3 == 1 else 0.0 for index in range(start, end)]
     return Sample(sample.family, encoded.token_ids[:max_length], weights[:max_length])
 
 
@@ -93,7 +99,7 @@ class PretrainJob:
     def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, accelerator: Accelerator) -> None:
         self.samples, self.settings = samples, settings
         self.model = build_model(settings, vocabulary)
-        optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay)
+        optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
         schedule = warmup_cosine(settings.learning_rate, settings.steps, settings.warmup)
         self.learners: Mapping[str, Learner] = {"policy": Learner(self.model, optimiser, schedule, 1.0, accelerator)}
         self.predicted = self._predicted_tokens(accelerator.device)

@@ -15,14 +15,16 @@ BETAS = (0.9, 0.95)
 COSINE_FLOOR = 0.1
 
 
-def make_optimiser(module: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+def make_optimiser(
+    module: nn.Module, learning_rate: float, weight_decay: float, betas: tuple[float, float] = BETAS
+) -> torch.optim.AdamW:
     """AdamW over the module's parameters; matrices decay, vectors (norms, biases) do not."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": weight_decay},
         {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=BETAS, fused=True)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas, fused=True)
 
 
 def warmup_cosine(learning_rate: float, total: int, warmup: float) -> Schedule:

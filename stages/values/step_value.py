@@ -181,10 +181,11 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Start at the best constant and train in place with AdamW: the head's loss, weighted by rollouts, each batch's mean over its summed weight.
+    """Start at the best constant prediction and train in place with AdamW.
 
-    `micro_tokens` splits a batch in memory and changes nothing else; `on_step` is told the step, its tokens and loss. The
-    learning rate rises over the first tenth of the steps, then falls linearly. Fractions of an epoch are its first batches.
+    The loss is the head's, weighted by rollouts: each batch's mean over its summed weight. `micro_tokens` splits a batch in
+    memory and changes nothing else; `on_step` is told the step, its tokens and loss. The learning rate rises over the first tenth
+    of the steps, then falls linearly. Fractions of an epoch are its first batches.
     """
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device

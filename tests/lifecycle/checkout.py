@@ -100,7 +100,7 @@ class Checkout:
             while not list(folder.glob("*/*.pt")):
                 assert process.poll() is None, f"the run ended before {stage} wrote a checkpoint"
                 assert time.monotonic() < deadline, f"{stage} wrote no checkpoint"
-                time.sleep(0.002)
+                time.sleep(0.01)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         assert list(folder.glob("*/*.pt")), f"{stage} was done before it was killed"

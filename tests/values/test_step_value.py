@@ -81,7 +81,7 @@ def test_turn_values_read_the_boundaries_alone():
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
 def test_untrained_model_predicts_the_mean(loss: str):
-    """Contract: before its first step a model with any head predicts the weighted mean of the targets, by the best distribution."""
+    """Contract: before its first step a model with any head predicts the weighted mean of its targets."""
     model = StepValueModel(backbone(), HeadParams(loss=loss))
     shares, weights = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([2.0, 1.0, 1.0])
     model.start_at(shares, weights)

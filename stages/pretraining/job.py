@@ -16,7 +16,7 @@ from stages.pretraining.corpus import Chat
 from stages.pretraining.settings import Settings
 from stages.seeding import seed_torch
 from stages.training.loop import Learner, Sums, Update
-from stages.training.optimiser import make_optimiser, warmup_cosine
+from stages.training.optimiser import make_optimiser, warmup_stable_decay
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -100,7 +100,7 @@ class PretrainJob:
         self.samples, self.settings = samples, settings
         self.model = build_model(settings, vocabulary)
         optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
-        schedule = warmup_cosine(settings.learning_rate, settings.steps, settings.warmup)
+        schedule = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
         self.learners: Mapping[str, Learner] = {"policy": Learner(self.model, optimiser, schedule, 1.0, accelerator)}
         self.predicted = self._predicted_tokens(accelerator.device)
 

@@ -42,6 +42,8 @@ class Settings(Section):
     batch: Annotated[int, Field(ge=1)] = 32
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, le=1)] = 0.03
+    decay: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of all steps, at the end, over which the rate falls to a tenth; it is constant before."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     transcript_tasks: Annotated[int, Field(ge=0)] = 96

@@ -40,6 +40,19 @@ def warmup_cosine(learning_rate: float, total: int, warmup: float) -> Schedule:
     return rate
 
 
+def warmup_stable_decay(learning_rate: float, total: int, warmup: float, decay: float) -> Schedule:
+    """Linear over the first `warmup` share of `total` updates, constant, then linear to a tenth over the last `decay` share."""
+    rising, falling = max(1, round(warmup * total)), max(1, round(decay * total))
+
+    def rate(update: int) -> float:
+        if update < rising:
+            return learning_rate * (update + 1) / rising
+        left = min(1.0, max(0, total - update) / falling)
+        return learning_rate * (COSINE_FLOOR + (1 - COSINE_FLOOR) * left)
+
+    return rate
+
+
 def warmup_constant(learning_rate: float, warmup_steps: int) -> Schedule:
     """Linear over `warmup_steps` updates, then constant."""
     return lambda update: learning_rate * min(1.0, (update + 1) / (warmup_steps + 1))

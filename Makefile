@@ -34,9 +34,9 @@ install:
 		echo "install: $(VENV) is up to date with requirements.lock"; \
 	else \
 		echo "install: installing requirements.lock into $(VENV) (a few minutes the first time)"; \
-		pip install --quiet $(TORCH_ARGS) "$$(grep '^torch==' requirements.lock)"; \
-		pip install --quiet -r requirements.lock; \
-		pip install --quiet --no-deps --no-build-isolation -e .; \
+		pip install -qq $(TORCH_ARGS) "$$(grep '^torch==' requirements.lock)"; \
+		pip install -qq -r requirements.lock; \
+		pip install -qq --no-deps --no-build-isolation -e .; \
 		echo "$$wanted" > $(VENV)/.installed; \
 		echo "install: done"; \
 	fi

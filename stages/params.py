@@ -163,7 +163,9 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _discount(self) -> Annotate:
         if self.gamma != 1.0 and self.backup != "discounted_max":
-            raise ValueError(f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1")
+            raise ValueError(
+                f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1"
+            )
         return self
 
 

@@ -75,7 +75,7 @@ class Environment(Protocol):
     """One running task."""
 
     def reset(self, task: Task) -> Observation:
-        """Start `task` and say what the agent sees beyond `task.prompt` ("" for nothing). The same task always starts the same."""
+        """Start `task`; what the agent sees beyond `task.prompt` ("" for nothing). The same task always starts the same."""
         ...
 
     def step(self, action: str) -> Step:

@@ -14,7 +14,7 @@ from stages.pretraining.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "data" / "base"
-WEIGHTS = {family: 1.0 for family in FAMILIES}
+WEIGHTS = dict.fromkeys(FAMILIES, 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -111,10 +111,13 @@ class RlJob:
         from stages.training.policy_updates import check_logprobs, policy_row
 
         count = len(self.played)
-        difference = sums.get("policy", {}).get("max_logprob_difference", 0.0)
-        check_logprobs(difference, self.precision, step)
+        policy = sums.get("policy", {})
+        difference = policy.get("max_logprob_difference", 0.0)
+        mean = policy.get("logprob_difference", 0.0) / max(policy.get("logprob_tokens", 0.0), 1.0)
+        check_logprobs(mean, difference, self.precision, step)
         self.largest_difference = max(self.largest_difference, difference)
-        for name, value in {**self.ledger.metrics(), "ledger/max_logprob_difference": difference}.items():
+        measured = {"ledger/max_logprob_difference": difference, "ledger/mean_logprob_difference": mean}
+        for name, value in {**self.ledger.metrics(), **measured}.items():
             self.context.metric(name, value, step + 1)
         return {
             "reward_mean": sum(episode.reward for episode in self.played) / count,

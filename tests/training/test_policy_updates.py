@@ -112,7 +112,7 @@ def test_critic_warmup_leaves_the_policy_out(model):
 
 
 def test_bfloat16_only_logs_the_difference():
-    check_logprobs(0.1, "bfloat16", 0)
-    check_logprobs(9e-6, "float32", 0)
+    check_logprobs(0.1, 0.2, "bfloat16", 0)
+    check_logprobs(9e-6, 9e-5, "float32", 0)
     with pytest.raises(ValueError, match="step 1"):
-        check_logprobs(2e-5, "float32", 0)
+        check_logprobs(2e-5, 3e-5, "float32", 0)

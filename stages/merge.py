@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.domains import keep_only
 from stages.runtime import StageContext, stage_run
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def run(context: StageContext) -> None:
     from stages.merging.settings import MergeSettings
 
     merge, domains = context.params.merge, context.params.domains
+    keep_only(context.root, domains, ["data/models/rl"])
     base = base_folder(context)
     settings = MergeSettings.of(merge, domains)
     # What tunes another method (a factor on deltas, a missing division) means nothing to the average it is compared with.

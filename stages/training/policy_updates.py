@@ -90,15 +90,15 @@ class PolicyUpdates:
 def check_logprobs(mean: float, largest: float, precision: str, step: int) -> None:
     """Raise ValueError if, in float32, sampling and training log-probabilities of the same weights part.
 
-    Tokens differ by 1e-5 at most on average and by 1e-4 at most one by one: float32 sums in another order move the log-probability
-    of a single token among tens of thousands by a little over 1e-5, while another temperature or weight moves all of them.
+    Tokens differ by 1e-5 at most on average and by 1e-4 at most one by one: float32 sums in another order move the
+    log-probability of one token among tens of thousands by a little over 1e-5, while another temperature or weight moves all.
     """
     if precision == "float32" and (mean > LOGPROB_TOLERANCE or largest > LARGEST_DIFFERENCE):
         raise ValueError(
-            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {LOGPROB_TOLERANCE:g}) and "
-            f"by {largest:.2g} at the most (at most {LARGEST_DIFFERENCE:g}): the engine and the training forward pass must compute "
-            f"the same model: check that both use the same weights and temperature, and that the model has no dropout or state of "
-            f"its own"
+            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {LOGPROB_TOLERANCE:g}) "
+            f"and by {largest:.2g} at the most (at most {LARGEST_DIFFERENCE:g}): the engine and the training forward pass must "
+            f"compute the same model: check that both use the same weights and temperature, and that the model has no dropout or "
+            f"state of its own"
         )
 
 

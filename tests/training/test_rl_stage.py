@@ -20,6 +20,7 @@ RL: dict[str, Any] = {
     "group_size": 6,
     "learning_rate": 0.01,
     "warmup_steps": 0,
+    "dead_groups": "keep",
     "checkpoint_every": 2,
     "sampling": {"max_tokens": 3},
     "critic": {"warmup_steps": 1, "learning_rate": 0.01},

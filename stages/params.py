@@ -60,15 +60,15 @@ class Curate(Section):
     test: Annotated[int, Field(ge=2)] = 200
     expert_demonstrations: Annotated[int, Field(ge=0)] = 1
     """Per training task."""
-    noisy_demonstrations: Annotated[int, Field(ge=0)] = 2
-    noise: Share = 0.15
+    noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
+    noise: Share = 0.25
     """Chance that a noisy demonstration's action is a random admissible one."""
     near_duplicate: Share = 0.97
     """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
 
 
 class Sft(Section):
-    epochs: Positive = 5.0
+    epochs: Positive = 6.0
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""
     learning_rate: Positive = 5e-4
@@ -76,7 +76,7 @@ class Sft(Section):
     weight_decay: NonNegative = 0.01
     max_grad_norm: Positive = 1.0
     eval_every: Count = 50
-    patience: Count = 6
+    patience: Count = 4
     checkpoint_every: Count = 100
 
 

@@ -66,7 +66,7 @@ class StageContext:
         self.tracker.artifact(path)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent goes (Linux), so that a killed `dvc repro` leaves no stage behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
@@ -148,7 +148,7 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
     options = parser.parse_args()
     domain: str | None = getattr(options, "domain", None)
-    _die_with_parent()
+    die_with_parent()
     root = Path.cwd()
     try:
         params = load_params(root / "params.yaml")

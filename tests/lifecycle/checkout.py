@@ -34,6 +34,12 @@ def export(target: Path, base: Path) -> Path:
             shutil.copy2(ROOT / name, target / name)
     shutil.copytree(base, target / "data" / "base")
     apply_overlay(target / "params.yaml", TINY)
+    path = target / "params.yaml"
+    values = yaml.safe_load(path.read_text())
+    # What the default run overrides per domain would undo the tiny profile.
+    for overrides in values["per_domain"].values():
+        overrides.update(curate={}, rollout={}, annotate={}, rl={})
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
     return target
 
 
@@ -76,7 +82,7 @@ class Checkout:
         done = subprocess.run(
             [*DVC, "repro", *arguments], cwd=self.root, env=self.env, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         ran, restored = [], []
         for match in _LINE.finditer(done.stdout):
             if match[1]:

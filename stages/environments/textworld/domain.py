@@ -87,7 +87,8 @@ class TextWorldDomain:
         jobs = [(group, folder) for group in games.values()]
         if workers > 1 and len(jobs) > 1:
             # Spawned, since forking a process that runs threads (a training library's, say) may hang.
-            with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
                 groups = list(pool.map(_build_game, jobs))
         else:
             groups = [_build_game(job) for job in jobs]
@@ -110,6 +111,13 @@ class TextWorldDomain:
 
     def entities(self, task: Task) -> set[str]:
         return set(task.spec["entities"])
+
+
+def _end_with_parent() -> None:
+    """A build that is killed leaves no compiler behind."""
+    from stages.runtime import die_with_parent
+
+    die_with_parent()
 
 
 def _useful_starts(recipe: Recipe, settings: TextWorldSettings) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.agent.episode import Owner
+from stages.environments.protocol import opening
 
 _USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
 
@@ -112,7 +113,7 @@ class Chat:
     @staticmethod
     def opening(task_prompt: str, observation: str) -> str:
         """The first user message: the task's prompt, then the first observation."""
-        return "\n".join(part for part in (task_prompt, observation) if part)
+        return opening(task_prompt, observation)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Token ids of a conversation that opens with the user message `text`, ready for the first assistant turn."""

@@ -138,7 +138,7 @@ class Domain(Protocol):
         ...
 
     def expert(self, environment: Environment) -> str | None:
-        """The best next action from the environment's present state, or None if there is none."""
+        """The best next action from the environment's present state, or None if there is none; asked anew every turn."""
         ...
 
     def entities(self, task: Task) -> set[str]:

@@ -28,8 +28,8 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     factories = domain_factories()
     if name not in factories:
         near = difflib.get_close_matches(name, factories, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"unknown domain '{name}'{hint} Known domains: {', '.join(sorted(factories))}")
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise ValueError(f"unknown domain '{name}'{hint} Known domains: {', '.join(sorted(factories))}.")
     domain_class: Any = factories[name]()
     try:
         checked = domain_class.Settings(**dict(settings or {}))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from stages.algorithms.contract import Card
-from stages.merging.deltas import DeltaMethod, combine, task_vectors
+from stages.merging.deltas import DeltaMethod, combine
 from stages.merging.settings import MergeSettings
 
 
@@ -49,18 +49,9 @@ class Dare(DeltaMethod):
     parameters: tuple[str, ...] = ("weights", "normalize", "lam", "density", "rescale")
     elect = False
 
-    def merge_tensor(
-        self,
-        name: str,
-        base: Tensor | None,
-        models: Sequence[Tensor],
-        params: MergeSettings,
-        rng: Generator,
-        totals: Mapping[str, Any] | None,
-    ) -> Tensor:
-        deltas = drop_at_random(task_vectors(name, base, models), params, rng)
-        assert base is not None
-        return base.float() + combine(deltas, params.weights, elect=self.elect, normalize=bool(params.normalize), lam=params.lam)
+    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        deltas = drop_at_random(deltas, params, rng)
+        return combine(deltas, params.weights, elect=self.elect, normalize=bool(params.normalize), lam=params.lam)
 
 
 class DareTies(Dare):

@@ -6,22 +6,41 @@ t_i = theta_i - theta_0 in float32. With sign election g = +1 where sum_i w_i t_
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from stages.merging.settings import MergeError, MergeSettings
 
 
-class DeltaMethod:
+class DeltaMethod(ABC):
     """What delta methods have in common: they need a base and, unless they say otherwise, no first pass."""
 
     needs_base = True
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
         return None
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeSettings,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
+        """The base plus what the method makes of the task vectors. Raises MergeError without a base."""
+        deltas = task_vectors(name, base, models)
+        assert base is not None
+        return base.float() + self.merged_delta(deltas, params, rng, totals)
+
+    @abstractmethod
+    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        """deltas [N, *shape] -> [*shape]: what is added to the base; `totals`: what the first pass counted, if any."""
 
 
 def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:

@@ -63,18 +63,8 @@ class Ram(DeltaMethod):
         """l_i, one per model: how much entries that only model i changed are enlarged."""
         return [1.0] * deltas.shape[0]
 
-    def merge_tensor(
-        self,
-        name: str,
-        base: Tensor | None,
-        models: Sequence[Tensor],
-        params: MergeSettings,
-        rng: Generator,
-        totals: Mapping[str, Any] | None,
-    ) -> Tensor:
-        deltas = task_vectors(name, base, models)
-        assert base is not None
-        return base.float() + merge_deltas(deltas, params, self.scale(deltas, params, totals))
+    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        return merge_deltas(deltas, params, self.scale(deltas, params, totals))
 
 
 class RamPlus(Ram):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Generator, Tensor
 
 from stages.algorithms.contract import Card
-from stages.merging.deltas import DeltaMethod, combine, task_vectors
+from stages.merging.deltas import DeltaMethod, combine
 from stages.merging.settings import MergeSettings
 
 
@@ -27,15 +27,5 @@ class TaskArithmetic(DeltaMethod):
     )
     parameters: tuple[str, ...] = ("weights", "normalize", "lam")
 
-    def merge_tensor(
-        self,
-        name: str,
-        base: Tensor | None,
-        models: Sequence[Tensor],
-        params: MergeSettings,
-        rng: Generator,
-        totals: Mapping[str, Any] | None,
-    ) -> Tensor:
-        deltas = task_vectors(name, base, models)
-        assert base is not None
-        return base.float() + combine(deltas, params.weights, elect=False, normalize=bool(params.normalize), lam=params.lam)
+    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        return combine(deltas, params.weights, elect=False, normalize=bool(params.normalize), lam=params.lam)

@@ -73,21 +73,11 @@ class Ties(DeltaMethod):
         deltas = task_vectors(name, base, models)
         return {"magnitudes": torch.stack([torch.bincount(magnitude_bins(delta), minlength=_BINS) for delta in deltas])}
 
-    def merge_tensor(
-        self,
-        name: str,
-        base: Tensor | None,
-        models: Sequence[Tensor],
-        params: MergeSettings,
-        rng: Generator,
-        totals: Mapping[str, Any] | None,
-    ) -> Tensor:
-        deltas = task_vectors(name, base, models)
-        assert base is not None
+    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         if params.ties.scope == "global" and totals is not None:
             limits = [global_threshold(counts, params.density) for counts in totals["magnitudes"]]
             deltas = torch.stack([delta * (delta.abs() >= limit) for delta, limit in zip(deltas, limits, strict=True)])
         else:
             deltas = torch.stack([trim(delta, params.density) for delta in deltas])
         normalize = params.normalize is not False
-        return base.float() + combine(deltas, params.weights, elect=True, normalize=normalize, lam=params.lam)
+        return combine(deltas, params.weights, elect=True, normalize=normalize, lam=params.lam)

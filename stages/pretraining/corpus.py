@@ -1,7 +1,8 @@
 """What the shipped base model reads: procedurally generated text in the environments' formats, and no solved task.
 
-Every sample is a chat. Families: `pages` (encyclopaedia pages, then many look-ups), `codes` (associative recall of coined items),
-`rooms` (room descriptions, then look-ups), `copy`, and `transcript` (what aimless policies did in the environments).
+Every sample is a chat. Families: `pairs` and `recall` (associative recall of words, names and coined items), `codes` (the same in
+sentences), `pages` (encyclopaedia pages, then many look-ups), `rooms` (room descriptions, then look-ups), `copy`, and `transcript`
+(what aimless policies did in the environments).
 Dense look-ups, many per sequence, are what makes the circuits form that find the right document.
 """
 
@@ -29,6 +30,9 @@ _WORDS = """
 """
 WORDS = tuple(_WORDS.split())
 """Common short words, one token each, for the barest recall."""
+KINDS_OF_ITEM = ("word", "name", "item", "code")
+"""One token; two tokens; two, the first nearly unique in its text; two, the first repeated, so that both are needed."""
+TRAINING_NAMES = tuple(names_of("train"))
 HOLDERS = ("box", "stand")
 DIRECTIONS = ("north", "south", "east", "west")
 
@@ -39,6 +43,8 @@ class Chat:
 
     family: str
     messages: tuple[tuple[str, str], ...]
+    answers: tuple[bool, ...] | None = None
+    """Per word of the assistant's texts, whether it is an answer; None: all of them are."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def _interleave(context: str, lookups: Sequence[Lookup], family: str, restate: b
 
 def pages(rng: Random, restate: bool) -> Chat:
     """A few short articles, then about ten single look-ups: "founder of Kelmar?" "Dorvin"."""
-    names = rng.sample(names_of("train"), 20)
+    names = rng.sample(TRAINING_NAMES, 20)
     lines, facts = [], []
     for name in names[: rng.randint(1, 6)]:
         relations = rng.sample(RELATIONS, 8)
@@ -77,28 +83,50 @@ def pages(rng: Random, restate: bool) -> Chat:
     return _interleave(" ".join(lines), rng.sample(facts, min(10, len(facts))), "pages", restate)
 
 
+def _items(rng: Random, kind: str, count: int) -> list[str]:
+    """Different items of one kind."""
+    if kind == "word":
+        return rng.sample(WORDS, count)
+    if kind == "name":
+        return rng.sample(TRAINING_NAMES, count)
+    nouns = WORDS if kind == "item" else NOUNS
+    return [f"{rng.choice(nouns)}{number}" for number in rng.sample(range(10, 100), count)]
+
+
+def _drawn_pairs(rng: Random, kind: str) -> list[tuple[str, str]]:
+    drawn = _items(rng, kind, 2 * rng.randint(4, 10))
+    return list(zip(drawn[::2], drawn[1::2], strict=True))
+
+
+def _listed(rng: Random, family: str, kind: str) -> Chat:
+    """Pairs, then the same pairs in another order. Only the right items are answers, and each follows its key at once."""
+    listed = [f"{left} {right}" for left, right in _drawn_pairs(rng, kind)]
+    again = rng.sample(listed, len(listed))
+    return Chat(family, (("user", ", ".join(listed)), ("assistant", ", ".join(again))), (False, True) * len(again))
+
+
+def words(rng: Random, restate: bool) -> Chat:
+    """Associative recall at its barest: single words. There is nothing to restate."""
+    return _listed(rng, "words", "word")
+
+
 def pairs(rng: Random, restate: bool) -> Chat:
-    """Associative recall at its barest: pairs of single words, then the same pairs in another order. Only the right words count
-    as answers (see `stages.pretraining.job.encode`); each follows its key, so there is nothing to restate."""
-    drawn = rng.sample(WORDS, 2 * rng.randint(6, 12))
-    listed = [f"{left} {right}" for left, right in zip(drawn[::2], drawn[1::2], strict=True)]
-    return Chat("pairs", (("user", ", ".join(listed)), ("assistant", ", ".join(rng.sample(listed, len(listed))))))
+    """The same with every kind of item: the second token of an answer is to be found after the first."""
+    return _listed(rng, "pairs", rng.choice(KINDS_OF_ITEM))
 
 
 def recall(rng: Random, restate: bool) -> Chat:
-    """Pairs of single words, then every left one asked for once."""
-    drawn = rng.sample(WORDS, 2 * rng.randint(6, 12))
-    pairs = list(zip(drawn[::2], drawn[1::2], strict=True))
-    context = " ".join(f"{left} {right}," for left, right in pairs)
-    return _interleave(context, [Lookup(left, left, right) for left, right in rng.sample(pairs, len(pairs))], "recall", restate)
+    """Pairs of items, then every left one asked for once."""
+    drawn = _drawn_pairs(rng, rng.choice(KINDS_OF_ITEM))
+    context = " ".join(f"{left} {right}," for left, right in drawn)
+    return _interleave(context, [Lookup(left, left, right) for left, right in rng.sample(drawn, len(drawn))], "recall", restate)
 
 
 def codes(rng: Random, restate: bool) -> Chat:
     """Pairs of coined items, then look-ups of what each one has."""
-    items = [f"{rng.choice(NOUNS)}{number}" for number in rng.sample(range(10, 100), 20)]
-    pairs = list(zip(items[:10], items[10:], strict=True))[: rng.randint(4, 10)]
-    context = ". ".join(f"{left} has {right}" for left, right in pairs) + "."
-    asked = [Lookup(f"what has {left}?", f"{left} has", right) for left, right in pairs]
+    drawn = _drawn_pairs(rng, "code")
+    context = ". ".join(f"{left} has {right}" for left, right in drawn) + "."
+    asked = [Lookup(f"what has {left}?", f"{left} has", right) for left, right in drawn]
     return _interleave(context, rng.sample(asked, len(asked)), "codes", restate)
 
 
@@ -133,14 +161,14 @@ def copy(rng: Random, restate: bool) -> Chat:
 
     There is no key to restate; `restate` picks shorter runs, since it marks the easy phase.
     """
-    words = (*RELATIONS, *KINDS, *NOUNS, *DIRECTIONS, *HOLDERS)
+    plain = (*RELATIONS, *KINDS, *NOUNS, *DIRECTIONS, *HOLDERS)
     messages: list[tuple[str, str]] = []
     for _ in range(rng.randint(2, 4)):
         numbers = rng.sample(range(10, 100), 8)
         pool = (
             [f"{rng.choice(NOUNS)}{number}" for number in numbers]
-            + rng.sample(names_of("train"), 10)
-            + list(rng.sample(words, 8))
+            + rng.sample(TRAINING_NAMES, 10)
+            + rng.sample(plain, 8)
         )
         line = " ".join(rng.sample(pool, rng.randint(2, 8 if restate else 14)))
         messages += [("user", line), ("assistant", line)]
@@ -149,6 +177,7 @@ def copy(rng: Random, restate: bool) -> Chat:
 
 FAMILIES: dict[str, Callable[[Random, bool], Chat]] = {
     "pages": pages,
+    "words": words,
     "pairs": pairs,
     "recall": recall,
     "codes": codes,

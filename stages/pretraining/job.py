@@ -34,17 +34,21 @@ class Sample:
 
 
 def encode(chat: ChatFormat, sample: Chat, max_length: int, context_weight: float = 0.0) -> Sample:
-    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`.
-
-    Of `pairs` ("left right, left right, ...", a token each) only the right words are answers: the order of the pairs is random.
-    """
+    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`."""
     messages = [{"role": role, "content": text} for role, text in sample.messages]
     encoded = chat.encode_demonstration(messages if messages[-1]["role"] == "assistant" else messages[:-1])
     answer = 1.0 if sample.family != "transcript" else context_weight
     weights = [answer if owner == Owner.POLICY else context_weight for owner in encoded.owner]
-    if sample.family == "pairs":
-        (start, end), *_ = encoded.spans
-        weights[start:end] = [1.0 if (index - start) % 3 == 1 else 0.0 for index in range(start, end)]
+    if sample.answers is not None:
+        said = [text for role, text in sample.messages if role == "assistant"]
+        counted = iter(sample.answers)
+        for (start, end), text in zip(encoded.spans, said, strict=True):
+            weights[start:end] = [context_weight] * (end - start)
+            for word in text.split(" "):
+                bare, whole = (len(chat.assistant_tokens(part)) - 1 for part in (word.rstrip(","), word))
+                if next(counted):
+                    weights[start : start + bare] = [answer] * bare
+                start += whole
     return Sample(sample.family, encoded.token_ids[:max_length], weights[:max_length])
 
 

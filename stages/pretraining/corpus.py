@@ -1,8 +1,8 @@
 """What the shipped base model reads: procedurally generated text in the environments' formats, and no solved task.
 
-Every sample is a chat. Families: `pairs` and `recall` (associative recall of words, names and coined items), `codes` (the same in
-sentences), `pages` (encyclopaedia pages, then many look-ups), `rooms` (room descriptions, then look-ups), `copy`, and `transcript`
-(what aimless policies did in the environments).
+Every sample is a chat. Families: `words`, `pairs` and `recall` (associative recall of words, names and coined items), `codes` (the
+same in sentences), `pages` (encyclopaedia pages, then many look-ups), `rooms` (room descriptions, then look-ups), `copy`, and
+`transcript` (what aimless policies did in the environments).
 Dense look-ups, many per sequence, are what makes the circuits form that find the right document.
 """
 
@@ -27,14 +27,17 @@ _WORDS = """
     mint moon moss moth mouse nail nest net nut oak oat oil owl pan path pea pear pen pig pine pipe plum pond rain rat
     reed rice river road rock roof root rose sail salt sand seed ship shoe silk snow soap soil spoon star stone sun swan
     tent tin toad tree wall wax well wheat wing wolf
+    closed contains empty exit exits floor holds opened
 """
-WORDS = tuple(_WORDS.split())
-"""Common short words, one token each, for the barest recall."""
-KINDS_OF_ITEM = ("word", "name", "item", "code")
-"""One token; two tokens; two, the first nearly unique in its text; two, the first repeated, so that both are needed."""
+DIRECTIONS = ("north", "south", "east", "west")
+WORDS = (*_WORDS.split(), *RELATIONS, *DIRECTIONS)
+"""Common short words, one token each, for the barest recall. Some are the environments' own: attention learns to match the tokens
+that it is trained on, and takes hundreds of steps to take up others later."""
+KINDS_OF_PAIR = ("word", "name", "item", "code", "fact")
+"""Words; names; items whose nouns are nearly unique in a text; items whose nouns repeat, so that both tokens are needed; names
+under relations, as on pages. All but words have two tokens."""
 TRAINING_NAMES = tuple(names_of("train"))
 HOLDERS = ("box", "stand")
-DIRECTIONS = ("north", "south", "east", "west")
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,16 @@ def _interleave(context: str, lookups: Sequence[Lookup], family: str, restate: b
 
 
 def pages(rng: Random, restate: bool) -> Chat:
-    """A few short articles, then about ten single look-ups: "founder of Kelmar?" "Dorvin"."""
+    """A few short articles, then about ten single look-ups: "founder of Kelmar?" or "Kelmar founder?" "Dorvin"."""
     names = rng.sample(TRAINING_NAMES, 20)
+    form = rng.choice(("{name} {relation}?", "{relation} of {name}?"))
     lines, facts = [], []
-    for name in names[: rng.randint(1, 6)]:
+    for name in names[: rng.choice((1, 1, 2, 2, 3, 4, 5))]:
         relations = rng.sample(RELATIONS, 8)
-        for kind in rng.sample(KINDS, 2 if rng.random() < 0.3 else 1):
+        for kind in rng.sample(KINDS, 2 if rng.random() < 0.2 else 1):
             page = [(relations.pop(), rng.choice(names)) for _ in range(rng.choice((3, 3, 4)))]
             lines.append(f"{name} {kind}: " + "; ".join(f"{relation} {value}" for relation, value in page) + ".")
-            facts += [Lookup(f"{relation} of {name}?", relation, value) for relation, value in page]
+            facts += [Lookup(form.format(name=name, relation=relation), relation, value) for relation, value in page]
     rng.shuffle(lines)
     return _interleave(" ".join(lines), rng.sample(facts, min(10, len(facts))), "pages", restate)
 
@@ -94,6 +98,10 @@ def _items(rng: Random, kind: str, count: int) -> list[str]:
 
 
 def _drawn_pairs(rng: Random, kind: str) -> list[tuple[str, str]]:
+    """Four to ten pairs of a kind, all items different."""
+    if kind == "fact":
+        keys = rng.sample(RELATIONS, rng.randint(4, 10))
+        return list(zip(keys, _items(rng, "name", len(keys)), strict=True))
     drawn = _items(rng, kind, 2 * rng.randint(4, 10))
     return list(zip(drawn[::2], drawn[1::2], strict=True))
 
@@ -111,15 +119,17 @@ def words(rng: Random, restate: bool) -> Chat:
 
 
 def pairs(rng: Random, restate: bool) -> Chat:
-    """The same with every kind of item: the second token of an answer is to be found after the first."""
-    return _listed(rng, "pairs", rng.choice(KINDS_OF_ITEM))
+    """The same with every kind of pair: the second token of an answer is to be found after the first."""
+    return _listed(rng, "pairs", rng.choice(KINDS_OF_PAIR))
 
 
 def recall(rng: Random, restate: bool) -> Chat:
-    """Pairs of items, then every left one asked for once."""
-    drawn = _drawn_pairs(rng, rng.choice(KINDS_OF_ITEM))
-    context = " ".join(f"{left} {right}," for left, right in drawn)
-    return _interleave(context, [Lookup(left, left, right) for left, right in rng.sample(drawn, len(drawn))], "recall", restate)
+    """Pairs, then every left item asked for once."""
+    drawn = _drawn_pairs(rng, rng.choice(KINDS_OF_PAIR))
+    mark, asking = rng.choice((",", ";")), rng.choice(("", "?"))
+    context = " ".join(f"{left} {right}{mark}" for left, right in drawn)
+    asked = [Lookup(left + asking, left, right) for left, right in rng.sample(drawn, len(drawn))]
+    return _interleave(context, asked, "recall", restate)
 
 
 def codes(rng: Random, restate: bool) -> Chat:
@@ -165,11 +175,7 @@ def copy(rng: Random, restate: bool) -> Chat:
     messages: list[tuple[str, str]] = []
     for _ in range(rng.randint(2, 4)):
         numbers = rng.sample(range(10, 100), 8)
-        pool = (
-            [f"{rng.choice(NOUNS)}{number}" for number in numbers]
-            + rng.sample(TRAINING_NAMES, 10)
-            + rng.sample(plain, 8)
-        )
+        pool = [f"{rng.choice(NOUNS)}{number}" for number in numbers] + rng.sample(TRAINING_NAMES, 10) + rng.sample(plain, 8)
         line = " ".join(rng.sample(pool, rng.randint(2, 8 if restate else 14)))
         messages += [("user", line), ("assistant", line)]
     return Chat("copy", tuple(messages))

@@ -1,7 +1,7 @@
 """What the shipped base model reads: procedurally generated text in the environments' formats, and no solved task.
 
-Every sample is a chat. Families: `words`, `pairs` and `recall` (associative recall of words, names and coined items), `codes` (the
-same in sentences), `pages` (encyclopaedia pages, then many look-ups), `rooms` (room descriptions, then look-ups), `copy`, and
+Every sample is a chat. Families: `words`, `pairs` and `recall` (associative recall of words, names and coined items), `codes`
+(the same in sentences), `pages` (encyclopaedia pages, then many look-ups), `rooms` (descriptions, then look-ups), `copy`, and
 `transcript` (what aimless policies did in the environments).
 Dense look-ups, many per sequence, are what makes the circuits form that find the right document.
 """

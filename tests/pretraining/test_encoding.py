@@ -1,0 +1,53 @@
+"""What of a sample is learned from: the answers, and nothing that cannot be known."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.agent.chat import Chat as ChatFormat
+from stages.pretraining.corpus import Chat, lookups
+from stages.pretraining.job import encode
+from stages.pretraining.tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    families = {"words": 1.0, "pairs": 1.0, "recall": 1.0}
+    texts = [text for sample in lookups(400, 5, families) for _, text in sample.messages]
+    return ChatFormat(train_tokenizer(texts, 700, 512))
+
+
+def learned(chat: ChatFormat, sample: Chat, weight: float = 1.0) -> str:
+    encoded = encode(chat, sample, 512, context_weight=0.25)
+    return chat.tokenizer.decode([token for token, w in zip(encoded.token_ids, encoded.weights, strict=True) if w == weight])
+
+
+def test_of_a_list_of_pairs_only_the_right_items_are_learned(chat: ChatFormat) -> None:
+    """Contract: `answers` picks words; their commas, the left items and the end of the turn weigh `context_weight`."""
+    sample = Chat(
+        "pairs",
+        (("user", "owl fox, Dorvin Kelmar, owl12 fox34"), ("assistant", "owl12 fox34, owl fox, Dorvin Kelmar")),
+        (False, True) * 3,
+    )
+    assert learned(chat, sample).split() == ["fox34", "fox", "Kelmar"]
+    assert "owl12" in learned(chat, sample, 0.25)
+
+
+def test_without_a_choice_every_word_of_an_answer_is_learned(chat: ChatFormat) -> None:
+    """Contract: answers None means the whole assistant text and its end-of-turn token."""
+    sample = Chat("recall", (("user", "owl fox, owl"), ("assistant", "fox")))
+    assert learned(chat, sample).split() == ["fox<|end|>"]
+
+
+def test_aimless_actions_weigh_no_more_than_what_surrounds_them(chat: ChatFormat) -> None:
+    """Contract: what an aimless policy did is context, not an answer."""
+    sample = Chat("transcript", (("user", "owl fox"), ("assistant", "fox"), ("user", "owl"), ("assistant", "fox")))
+    assert learned(chat, sample) == ""
+
+
+def test_lists_of_pairs_mark_every_second_word() -> None:
+    """Contract: a generated list has one mark a word."""
+    for sample in lookups(50, 3, {"words": 1.0, "pairs": 1.0}):
+        assert sample.answers is not None
+        assert len(sample.answers) == len(sample.messages[1][1].split(" "))
+        assert sample.answers[:2] == (False, True)

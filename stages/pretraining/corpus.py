@@ -38,6 +38,8 @@ KINDS_OF_PAIR = ("word", "name", "item", "code", "fact")
 under relations, as on pages. All but words have two tokens."""
 TRAINING_NAMES = tuple(names_of("train"))
 HOLDERS = ("box", "stand")
+AHEAD = 0.5
+"""Share of the samples of `pages` and `rooms` in which the question comes before the text."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,23 @@ class Chat:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A question, the key it asks for, and the answer that follows the key in the text."""
+    """A question, the key it asks for, the answer that follows the key in the text, and the line of the text where both stand."""
 
     question: str
     key: str
     answer: str
+    line: int = 0
+
+
+def _asked_ahead(rng: Random, lines: Sequence[str], lookups: Sequence[Lookup], family: str) -> Chat:
+    """Each message is a question, then one to three lines of text, one of which answers it. In the environments, too, what is
+    wanted is said first and what is found comes after."""
+    messages: list[tuple[str, str]] = []
+    for item in lookups:
+        others = [line for index, line in enumerate(lines) if index != item.line]
+        shown = [lines[item.line], *rng.sample(others, min(len(others), rng.choice((0, 0, 1, 2))))]
+        messages += [("user", " ".join([item.question, *rng.sample(shown, len(shown))])), ("assistant", item.answer)]
+    return Chat(family, tuple(messages))
 
 
 def _interleave(context: str, lookups: Sequence[Lookup], family: str, restate: bool) -> Chat:
@@ -81,10 +95,12 @@ def pages(rng: Random, restate: bool) -> Chat:
         relations = rng.sample(RELATIONS, 8)
         for kind in rng.sample(KINDS, 2 if rng.random() < 0.2 else 1):
             page = [(relations.pop(), rng.choice(names)) for _ in range(rng.choice((3, 3, 4)))]
+            facts += [Lookup(form.format(name=name, relation=relation), relation, value, len(lines)) for relation, value in page]
             lines.append(f"{name} {kind}: " + "; ".join(f"{relation} {value}" for relation, value in page) + ".")
-            facts += [Lookup(form.format(name=name, relation=relation), relation, value) for relation, value in page]
-    rng.shuffle(lines)
-    return _interleave(" ".join(lines), rng.sample(facts, min(10, len(facts))), "pages", restate)
+    asked = rng.sample(facts, min(10, len(facts)))
+    if rng.random() < AHEAD:
+        return _asked_ahead(rng, lines, asked, "pages")
+    return _interleave(" ".join(rng.sample(lines, len(lines))), asked, "pages", restate)
 
 
 def _items(rng: Random, kind: str, count: int) -> list[str]:
@@ -153,17 +169,23 @@ def rooms(rng: Random, restate: bool) -> Chat:
         else:
             thing = f"thing{numbers.pop()}"
             line += f" there is a {holder} here. the {holder} holds a {thing}."
-            facts.append(Lookup(f"what does the {holder} hold?", f"{holder} holds a", thing))
+            facts.append(Lookup(f"what does the {holder} hold?", f"{holder} holds a", thing, len(lines)))
         exits = sorted(rng.sample(DIRECTIONS, rng.randint(1, 2)))
         plural = len(exits) > 1
         line += f" there {'are exits' if plural else 'is an exit'} to the {' and '.join(exits)}."
         if rng.random() < 0.5:
             thing = f"thing{numbers.pop()}"
             line += f" there is a {thing} on the floor."
-            facts.append(Lookup(f"where is the {thing}?", thing, room))
-        facts += [Lookup(f"where is the {holder}?", holder, room), Lookup(f"exits of the {room}?", room, " and ".join(exits))]
+            facts.append(Lookup(f"where is the {thing}?", thing, room, len(lines)))
+        facts += [
+            Lookup(f"where is the {holder}?", holder, room, len(lines)),
+            Lookup(f"exits of the {room}?", room, " and ".join(exits), len(lines)),
+        ]
         lines.append(line)
-    return _interleave(" ".join(lines), rng.sample(facts, min(9, len(facts))), "rooms", restate)
+    asked = rng.sample(facts, min(9, len(facts)))
+    if rng.random() < AHEAD:
+        return _asked_ahead(rng, lines, asked, "rooms")
+    return _interleave(" ".join(lines), asked, "rooms", restate)
 
 
 def copy(rng: Random, restate: bool) -> Chat:

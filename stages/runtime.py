@@ -124,6 +124,9 @@ def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     hashes = {dep: hash_path(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
     values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     for key in entry.get("params", []):
+        if isinstance(key, dict):  # a whole file
+            hashes.update({f"params:{file}": hash_path(root / file) for file in key})
+            continue
         node: Any = values
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None

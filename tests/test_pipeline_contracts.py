@@ -16,7 +16,7 @@ from stages.params import Params, PerDomain
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
-    Path("stages") / name for name in ("params.py", "runtime.py", "checkpoints.py", "progress.py", "domains.py", "__init__.py")
+    Path("stages") / f"{name}.py" for name in ("params", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
 ) | frozenset(source_files("stages/tracking"))
 """Files that change no output (see the head of dvc.yaml)."""
 SPEED_ALONE = {"device", "threads", "slots", "tokens_per_batch", "workers"}
@@ -31,6 +31,14 @@ def pipeline() -> dict[str, Any]:
 
 def paths(entry: dict[str, Any], *kinds: str) -> list[str]:
     return [path for kind in kinds for item in entry.get(kind, []) for path in ([item] if isinstance(item, str) else item)]
+
+
+def parameters(stage: str) -> list[str]:
+    """What the stage lists, a domain's name as *; a whole file stands for all keys."""
+    listed = pipeline()[stage]["params"]
+    if {"params.yaml": None} in listed:
+        return sorted(Params.model_fields)
+    return [key.replace("${item.domain}", "*") for key in listed]
 
 
 def covered(path: Path, deps: list[str]) -> bool:
@@ -111,7 +119,7 @@ def is_params(node: ast.AST) -> bool:
 @pytest.mark.parametrize("stage", STAGES)
 def test_parameters_cover_what_is_read(stage: str) -> None:
     """Editing a number re-runs exactly the stages that depend on it; one that a stage reads unlisted would re-run nothing."""
-    listed = [key.replace("${item.domain}", "*") for key in pipeline()[stage]["params"]]
+    listed = parameters(stage)
     lacking = sorted(
         key
         for key in read_keys(stage)
@@ -134,10 +142,10 @@ def test_every_listed_parameter_exists(stage: str) -> None:
     """A key that params.yaml lacks is an error in DVC."""
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     domains = values["domains"] if "matrix" in pipeline()[stage] else [""]
-    for key in pipeline()[stage]["params"]:
+    for key in parameters(stage):
         for domain in domains:
             node = values
-            for part in key.replace("${item.domain}", domain).split("."):
+            for part in key.replace("*", domain).split("."):
                 assert part in node, f"{stage} lists {key}, which params.yaml lacks"
                 node = node[part]
 
@@ -150,8 +158,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("evaluate", {"evaluate", "report"}),
         ("rl", {"rl", "merge", "evaluate", "report"}),
         ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
-        ("resources.slots", set()),
-        ("resources.threads", set()),
+        ("resources.slots", {"report"}),
+        ("resources.threads", {"report"}),
     ],
 )
 def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[str]) -> None:
@@ -160,8 +168,7 @@ def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[st
 
     reached: set[str] = set()
     for name, needs in stage_graph(ROOT).items():
-        listed = [item.replace("${item.domain}", "*") for item in pipeline()[name]["params"]]
-        if any(key == item or key.startswith(f"{item}.") for item in listed) or reached & set(needs):
+        if any(key == item or key.startswith(f"{item}.") for item in parameters(name)) or reached & set(needs):
             reached.add(name)
     assert reached == stages
 
@@ -171,7 +178,7 @@ def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
     joined = {"data/curated", "data/models/rl", "data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rl"}
     for stage, entry in pipeline().items():
         if joined & set(paths(entry, "deps")):
-            assert "domains" in entry["params"], stage
+            assert "domains" in parameters(stage), stage
             assert module_path("stages.domains") in imports(Path("stages") / f"{stage}.py"), (
                 f"{stage} must call domains.keep_only"
             )

@@ -5,14 +5,9 @@ Token lists stay empty: the tokenizer is the model's, so sft adds the tokens. `m
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from stages.environments.protocol import Domain, Environment, Task, opening
 from stages.environments.registry import load_domain
 from stages.params import Curate, params_hash
 from stages.seeding import stream
+from stages.workers import worker_pool
 
 EXPERT, NOISY = "expert", "noisy_expert"
 """`policy_hash` of demonstrations."""
@@ -143,16 +139,7 @@ def demonstrate(domain: Domain, environment: Environment, task: Task, plan: Demo
 _worker: dict[str, Any] = {}
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
 def _start_worker(name: str, settings: Mapping[str, Any], folder: Path, plan: DemonstrationPlan) -> None:
-    # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     domain = load_domain(name, settings)
     _worker.update(domain=domain, environment=domain.make(folder), plan=plan)
 
@@ -169,9 +156,8 @@ def demonstrate_all(
     `folder` holds what `Domain.build` wrote. With more than one worker, the domain is loaded by its name in each.
     """
     if workers > 1 and len(tasks) > 1:
-        # Spawned, not forked: a fork would copy the locks of whatever threads (tracking, progress) run in this process.
         arguments = (domain.name, domain.settings.model_dump(), folder, plan)
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, arguments) as pool:
+        with worker_pool(workers, _start_worker, arguments) as pool:
             yield from pool.map(_work, tasks, chunksize=8)
         return
     environment = domain.make(folder)

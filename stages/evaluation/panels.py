@@ -6,14 +6,10 @@ common random numbers. On a CPU, (model, panel) pairs are played by several proc
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from stages.agent.episode import Episode
 from stages.curation.panel import Panel, read_panel
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
+from stages.workers import worker_pool
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -183,18 +180,9 @@ def play(job: Job, settings: Settings) -> Outcome:
     return Outcome(rows, samples)
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
 def _start_worker(threads: int) -> None:
     from stages.runtime import quiet_environment
 
-    # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     quiet_environment(threads)
     import torch
 
@@ -209,9 +197,7 @@ def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: in
             yield job, play(job, settings)
         _engine.cache_clear()
         return
-    # Spawned, not forked: a fork would copy the locks of whatever threads run in this process.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (max(1, threads // workers),)) as pool:
+    with worker_pool(workers, _start_worker, (max(1, threads // workers),)) as pool:
         try:
             futures = {pool.submit(play, job, settings): job for job in jobs}
             for future in as_completed(futures):

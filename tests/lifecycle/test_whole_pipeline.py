@@ -106,9 +106,10 @@ def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(d
     assert done.lock == lock
 
 
-def test_what_bears_on_speed_alone_runs_nothing(done: Checkout) -> None:
+def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None:
+    """The report follows all of params.yaml; whatever else runs again would give the same bytes."""
     done.edit({"resources": {"slots": 32, "tokens_per_batch": 4096, "workers": 2}})
-    assert done.repro() == ([], [])
+    assert done.repro() == (["report"], [])
 
 
 def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> None:
@@ -126,8 +127,15 @@ def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> No
     assert done.lock == lock
 
 
-def test_a_mistake_in_the_parameters_stops_the_run_and_names_the_key(done: Checkout) -> None:
-    done.edit({"merge": {"metod": "ties"}})
-    with pytest.raises(AssertionError, match=r"unknown key 'merge\.metod'\. Did you mean 'method'\?"):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"merge": {"metod": "ties"}}, r"unknown key 'merge\.metod'\. Did you mean 'method'\?"),
+        ({"evalute": {"attempts": 3}}, r"unknown key 'evalute'\. Did you mean 'evaluate'\?"),
+    ],
+)
+def test_a_mistake_in_the_parameters_stops_the_run_and_names_the_key(done: Checkout, edit: dict, message: str) -> None:
+    done.edit(edit)
+    with pytest.raises(AssertionError, match=message):
         done.repro()
     assert done.lock["merge"]

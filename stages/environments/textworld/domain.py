@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.environments.protocol import Split, Task
 from stages.environments.textworld.settings import Recipe, TextWorldSettings, parse_recipe
 from stages.seeding import key64
+from stages.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
@@ -86,9 +85,7 @@ class TextWorldDomain:
             games.setdefault(recipe.game_id, []).append(recipe)
         jobs = [(group, folder) for group in games.values()]
         if workers > 1 and len(jobs) > 1:
-            # Spawned, since forking a process that runs threads (a training library's, say) may hang.
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+            with worker_pool(workers) as pool:
                 groups = list(pool.map(_build_game, jobs))
         else:
             groups = [_build_game(job) for job in jobs]
@@ -111,13 +108,6 @@ class TextWorldDomain:
 
     def entities(self, task: Task) -> set[str]:
         return set(task.spec["entities"])
-
-
-def _end_with_parent() -> None:
-    """A build that is killed leaves no compiler behind."""
-    from stages.runtime import die_with_parent
-
-    die_with_parent()
 
 
 def _useful_starts(recipe: Recipe, settings: TextWorldSettings) -> list[tuple[int, int]]:

@@ -38,8 +38,10 @@ KINDS_OF_PAIR = ("word", "name", "item", "code", "fact")
 under relations, as on pages. All but words have two tokens."""
 TRAINING_NAMES = tuple(names_of("train"))
 HOLDERS = ("box", "stand")
-AHEAD = 0.5
+AHEAD = 0.25
 """Share of the samples of `pages` and `rooms` in which the question comes before the text."""
+LED = 0.5
+"""Share of the samples of look-ups in which other words come before each answer."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +64,43 @@ class Lookup:
     line: int = 0
 
 
+def _answered(rng: Random, family: str, asked: Sequence[tuple[str, str]], lead: bool | None = None) -> Chat:
+    """A chat of (user message, answer) pairs. In a share `LED` of the samples, or as `lead` says, one or two words that nothing
+    foretells stand before each answer, as a command's verb will: an answer is to be found from where it is said, not only from
+    the first place of a message."""
+    if lead is None:
+        lead = rng.random() < LED
+    messages: list[tuple[str, str]] = []
+    counted: list[bool] = []
+    for message, answer in asked:
+        before = rng.sample(WORDS, rng.choice((1, 1, 2))) if lead else []
+        messages += [("user", message), ("assistant", " ".join([*before, answer]))]
+        counted += [False] * len(before) + [True] * len(answer.split(" "))
+    return Chat(family, tuple(messages), tuple(counted) if lead else None)
+
+
 def _asked_ahead(rng: Random, lines: Sequence[str], lookups: Sequence[Lookup], family: str) -> Chat:
     """Each message is a question, then one to three lines of text, one of which answers it. In the environments, too, what is
     wanted is said first and what is found comes after."""
-    messages: list[tuple[str, str]] = []
+    asked = []
     for item in lookups:
         others = [line for index, line in enumerate(lines) if index != item.line]
         shown = [lines[item.line], *rng.sample(others, min(len(others), rng.choice((0, 0, 1, 2))))]
-        messages += [("user", " ".join([item.question, *rng.sample(shown, len(shown))])), ("assistant", item.answer)]
-    return Chat(family, tuple(messages))
+        asked.append((" ".join([item.question, *rng.sample(shown, len(shown))]), item.answer))
+    return _answered(rng, family, asked)
 
 
-def _interleave(context: str, lookups: Sequence[Lookup], family: str, restate: bool) -> Chat:
+def _interleave(rng: Random, context: str, lookups: Sequence[Lookup], family: str, restate: bool) -> Chat:
     """A chat whose first message is the context with the first question; the other questions follow.
 
     With `restate`, answers repeat the key first. A key right before its answer is what attention learns to follow within a few
     hundred steps; answering without it is then learned in a few dozen, and takes thousands on its own.
     """
-    messages: list[tuple[str, str]] = []
+    asked = []
     for index, item in enumerate(lookups):
         question = f"{context} {item.question}" if index == 0 else item.question
-        messages += [("user", question), ("assistant", f"{item.key} {item.answer}" if restate else item.answer)]
-    return Chat(family, tuple(messages))
+        asked.append((question, f"{item.key} {item.answer}" if restate else item.answer))
+    return _answered(rng, family, asked, lead=False if restate else None)
 
 
 def pages(rng: Random, restate: bool) -> Chat:
@@ -100,7 +117,7 @@ def pages(rng: Random, restate: bool) -> Chat:
     asked = rng.sample(facts, min(10, len(facts)))
     if rng.random() < AHEAD:
         return _asked_ahead(rng, lines, asked, "pages")
-    return _interleave(" ".join(rng.sample(lines, len(lines))), asked, "pages", restate)
+    return _interleave(rng, " ".join(rng.sample(lines, len(lines))), asked, "pages", restate)
 
 
 def _items(rng: Random, kind: str, count: int) -> list[str]:
@@ -145,7 +162,7 @@ def recall(rng: Random, restate: bool) -> Chat:
     mark, asking = rng.choice((",", ";")), rng.choice(("", "?"))
     context = " ".join(f"{left} {right}{mark}" for left, right in drawn)
     asked = [Lookup(left + asking, left, right) for left, right in rng.sample(drawn, len(drawn))]
-    return _interleave(context, asked, "recall", restate)
+    return _interleave(rng, context, asked, "recall", restate)
 
 
 def codes(rng: Random, restate: bool) -> Chat:
@@ -153,7 +170,7 @@ def codes(rng: Random, restate: bool) -> Chat:
     drawn = _drawn_pairs(rng, "code")
     context = ". ".join(f"{left} has {right}" for left, right in drawn) + "."
     asked = [Lookup(f"what has {left}?", f"{left} has", right) for left, right in drawn]
-    return _interleave(context, rng.sample(asked, len(asked)), "codes", restate)
+    return _interleave(rng, context, rng.sample(asked, len(asked)), "codes", restate)
 
 
 def rooms(rng: Random, restate: bool) -> Chat:
@@ -185,7 +202,7 @@ def rooms(rng: Random, restate: bool) -> Chat:
     asked = rng.sample(facts, min(9, len(facts)))
     if rng.random() < AHEAD:
         return _asked_ahead(rng, lines, asked, "rooms")
-    return _interleave(" ".join(lines), asked, "rooms", restate)
+    return _interleave(rng, " ".join(lines), asked, "rooms", restate)
 
 
 def copy(rng: Random, restate: bool) -> Chat:

@@ -34,6 +34,9 @@ class SearchSettings(DomainSettings):
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
     """Weights of 1-, 2- and 3-hop questions, in recipes and among the tasks that curation takes."""
+    echo_query: bool = False
+    """End what a search shows with the query, so that it is the last thing the agent reads. Small models find what they were just
+    asked for; to look for what was asked before the text they read is another skill, and a rarer one."""
     instructions: bool = False
     """Put the available actions before the question; for models that were not trained on this domain."""
 
@@ -167,7 +170,11 @@ class SearchDomain:
     def make(self, folder: Path) -> SearchEnvironment:
         settings = self.settings
         return SearchEnvironment(
-            lambda world: self._index(folder / f"{world}.json"), settings.results, settings.reward, settings.max_turns
+            lambda world: self._index(folder / f"{world}.json"),
+            settings.results,
+            settings.reward,
+            settings.max_turns,
+            echo_query=settings.echo_query,
         )
 
     def _index(self, path: Path) -> SearchIndex:

@@ -29,11 +29,14 @@ class SearchState:
 class SearchEnvironment:
     """One running question. `load_index` gives the index of a world by the name in task.spec["world"]."""
 
-    def __init__(self, load_index: Callable[[str], SearchIndex], results: int, reward: str, max_turns: int) -> None:
+    def __init__(
+        self, load_index: Callable[[str], SearchIndex], results: int, reward: str, max_turns: int, *, echo_query: bool = False
+    ) -> None:
         self._load_index = load_index
         self._results = results
         self._reward = reward
         self._max_turns = max_turns
+        self._echo_query = echo_query
         self._task: Task | None = None
         self._verbs: dict[str, Callable[[str], Step | None]] = {"search": self._search, "answer": self._answer}
 
@@ -73,6 +76,8 @@ class SearchEnvironment:
         numbers = [self._number[page.title] for page in pages]
         self._state = replace(self._state, seen=tuple(dict.fromkeys((*self._state.seen, *numbers))))
         text = "\n".join(page.text for page in pages) or NO_HIT
+        if self._echo_query:
+            text += f" query: {query}"
         return Step(Observation(text), 0.0, accepted=True, terminated=False, truncated=False, cost=1.0)
 
     def _answer(self, text: str) -> Step:

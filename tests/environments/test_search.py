@@ -268,6 +268,19 @@ def test_results_setting_shows_that_many_pages(folder: Path, tasks: list[Task]) 
     assert len(environment.seen_pages()) == 3
 
 
+def test_a_query_may_be_echoed_after_what_it_found(folder: Path, tasks: list[Task]) -> None:
+    """Contract: echo_query adds the query at the end, also where nothing was found, and changes nothing else."""
+    plain, echoing = (SearchDomain(SearchSettings(echo_query=echo)).make(folder) for echo in (False, True))
+    task = a_task(tasks, 1)
+    for query in (f"{task.spec['start']} {task.spec['relations'][0]}", "nothing"):
+        seen = []
+        for environment in (plain, echoing):
+            environment.reset(task)
+            seen.append(environment.step(f"search {query}").observation.text)
+        assert seen[1] == f"{seen[0]} query: {query}"
+    assert plain.state_key() == echoing.state_key()
+
+
 def test_question_text() -> None:
     assert question("Kelmar", ["founder", "mentor"]) == "Who is the mentor of the founder of Kelmar?"
 

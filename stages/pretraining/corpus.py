@@ -8,7 +8,7 @@ Dense look-ups, many per sequence, are what makes the circuits form that find th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -38,10 +38,6 @@ KINDS_OF_PAIR = ("word", "name", "item", "code", "fact")
 under relations, as on pages. All but words have two tokens."""
 TRAINING_NAMES = tuple(names_of("train"))
 HOLDERS = ("box", "stand")
-AHEAD = 0.25
-"""Share of the samples of `pages` and `rooms` in which the question comes before the text."""
-LED = 0.5
-"""Share of the samples of look-ups in which other words come before each answer."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,22 @@ class Lookup:
     line: int = 0
 
 
-def _answered(rng: Random, family: str, asked: Sequence[tuple[str, str]], lead: bool | None = None) -> Chat:
-    """A chat of (user message, answer) pairs. In a share `LED` of the samples, or as `lead` says, one or two words that nothing
-    foretells stand before each answer, as a command's verb will: an answer is to be found from where it is said, not only from
-    the first place of a message."""
-    if lead is None:
-        lead = rng.random() < LED
+@dataclass(frozen=True)
+class Manner:
+    """How a sample asks and answers."""
+
+    restate: bool = False
+    """Answers repeat the key first. A key right before its answer is what attention learns to follow within a few hundred steps;
+    answering without it is then learned in a few dozen, and takes thousands on its own."""
+    ahead: bool = False
+    """Questions stand before the text that answers them (`pages` and `rooms`), as what is wanted does in the environments."""
+    led: bool = False
+    """One or two words that nothing foretells stand before each answer, as a command's verb will: an answer is to be found from
+    wherever it is said, not only from the first place of a message."""
+
+
+def _answered(rng: Random, family: str, asked: Sequence[tuple[str, str]], lead: bool) -> Chat:
+    """A chat of (user message, answer) pairs."""
     messages: list[tuple[str, str]] = []
     counted: list[bool] = []
     for message, answer in asked:
@@ -79,31 +85,26 @@ def _answered(rng: Random, family: str, asked: Sequence[tuple[str, str]], lead: 
     return Chat(family, tuple(messages), tuple(counted) if lead else None)
 
 
-def _asked_ahead(rng: Random, lines: Sequence[str], lookups: Sequence[Lookup], family: str) -> Chat:
-    """Each message is a question, then one to three lines of text, one of which answers it. In the environments, too, what is
-    wanted is said first and what is found comes after."""
+def _asked_ahead(rng: Random, lines: Sequence[str], lookups: Sequence[Lookup], family: str, manner: Manner) -> Chat:
+    """Each message is a question, then one to three lines of text, one of which answers it."""
     asked = []
     for item in lookups:
         others = [line for index, line in enumerate(lines) if index != item.line]
         shown = [lines[item.line], *rng.sample(others, min(len(others), rng.choice((0, 0, 1, 2))))]
         asked.append((" ".join([item.question, *rng.sample(shown, len(shown))]), item.answer))
-    return _answered(rng, family, asked)
+    return _answered(rng, family, asked, manner.led)
 
 
-def _interleave(rng: Random, context: str, lookups: Sequence[Lookup], family: str, restate: bool) -> Chat:
-    """A chat whose first message is the context with the first question; the other questions follow.
-
-    With `restate`, answers repeat the key first. A key right before its answer is what attention learns to follow within a few
-    hundred steps; answering without it is then learned in a few dozen, and takes thousands on its own.
-    """
+def _interleave(rng: Random, context: str, lookups: Sequence[Lookup], family: str, manner: Manner) -> Chat:
+    """A chat whose first message is the context with the first question; the other questions follow."""
     asked = []
     for index, item in enumerate(lookups):
         question = f"{context} {item.question}" if index == 0 else item.question
-        asked.append((question, f"{item.key} {item.answer}" if restate else item.answer))
-    return _answered(rng, family, asked, lead=False if restate else None)
+        asked.append((question, f"{item.key} {item.answer}" if manner.restate else item.answer))
+    return _answered(rng, family, asked, manner.led and not manner.restate)
 
 
-def pages(rng: Random, restate: bool) -> Chat:
+def pages(rng: Random, manner: Manner) -> Chat:
     """A few short articles, then about ten single look-ups: "founder of Kelmar?" or "Kelmar founder?" "Dorvin"."""
     names = rng.sample(TRAINING_NAMES, 20)
     form = rng.choice(("{name} {relation}?", "{relation} of {name}?"))
@@ -115,9 +116,9 @@ def pages(rng: Random, restate: bool) -> Chat:
             facts += [Lookup(form.format(name=name, relation=relation), relation, value, len(lines)) for relation, value in page]
             lines.append(f"{name} {kind}: " + "; ".join(f"{relation} {value}" for relation, value in page) + ".")
     asked = rng.sample(facts, min(10, len(facts)))
-    if rng.random() < AHEAD:
-        return _asked_ahead(rng, lines, asked, "pages")
-    return _interleave(rng, " ".join(rng.sample(lines, len(lines))), asked, "pages", restate)
+    if manner.ahead:
+        return _asked_ahead(rng, lines, asked, "pages", manner)
+    return _interleave(rng, " ".join(rng.sample(lines, len(lines))), asked, "pages", manner)
 
 
 def _items(rng: Random, kind: str, count: int) -> list[str]:
@@ -146,34 +147,34 @@ def _listed(rng: Random, family: str, kind: str) -> Chat:
     return Chat(family, (("user", ", ".join(listed)), ("assistant", ", ".join(again))), (False, True) * len(again))
 
 
-def words(rng: Random, restate: bool) -> Chat:
+def words(rng: Random, manner: Manner) -> Chat:
     """Associative recall at its barest: single words. There is nothing to restate."""
     return _listed(rng, "words", "word")
 
 
-def pairs(rng: Random, restate: bool) -> Chat:
+def pairs(rng: Random, manner: Manner) -> Chat:
     """The same with every kind of pair: the second token of an answer is to be found after the first."""
     return _listed(rng, "pairs", rng.choice(KINDS_OF_PAIR))
 
 
-def recall(rng: Random, restate: bool) -> Chat:
+def recall(rng: Random, manner: Manner) -> Chat:
     """Pairs, then every left item asked for once."""
     drawn = _drawn_pairs(rng, rng.choice(KINDS_OF_PAIR))
     mark, asking = rng.choice((",", ";")), rng.choice(("", "?"))
     context = " ".join(f"{left} {right}{mark}" for left, right in drawn)
     asked = [Lookup(left + asking, left, right) for left, right in rng.sample(drawn, len(drawn))]
-    return _interleave(rng, context, asked, "recall", restate)
+    return _interleave(rng, context, asked, "recall", manner)
 
 
-def codes(rng: Random, restate: bool) -> Chat:
+def codes(rng: Random, manner: Manner) -> Chat:
     """Pairs of coined items, then look-ups of what each one has."""
     drawn = _drawn_pairs(rng, "code")
     context = ". ".join(f"{left} has {right}" for left, right in drawn) + "."
     asked = [Lookup(f"what has {left}?", f"{left} has", right) for left, right in drawn]
-    return _interleave(rng, context, rng.sample(asked, len(asked)), "codes", restate)
+    return _interleave(rng, context, rng.sample(asked, len(asked)), "codes", manner)
 
 
-def rooms(rng: Random, restate: bool) -> Chat:
+def rooms(rng: Random, manner: Manner) -> Chat:
     """Descriptions of rooms in the wording of TextWorld, then look-ups of what is where. Numbers are those of training games."""
     numbers = rng.sample(NAME_NUMBERS["train"], 16)
     lines, facts = [], []
@@ -200,12 +201,12 @@ def rooms(rng: Random, restate: bool) -> Chat:
         ]
         lines.append(line)
     asked = rng.sample(facts, min(9, len(facts)))
-    if rng.random() < AHEAD:
-        return _asked_ahead(rng, lines, asked, "rooms")
-    return _interleave(rng, " ".join(lines), asked, "rooms", restate)
+    if manner.ahead:
+        return _asked_ahead(rng, lines, asked, "rooms", manner)
+    return _interleave(rng, " ".join(lines), asked, "rooms", manner)
 
 
-def copy(rng: Random, restate: bool) -> Chat:
+def copy(rng: Random, manner: Manner) -> Chat:
     """Repeat what was said: runs of coined items, names and words, so that nearly every answer token can be looked up.
 
     There is no key to restate; `restate` picks shorter runs, since it marks the easy phase.
@@ -215,12 +216,12 @@ def copy(rng: Random, restate: bool) -> Chat:
     for _ in range(rng.randint(2, 4)):
         numbers = rng.sample(range(10, 100), 8)
         pool = [f"{rng.choice(NOUNS)}{number}" for number in numbers] + rng.sample(TRAINING_NAMES, 10) + rng.sample(plain, 8)
-        line = " ".join(rng.sample(pool, rng.randint(2, 8 if restate else 14)))
+        line = " ".join(rng.sample(pool, rng.randint(2, 8 if manner.restate else 14)))
         messages += [("user", line), ("assistant", line)]
     return Chat("copy", tuple(messages))
 
 
-FAMILIES: dict[str, Callable[[Random, bool], Chat]] = {
+FAMILIES: dict[str, Callable[[Random, Manner], Chat]] = {
     "pages": pages,
     "words": words,
     "pairs": pairs,
@@ -231,14 +232,17 @@ FAMILIES: dict[str, Callable[[Random, bool], Chat]] = {
 }
 
 
-def lookups(count: int, seed: int, weights: dict[str, float], restate: float = 0.0) -> list[Chat]:
-    """`count` samples of the families in `weights`, each from a stream of its own, a share `restate` with restated keys."""
+def lookups(
+    count: int, seed: int, weights: Mapping[str, float], restate: float = 0.0, ahead: float = 0.0, led: float = 0.0
+) -> list[Chat]:
+    """`count` samples of the families in `weights`, each from a stream of its own; the others are shares (see `Manner`)."""
     names = sorted(weights)
     chats = []
     for index in range(count):
         rng = stream("pretrain", seed, index)
         family = rng.choices(names, [weights[name] for name in names])[0]
-        chats.append(FAMILIES[family](rng, rng.random() < restate))
+        manner = Manner(rng.random() < restate, rng.random() < ahead, rng.random() < led)
+        chats.append(FAMILIES[family](rng, manner))
     return chats
 
 

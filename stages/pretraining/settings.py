@@ -17,8 +17,12 @@ class Phase(Section):
     steps: Annotated[int, Field(ge=1)]
     families: dict[str, float]
     """Family of look-ups -> weight."""
-    restate: Annotated[float, Field(ge=0, le=1)]
+    restate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of look-ups that restate the key before the answer."""
+    ahead: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of look-ups on pages and in rooms whose question comes before the text."""
+    led: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of look-ups in which other words come before each answer."""
     transcripts: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of samples that are transcripts of aimless policies."""
     context_weight: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -41,14 +41,15 @@ def make_corpus(settings: Settings, folder: Path, workers: int) -> list[Chat]:
         total = phase.steps * settings.batch
         rng = stream("pretrain.transcripts", settings.seed, number)
         drawn = [rng.choice(walked) for _ in range(round(total * phase.transcripts) if walked else 0)]
-        asked = lookups(total - len(drawn), settings.seed + number, phase.families, phase.restate)
+        asked = lookups(total - len(drawn), settings.seed + number, phase.families, phase.restate, phase.ahead, phase.led)
         chats += permutation(asked + drawn, "pretrain.order", settings.seed, number)
     return chats
 
 
 def held_out(settings: Settings, count: int = 256) -> list[Chat]:
     """Look-ups of the last phase that training did not see, without restated keys."""
-    return lookups(count, settings.seed + 1_000_000, settings.phases[-1].families)
+    last = settings.phases[-1]
+    return lookups(count, settings.seed + 1_000_000, last.families, 0.0, last.ahead, last.led)
 
 
 def tokenizer_texts(chats: Sequence[Chat], every: int = 4) -> Iterator[str]:

@@ -46,7 +46,7 @@ def test_training_worlds_were_read_so_the_leak_test_can_fail(words: set[str]) ->
 def test_shipped_words_are_those_the_generator_makes(words: set[str]) -> None:
     """Contract: the shipped list was not made by hand: what the generator writes today is in it."""
     settings = load_settings(BASE / "params.yaml")
-    for chat in lookups(200, settings.seed, settings.phases[0].families, settings.phases[0].restate):
+    for chat in lookups(200, settings.seed, settings.phases[0].families):
         for _, text in chat.messages:
             for word in text.replace(",", " ").replace(".", " ").replace(";", " ").replace("?", " ").replace(":", " ").split():
                 assert word in words
@@ -54,7 +54,7 @@ def test_shipped_words_are_those_the_generator_makes(words: set[str]) -> None:
 
 def test_no_sample_is_a_task_of_an_environment() -> None:
     """Contract: look-ups are asked of text that is there; nothing searches, moves or answers a question over several pages."""
-    for chat in lookups(300, 7, WEIGHTS):
+    for chat in lookups(300, 7, WEIGHTS, 0.2, 0.5, 0.3):
         for role, text in chat.messages:
             if role == "assistant":
                 assert text.split()[0] not in {"search", "answer", "go", "take", "open", "put", "insert", "unlock"}
@@ -63,7 +63,7 @@ def test_no_sample_is_a_task_of_an_environment() -> None:
 
 def test_answers_stand_in_the_text_before_them() -> None:
     """Contract: every look-up can be answered from its own chat alone."""
-    for chat in lookups(300, 11, WEIGHTS):
+    for chat in lookups(300, 11, WEIGHTS, 0.0, 0.5, 0.5):
         before = ""
         counted = iter(chat.answers or ())
         for role, text in chat.messages:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 MICRO_BATCH = 8
+SETTLED = 25
+"""Steps over which a phase's accuracy is taken (see `Phase.until`)."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,19 @@ def predictions(model: Any, ids: Tensor, keep: Tensor, tokens: Tensor | None = N
 
 
 class PretrainJob:
-    """See stages.training.loop.Job. Step n takes the n-th batch of the corpus, in order, sorted by length inside."""
+    """See stages.training.loop.Job. A step takes the batch of the corpus at `place`, sorted by length inside; the next place is
+    the next batch, or the next phase's first one where a phase ends early. The learning rate follows the place."""
 
     def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, accelerator: Accelerator) -> None:
         self.samples, self.settings = samples, settings
+        self.place = 0
+        self.recent: list[float] = []
+        """Answer accuracy of the phase's last steps."""
         self.model = build_model(settings, vocabulary)
         optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
-        schedule = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
-        self.learners: Mapping[str, Learner] = {"policy": Learner(self.model, optimiser, schedule, 1.0, accelerator)}
+        rate = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
+        learner = Learner(self.model, optimiser, lambda update: rate(self.place), 1.0, accelerator)
+        self.learners: Mapping[str, Learner] = {"policy": learner}
         self.predicted = self._predicted_tokens(accelerator.device)
 
     def _predicted_tokens(self, device: torch.device) -> dict[int, Tensor | None]:
@@ -129,10 +136,10 @@ class PretrainJob:
 
     def updates(self, step: int) -> Iterator[Update]:
         size = self.settings.batch
-        batch = sorted(self.samples[step * size : (step + 1) * size], key=lambda item: -len(item.token_ids))
+        batch = sorted(self.samples[self.place * size : (self.place + 1) * size], key=lambda item: -len(item.token_ids))
         total = sum(sum(sample.weights[1:]) for sample in batch)
         device = self.learners["policy"].accelerator.device
-        tokens = self.predicted[self.settings.phase_number(step)]
+        tokens = self.predicted[self.settings.phase_number(self.place)]
 
         def loss(micro: Sequence[Sample]) -> LossTerms:
             ids, weights = (tensor.to(device) for tensor in collate(micro))
@@ -141,25 +148,46 @@ class PretrainJob:
             picked = weights[weights > 0]
             losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
             share = (losses * picked).sum() / total
-            answers = picked == 1.0
-            right = (logits.argmax(-1) == targets)[answers].sum()
-            return LossTerms(share, {"loss": share.detach(), "right": right, "answers": answers.sum()})
+            sums: dict[str, Any] = {"loss": share.detach()}
+            families = [sample.family for sample in micro]
+            rows, right = (weights > 0).nonzero()[:, 0], logits.argmax(-1) == targets
+            for family in sorted(set(families)):
+                asked = torch.tensor([name == family for name in families], device=device)[rows] & (picked == 1.0)
+                sums |= {f"right/{family}": right[asked].sum(), f"answers/{family}": asked.sum()}
+            return LossTerms(share, sums)
 
         yield Update("policy", [batch[start : start + MICRO_BATCH] for start in range(0, len(batch), MICRO_BATCH)], loss)
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         policy = sums["policy"]
-        accuracy = policy["right"] / max(policy["answers"], 1.0)
-        return {"loss": policy["loss"], "answer_accuracy": accuracy, "learning_rate": self.learners["policy"].learning_rate}
+        right = {name.removeprefix("right/"): value for name, value in policy.items() if name.startswith("right/")}
+        answers = {family: policy[f"answers/{family}"] for family in right}
+        accuracy = sum(right.values()) / max(sum(answers.values()), 1.0)
+        number = self.settings.phase_number(self.place)
+        row = {"loss": policy["loss"], "answer_accuracy": accuracy, "learning_rate": self.learners["policy"].learning_rate}
+        row |= {"phase": float(number + 1)}
+        row |= {f"accuracy/{family}": right[family] / answers[family] for family in sorted(right) if answers[family]}
+        self._go_on(number, accuracy)
+        return row
+
+    def _go_on(self, number: int, accuracy: float) -> None:
+        """Move to the next batch, or to the next phase if this one's answers are right often enough."""
+        self.recent = [*self.recent, accuracy][-SETTLED:]
+        self.place += 1
+        end = self.settings.phase_end(number)
+        if len(self.recent) == SETTLED and sum(self.recent) / SETTLED > self.settings.phases[number].until:
+            self.place = end
+        if self.place == end:
+            self.recent = []
 
     def finished(self) -> bool:
-        return False
+        return self.place >= self.settings.steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {"place": self.place, "recent": self.recent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is remembered between steps."""
+        self.place, self.recent = state["place"], state["recent"]
 
 
 def answer_accuracy(model: Any, samples: Sequence[Sample]) -> dict[str, float]:

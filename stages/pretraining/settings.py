@@ -15,6 +15,10 @@ class Phase(Section):
     """One part of the curriculum."""
 
     steps: Annotated[int, Field(ge=1)]
+    """At most."""
+    until: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The phase ends early once the share of answer tokens that are right, over the last 25 steps, is above this: when circuits
+    form varies by hundreds of steps."""
     families: dict[str, float]
     """Family of look-ups -> weight."""
     restate: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -57,15 +61,20 @@ class Settings(Section):
 
     @property
     def steps(self) -> int:
+        """At most."""
         return sum(phase.steps for phase in self.phases)
 
-    def phase_number(self, step: int) -> int:
-        """Number of the phase that step `step` (from 0) belongs to."""
+    def phase_number(self, place: int) -> int:
+        """Number of the phase that batch `place` (from 0) of the corpus belongs to."""
         for number, phase in enumerate(self.phases):
-            if step < phase.steps:
+            if place < phase.steps:
                 return number
-            step -= phase.steps
-        raise IndexError(f"step lies {step} behind the last phase")
+            place -= phase.steps
+        raise IndexError(f"batch lies {place} behind the last phase")
+
+    def phase_end(self, number: int) -> int:
+        """The first batch after phase `number`."""
+        return sum(phase.steps for phase in self.phases[: number + 1])
 
 
 def load_settings(path: Path) -> Settings:

@@ -7,6 +7,7 @@ reports/merge.json (method, what it resolved to, diagnostics of the task vectors
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ from stages.runtime import StageContext, stage_run
 if TYPE_CHECKING:
     from stages.merging.settings import MergeSettings
     from stages.merging.streaming import MergeResult
+
+
+HARDLY_ANY = 0.01
+"""Share of changed entries below which a merge is not worth the name."""
 
 
 def base_folder(context: StageContext) -> Path:
@@ -62,6 +67,19 @@ def scan_summary(method: str, result: MergeResult, settings: MergeSettings, doma
     }
 
 
+def warn_of_empty_deltas(method: str, eps: float, changed: dict[str, float | None]) -> None:
+    """RAM takes changes of at most eps for none. Where that is nearly all that a specialist learned, say so."""
+    if not method.startswith("ram"):
+        return
+    for domain, share in changed.items():
+        if share is not None and share < HARDLY_ANY:
+            print(
+                f"merge: merge.ram.eps {eps:g} counts {share:.1%} of rl@{domain}'s weights as changed, so the merged model takes "
+                "next to nothing from it; lower merge.ram.eps",
+                file=sys.stderr,
+            )
+
+
 def run(context: StageContext) -> None:
     from stages.merging.diagnostics import measure, relative_distance
     from stages.merging.registry import used_parameters
@@ -82,6 +100,8 @@ def run(context: StageContext) -> None:
     merge_into(context, "merged_linear", "linear", base, average)
     models = [context.data / "models" / "rl" / domain for domain in domains]
     diagnostics = measure(domains, models, base, merge.ram.eps, context.progress)
+    changed = {domain: diagnostics["models"][domain]["changed_fraction"] for domain in domains}
+    warn_of_empty_deltas(method, merge.ram.eps, changed)
     merged, linear = context.data / "models" / "merged", context.data / "models" / "merged_linear"
     report = {
         "method": method,
@@ -100,7 +120,7 @@ def run(context: StageContext) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for domain in domains:
-        context.metric(f"changed_fraction.{domain}", diagnostics["models"][domain]["changed_fraction"])
+        context.metric(f"changed_fraction.{domain}", changed[domain])
     for pair in diagnostics["pairs"]:
         context.metric(f"jaccard.{pair['a']}.{pair['b']}", pair["jaccard"] or 0.0)
     context.artifact(path)

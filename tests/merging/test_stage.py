@@ -147,3 +147,19 @@ def test_deltas_against_the_base_model(tmp_path: Path) -> None:
     same = (tmp_path / "data/models/merged/model.safetensors").read_bytes()
     merge.run(context(tmp_path, ["one", "two"], method="task_arithmetic"))
     assert (tmp_path / "data/models/merged/model.safetensors").read_bytes() == same
+
+
+def test_an_eps_that_swallows_what_was_learned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: the message names the domain, the share and the parameter; nothing is said of what changed enough."""
+    merge.warn_of_empty_deltas("ram_plus", 1e-3, {"search": 0.0004, "textworld": 0.6})
+    said = capsys.readouterr().err
+    assert "rl@search" in said
+    assert "0.0%" in said
+    assert "lower merge.ram.eps" in said
+    assert "textworld" not in said
+
+
+def test_other_methods_have_no_eps_to_warn_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: eps is RAM's own."""
+    merge.warn_of_empty_deltas("ties", 1e-3, {"search": 0.0})
+    assert capsys.readouterr().err == ""

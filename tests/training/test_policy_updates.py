@@ -116,3 +116,5 @@ def test_bfloat16_only_logs_the_difference():
     check_logprobs(9e-6, 9e-5, "float32", 0)
     with pytest.raises(ValueError, match="step 1"):
         check_logprobs(2e-5, 3e-5, "float32", 0)
+    with pytest.raises(ValueError, match="log-probs differ"):
+        check_logprobs(1e-6, 2e-4, "float32", 0)

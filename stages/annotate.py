@@ -36,7 +36,7 @@ def grow_forest(search: Search, tasks: Sequence[Task], chunk: int, checkpoints: 
             part = Forest.of(trees)
             checkpoints.save(f"trees-{number:04d}", part)
         else:
-            bar.advance(len(part.costs), "from checkpoint")
+            bar.restore(len(part.costs))
         forest += part
     return forest
 

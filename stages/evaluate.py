@@ -48,7 +48,7 @@ def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict
                 waiting.append(job)
             else:
                 outcomes[job.name] = saved
-                bar.advance(job.episodes)
+                bar.restore(job.episodes)
         workers = min(resources.workers, len(waiting))
         for job, outcome in play_each(waiting, settings, workers, resources.threads):
             checkpoints.save(job.name, outcome)

@@ -112,7 +112,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
                 )
                 checkpoints.save(f"episodes-{number:05d}", chunk)
             else:
-                bar.advance(len(chunk), "from checkpoint")
+                bar.restore(len(chunk))
             episodes += chunk
             context.metric("success", float(np.mean([episode.success for episode in episodes])), len(episodes))
     for name, value in sorted(engine.counters.items()):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stages.agent.episode import Owner
-from stages.environments.protocol import opening
 
 _USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
 
@@ -109,11 +108,6 @@ class Chat:
     def clean(self, text: str) -> str:
         """`text` with special tokens spelt out apart (`< |end|>`), so that no observation can pose as part of the format."""
         return self._special.sub(lambda found: found.group()[0] + " " + found.group()[1:], text)
-
-    @staticmethod
-    def opening(task_prompt: str, observation: str) -> str:
-        """The first user message: the task's prompt, then the first observation."""
-        return opening(task_prompt, observation)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Token ids of a conversation that opens with the user message `text`, ready for the first assistant turn."""

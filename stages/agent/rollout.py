@@ -16,7 +16,7 @@ from stages import seeding
 from stages.agent.chat import Chat
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.agent.episode import Episode, Owner, TurnRecord
-from stages.environments.protocol import Environment, Step, Task
+from stages.environments.protocol import Environment, Step, Task, opening
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Collector:
         fresh = []
         for play, observation in started:
             task = play.request.task
-            text = self.chat.opening(task.prompt, observation)
+            text = opening(task.prompt, observation)
             if task.task_id not in self._prompts:
                 tokens = self.chat.prompt_tokens(text)
                 self._prompts[task.task_id] = (text, tokens)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.annotation.tree import Edge, Tree
-from stages.environments.protocol import Environment, Task
+from stages.environments.protocol import Environment, Task, opening
 from stages.params import Annotate
 from stages.seeding import key64
 
@@ -32,8 +32,6 @@ CACHED_TOKENS = 2048
 
 class ChatFormat(Protocol):
     """What the search needs of `stages.agent.chat.Chat`."""
-
-    def opening(self, task_prompt: str, observation: str) -> str: ...
 
     def prompt_tokens(self, text: str) -> list[int]: ...
 
@@ -170,7 +168,7 @@ class Search:
         for task in tasks:
             environment = self.pool.take()
             observation = environment.reset(task).text
-            tokens = self.chat.prompt_tokens(self.chat.opening(task.prompt, observation))
+            tokens = self.chat.prompt_tokens(opening(task.prompt, observation))
             fits = len(tokens) < self.max_length
             root = Edge("", (), (), observation, tuple(tokens), 0.0, False, not fits, environment.state_key())
             tree = Tree(task.task_id, root, self.params.expand_k, self.params.backup, self.params.gamma)

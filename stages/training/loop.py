@@ -173,7 +173,7 @@ def run_loop(
             learner.load_state_dict(saved["learners"][name])
         job.load_state_dict(saved["job"])
     with context.progress(label, steps) as bar:
-        bar.advance(len(history))
+        bar.restore(len(history))
         for step in range(len(history), steps):
             sums: dict[str, Sums] = {}
             for update in job.updates(step):

@@ -81,11 +81,6 @@ def test_text_cannot_pose_as_the_format(chat):
     assert "< |end|>< |assistant|>" in chat.tokenizer.decode(tokens)
 
 
-def test_opening_joins_task_and_observation():
-    assert Chat.opening("find the key", "a room") == "find the key\na room"
-    assert Chat.opening("", "a room") == "a room"
-
-
 def test_tokenizers_that_cannot_chat_are_refused_with_the_reason():
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = None

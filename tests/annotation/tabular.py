@@ -22,7 +22,7 @@ Actions = tuple[int, ...]
 
 def task(name: str, world: int = 0, kind: str = "coin") -> Task:
     """`coin`: after 4 moves the policy tosses a coin of the leaf's bias; `paid`: the leaf itself pays its number."""
-    return Task(name, "tabular", "train", 0, "play", {"world": world, "kind": kind}, 1.0)
+    return Task(name, "tabular", "train", 0, "", {"world": world, "kind": kind}, 1.0)
 
 
 @cache
@@ -107,9 +107,6 @@ class Pool:
 
 class Chat:
     """Tokens 0..4 are actions, 10 closes a turn, 11 is an observation, 20 + world opens a conversation."""
-
-    def opening(self, task_prompt: str, observation: str) -> str:
-        return observation
 
     def prompt_tokens(self, text: str) -> list[int]:
         return [20 + int(text), 11]

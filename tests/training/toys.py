@@ -88,6 +88,6 @@ def kill_at_step(context: StageContext, step: int) -> None:
             if len(done) >= step:
                 raise KilledError
 
-        yield SimpleNamespace(advance=advance)
+        yield SimpleNamespace(advance=advance, restore=advance)
 
     context.progress = dying  # type: ignore[method-assign]

@@ -1,0 +1,54 @@
+"""Progress on a terminal and off it: counts, rate and time left, with and without work restored from a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stages import progress as module
+from stages.progress import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds as the module sees them; a list of one number to write to."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_plain_lines_come_every_few_seconds_and_at_the_end(clock, capsys):
+    with progress("sft: training", 40) as bar:
+        for _ in range(40):
+            clock[0] += 1.0
+            bar.advance(1, "loss 2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sft: training 10/40 steps, 1 steps/s, 30 s left; loss 2"
+    assert len(lines) == 4
+    assert lines[-1].startswith("sft: training 40/40 steps")
+
+
+def test_work_from_a_checkpoint_is_done_but_not_in_the_rate(clock, capsys):
+    with progress("rl@search: training", 40) as bar:
+        bar.restore(20)
+        for _ in range(10):
+            clock[0] += 2.0
+            bar.advance()
+    assert capsys.readouterr().out.splitlines()[-1] == "rl@search: training 30/40 steps, 0.5 steps/s, 20 s left"
+
+
+def test_all_of_it_from_a_checkpoint(capsys):
+    with progress("evaluate: playing", 3, "episode") as bar:
+        bar.restore(3)
+    assert capsys.readouterr().out == "evaluate: playing 3/3 episodes; from a checkpoint\n"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with progress("annotate: growing", 4, "tree") as bar:
+        bar.restore(2)
+        bar.advance(2, "9 nodes")
+        assert bar.done == 4
+        assert bar.bar.tasks[0].completed == 4
+    assert "9 nodes" in bar.bar.tasks[0].fields["note"]

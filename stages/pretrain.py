@@ -34,7 +34,7 @@ def run(context: StageContext) -> None:
     accelerator = make_accelerator(context.params.resources)
     job = PretrainJob(samples, settings, len(tokenizer), accelerator)
     checkpoints = Checkpoints(context, {"settings": params_hash(settings)})
-    history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "pretrain")
+    history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "training")
 
     accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
     job.model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -56,7 +56,8 @@ class RlJob:
         self.engine = TorchEngine(policy.model, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []
-        self.largest_difference = 0.0
+        self.apart: dict[str, float] = {}
+        """Largest values so far of what `agreement` measures."""
         self.played: list[Episode] = []
         self.dead_groups = 0
         self.kl = 0.0
@@ -108,16 +109,13 @@ class RlJob:
             self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-        from stages.training.policy_updates import check_logprobs, policy_row
+        from stages.training.policy_updates import agreement, check_agreement, policy_row
 
         count = len(self.played)
-        policy = sums.get("policy", {})
-        difference = policy.get("max_logprob_difference", 0.0)
-        mean = policy.get("logprob_difference", 0.0) / max(policy.get("logprob_tokens", 0.0), 1.0)
-        check_logprobs(mean, difference, self.precision, step)
-        self.largest_difference = max(self.largest_difference, difference)
-        measured = {"ledger/max_logprob_difference": difference, "ledger/mean_logprob_difference": mean}
-        for name, value in {**self.ledger.metrics(), **measured}.items():
+        measured = agreement(sums.get("policy", {}))
+        check_agreement(measured, self.precision, step)
+        self.apart = {name: max(self.apart.get(name, 0.0), value) for name, value in measured.items()}
+        for name, value in {**self.ledger.metrics(), **{f"ledger/{name}": value for name, value in measured.items()}}.items():
             self.context.metric(name, value, step + 1)
         return {
             "reward_mean": sum(episode.reward for episode in self.played) / count,
@@ -140,13 +138,13 @@ class RlJob:
             "ledger": self.ledger.state_dict(),
             "success": self.sampler.success,
             "samples": self.samples,
-            "largest_difference": self.largest_difference,
+            "apart": self.apart,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.sampler.success = state["success"]
-        self.samples, self.largest_difference = state["samples"], state["largest_difference"]
+        self.samples, self.apart = state["samples"], state["apart"]
 
 
 def run(context: StageContext) -> None:
@@ -185,7 +183,7 @@ def run(context: StageContext) -> None:
         "success_last": sum(row["success"] for row in history[-window:]) / window,
         "kl_last": history[-1]["kl"],
         "dead_groups": sum(row["dead_groups"] for row in history) / (len(history) * section.tasks_per_step),
-        "max_logprob_difference": job.largest_difference,
+        **job.apart,
         "start_hash": policy.hash,
         **job.ledger.metrics(),
     }

@@ -15,7 +15,7 @@ from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
 from stages.training.models import Models
-from stages.training.policy_updates import PolicyUpdates, check_logprobs
+from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement
 from training.toys import make_episode
 
 
@@ -111,10 +111,26 @@ def test_critic_warmup_leaves_the_policy_out(model):
     assert ledger.policy_tokens == 2 * int(batch.mask.sum())
 
 
-def test_bfloat16_only_logs_the_difference():
-    check_logprobs(0.1, 0.2, "bfloat16", 0)
-    check_logprobs(9e-6, 9e-5, "float32", 0)
-    with pytest.raises(ValueError, match="step 1"):
-        check_logprobs(2e-5, 3e-5, "float32", 0)
-    with pytest.raises(ValueError, match="log-probs differ"):
-        check_logprobs(1e-6, 2e-4, "float32", 0)
+def test_agreement_of_logprobs_is_checked_in_float32():
+    sums = {"max_logprob_difference": 9e-5, "logprob_difference": 1e-3, "logprob_tokens": 5000.0, "logprobs_apart": 5.0}
+    measured = agreement(sums)
+    assert measured == {"max_logprob_difference": 9e-5, "mean_logprob_difference": 2e-7, "logprobs_apart": 1e-3}
+    check_agreement(measured, "float32", 0)
+    check_agreement({**measured, "max_logprob_difference": 0.2, "logprobs_apart": 1.0}, "bfloat16", 0)
+    with pytest.raises(ValueError, match=r"step 1: .* on 0\.12% of the"):
+        check_agreement({**measured, "logprobs_apart": 1.2e-3}, "float32", 0)
+    with pytest.raises(ValueError, match=r"by 0\.0002 at the most"):
+        check_agreement({**measured, "max_logprob_difference": 2e-4}, "float32", 0)
+    assert agreement({}) == {"max_logprob_difference": 0.0, "mean_logprob_difference": 0.0, "logprobs_apart": 0.0}
+
+
+def test_tokens_whose_logprobs_are_apart_are_counted(model):
+    algorithm = resolve(Rl(algorithm="reinforce"))
+    models = Models.make(algorithm, copy.deepcopy(model), None, torch.device("cpu"), 4096)
+    batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
+    own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
+    rows, columns = batch.mask.nonzero(as_tuple=True)
+    own[rows[0], columns[0]] += 3e-5
+    (update,) = PolicyUpdates(models, algorithm, Ledger(), constant_length=16).updates(batch.with_(logprobs_old=own), 0, ("key",))
+    apart = sum(float(update.loss(rows).sums["logprobs_apart"]) for rows in update.micro_batches)
+    assert apart == 1.0

@@ -131,6 +131,7 @@ def test_tokens_whose_logprobs_are_apart_are_counted(model):
     own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
     rows, columns = batch.mask.nonzero(as_tuple=True)
     own[rows[0], columns[0]] += 3e-5
-    (update,) = PolicyUpdates(models, algorithm, Ledger(), constant_length=16).updates(batch.with_(logprobs_old=own), 0, ("key",))
+    maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
+    update = next(maker.updates(batch.with_(logprobs_old=own), 0, ("key",)))
     apart = sum(float(update.loss(rows).sums["logprobs_apart"]) for rows in update.micro_batches)
     assert apart == 1.0

@@ -49,7 +49,7 @@ class RlJob:
         self.sampler = TaskSampler(self.tasks, measured, rl.curriculum, rl.tasks_per_step)
         annotated = context.data / "annotated" / context.domain / "value_model" if rl.credit.kind == "annotated" else None
         accelerator = make_accelerator(params.resources)
-        self.models = Models.make(algorithm, policy.model, annotated, accelerator.device, params.resources.tokens_per_batch)
+        self.models = Models.make(algorithm, policy.model, annotated, accelerator, params.resources.tokens_per_batch)
         self.learners = make_learners(self.models, rl, accelerator)
         self.ledger = Ledger()
         self.maker = PolicyUpdates(self.models, algorithm, self.ledger, constant_length=self.max_length)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,13 +201,12 @@ def save_policy(model: Any, tokenizer: Any, folder: Path | str, *, max_shard_siz
     os.replace(partial, folder)
 
 
-def hidden_states(model: Any, token_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     """Last hidden states [B, T, D], after the final norm, of right-padded `token_ids` [B, T].
 
-    Attention is causal, so padding on the right reaches no real token and needs no mask. With `position_ids` [B, T] that start
-    again at 0, rows hold several packed sequences, which do not see each other.
+    Attention is causal, so padding on the right reaches no real token and needs no mask.
     """
-    return model.base_model(input_ids=token_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+    return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
 
 
 def head_logprobs(
@@ -233,13 +233,23 @@ def head_logprobs(
     return torch.cat([logs for logs, _ in parts]), torch.cat([spread for _, spread in parts]) if entropy else None
 
 
+def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states [n, D] at the positions that predict the tokens where `mask` [B, T], in `mask.nonzero()`'s order."""
+    rows, columns = mask.nonzero(as_tuple=True)
+    return hidden_states(model, token_ids)[rows, columns - 1]
+
+
+States = Callable[[Any, Tensor, Tensor], Tensor]
+"""(model, token_ids [B, T], mask [B, T]) -> hidden states [n, D], as `predicting_states`."""
+
+
 def token_logprobs(
     model: Any,
     token_ids: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
     *,
-    position_ids: Tensor | None = None,
+    states: States = predicting_states,
     chunk: int = 8192,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -247,15 +257,14 @@ def token_logprobs(
 
     token_ids: [B, T] int64, padded on the right; mask: [B, T] bool, False at each sequence's first token. Returns
     logprobs [B, T] float32 and entropies [B, T] (or None), 0 off the mask. The output layer runs at the masked positions alone.
-    Raises ValueError if the mask covers a first token, which nothing predicts.
+    `states` computes the hidden states (`predicting_states`, or another way to the same numbers). Raises ValueError if the mask
+    covers a first token, which nothing predicts.
     """
     if bool(mask[:, 0].any()):
         raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
-    hidden = hidden_states(model, token_ids, position_ids)
     rows, columns = mask.nonzero(as_tuple=True)
-    logs, spread = head_logprobs(
-        model, hidden[rows, columns - 1], token_ids[rows, columns], temperature or 1.0, chunk=chunk, entropy=entropy
-    )
+    hidden = states(model, token_ids, mask)
+    logs, spread = head_logprobs(model, hidden, token_ids[rows, columns], temperature or 1.0, chunk=chunk, entropy=entropy)
     logprobs = torch.zeros(mask.shape, dtype=torch.float32, device=logs.device).index_put((rows, columns), logs)
     if spread is None:
         return logprobs, None

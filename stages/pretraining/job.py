@@ -141,7 +141,7 @@ class PretrainJob:
         device = self.learners["policy"].accelerator.device
         tokens = self.predicted[self.settings.phase_number(self.place)]
 
-        def loss(micro: Sequence[Sample]) -> LossTerms:
+        def loss(micro: Sequence[Sample]) -> Iterator[LossTerms]:
             ids, weights = (tensor.to(device) for tensor in collate(micro))
             weights[:, 0] = 0.0
             logits, targets = predictions(self.model, ids, weights > 0, tokens)
@@ -154,7 +154,7 @@ class PretrainJob:
             for family in sorted(set(families)):
                 asked = torch.tensor([name == family for name in families], device=device)[rows] & (picked == 1.0)
                 sums |= {f"right/{family}": right[asked].sum(), f"answers/{family}": asked.sum()}
-            return LossTerms(share, sums)
+            yield LossTerms(share, sums)
 
         yield Update("policy", [batch[start : start + MICRO_BATCH] for start in range(0, len(batch), MICRO_BATCH)], loss)
 

@@ -53,11 +53,12 @@ def merge_sums(into: Sums, new: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """One optimiser step of learner `learner`: `loss` turns each micro-batch into its share of the loss."""
+    """One optimiser step of learner `learner`: `loss` turns each micro-batch into its share of the loss, in one piece or more.
+    Backward is run on each piece before the next is asked for."""
 
     learner: str
     micro_batches: Sequence[Any]
-    loss: Callable[[Any], LossTerms]
+    loss: Callable[[Any], Iterator[LossTerms]]
 
 
 class Learner:
@@ -81,7 +82,7 @@ class Learner:
         """Of the update to come."""
         return self.schedule(self.updates)
 
-    def update(self, micro_batches: Sequence[Any], loss: Callable[[Any], LossTerms]) -> Sums:
+    def update(self, micro_batches: Sequence[Any], loss: Callable[[Any], Iterator[LossTerms]]) -> Sums:
         """One optimiser step over all micro-batches; statistics with `grad_norm` (before clipping) and `updates` added.
 
         With several processes each takes every n-th micro-batch, and gradients and statistics are summed over them. Raises
@@ -90,10 +91,14 @@ class Learner:
         accelerator, sums = self.accelerator, Sums()
         self.optimiser.zero_grad(set_to_none=True)
         for micro in micro_batches[accelerator.process_index :: accelerator.num_processes]:
-            with accelerator.autocast():
-                terms = loss(micro)
-            accelerator.backward(terms.loss)
-            merge_sums(sums, terms.sums)
+            pieces = loss(micro)
+            while True:
+                with accelerator.autocast():
+                    terms = next(pieces, None)
+                if terms is None:
+                    break
+                accelerator.backward(terms.loss)
+                merge_sums(sums, terms.sums)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if accelerator.num_processes > 1:
             sums = _sum_over_processes(accelerator, parameters, sums)

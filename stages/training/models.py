@@ -20,6 +20,7 @@ from stages.training.batches import plan_micro_batches, take, trained_lengths, t
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
+from stages.training.shared_prompts import Block, can_share, plan_blocks, worth_sharing
 from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
@@ -35,26 +36,38 @@ class Models:
     critic: Critic | None
     step_values: StepValueModel | None
     tokens_per_batch: int
+    share_prompts: bool
+    """Whether the policy reads a prompt once for all episodes that start with it, where that pays."""
+    processes: int
 
     @classmethod
     def make(
-        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, device: torch.device, tokens_per_batch: int
+        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, accelerator: Accelerator, tokens_per_batch: int
     ) -> Models:
         """Models for `algorithm` from the start policy; `annotated`: folder of the step-value model, if step credit wants it.
 
         Raises FileNotFoundError if that folder is not whole.
         """
+        device = accelerator.device
         policy.to(device)
         reference = copy.deepcopy(policy).requires_grad_(False)
         critic = Critic(policy, algorithm.rl.critic.head) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
-        return cls(policy, reference, critic, step_values, tokens_per_batch)
+        share = algorithm.rl.share_prompts
+        return cls(policy, reference, critic, step_values, tokens_per_batch, share, accelerator.num_processes)
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches of similar trained length."""
         lengths = trained_lengths(batch.mask).tolist()
         plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
         return [[rows[place] for place in group] for group in plan]
+
+    def share(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[Block] | None:
+        """Rows of the batch in blocks that share prompts; None where every row is better read whole."""
+        if not (self.share_prompts and can_share(self.policy)):
+            return None
+        blocks = plan_blocks(batch, rows, self.tokens_per_batch, self.processes)
+        return blocks if worth_sharing(batch, blocks) else None
 
     def _per_row(
         self, batch: TrajectoryBatch, rows: Sequence[int], shape: torch.Size, compute: Callable[[TrajectoryBatch], Tensor]

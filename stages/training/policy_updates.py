@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from stages.agent.policy import token_logprobs
+from stages.agent.policy import States, predicting_states, token_logprobs
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
@@ -16,6 +16,7 @@ from stages.training.batches import minibatches, take
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models
+from stages.training.shared_prompts import Block, SharedPrompts
 
 LOGPROB_TOLERANCE = 1e-5
 """Sampling and training log-probs agree if they differ by no more than this ..."""
@@ -55,18 +56,19 @@ class PolicyUpdates:
                     yield self._critic_update(batch, self.models.plan(batch, rows), total)
                 trained = [row for row in rows if row in kept]
                 if policy_learns and trained:
-                    yield self._policy_update(batch, self.models.plan(batch, trained), total, on_policy)
+                    yield self._policy_update(batch, trained, total, on_policy)
                     on_policy = False
             if policy_learns:
                 self.ledger.close()
 
-    def _policy_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators, on_policy: bool) -> Update:
+    def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
         temperature = self.algorithm.rl.sampling.temperature
         model = self.models.policy
 
-        def loss(rows: list[int]) -> LossTerms:
+        def share(rows: list[int], states: States = predicting_states) -> LossTerms:
+            """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
-            logprobs, entropy = token_logprobs(model, micro.token_ids, micro.mask, temperature, entropy=True)
+            logprobs, entropy = token_logprobs(model, micro.token_ids, micro.mask, temperature, states=states, entropy=True)
             assert entropy is not None
             self.ledger.saw(torch.tensor(rows), micro.mask)
             terms = self.algorithm.loss(logprobs, entropy, micro, total)
@@ -77,17 +79,29 @@ class PolicyUpdates:
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
             return terms
 
-        return Update("policy", plan, loss)
+        def dense(rows: list[int]) -> Iterator[LossTerms]:
+            yield share(rows)
+
+        def shared(block: Block) -> Iterator[LossTerms]:
+            prompts = SharedPrompts(model, batch, block)
+            for rows in block.micro_batches:
+                yield share(rows, prompts.states_of(rows))
+            yield LossTerms(prompts.carry(), {})
+
+        blocks = self.models.share(batch, rows)
+        if blocks is None:
+            return Update("policy", self.models.plan(batch, rows), dense)
+        return Update("policy", blocks, shared)
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
         assert critic is not None
 
-        def loss(rows: list[int]) -> LossTerms:
+        def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
             share = critic.loss(micro.token_ids, micro.mask, micro.returns).sum() / total.tokens
-            return LossTerms(coef * share, {"loss": share.detach()})
+            yield LossTerms(coef * share, {"loss": share.detach()})
 
         return Update("critic", plan, loss)
 

@@ -49,12 +49,12 @@ class SftJob:
         rows = deal(self.train, self.params.batch_tokens, self.seed, "sft", epoch)[place]
         tokens = float(self.train.mask[torch.tensor(rows)].sum())
 
-        def loss(micro: list[int]) -> LossTerms:
+        def loss(micro: list[int]) -> Iterator[LossTerms]:
             token_ids, mask = self.train.take(micro, self.model.device)
             self.ledger.saw(torch.tensor(micro), mask)
             logprobs, _ = token_logprobs(self.model, token_ids, mask)
             share = -logprobs.sum() / tokens
-            return LossTerms(share, {"loss": share.detach()})
+            yield LossTerms(share, {"loss": share.detach()})
 
         yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss)
         if place == self.per_epoch - 1:

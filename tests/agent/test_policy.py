@@ -120,17 +120,6 @@ def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, tem
         token_logprobs(model, ids, torch.ones_like(mask))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_packed_sequences_do_not_see_each_other(tiny_policy, attention):
-    model = load_policy(tiny_policy, attention=attention).model
-    ids = torch.arange(5, 15)[None]
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]])
-    with torch.no_grad():
-        packed = hidden_states(model, ids, positions)
-        torch.testing.assert_close(packed[:, 4:], hidden_states(model, ids[:, 4:]), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(packed[:, :4], hidden_states(model, ids[:, :4]), atol=1e-5, rtol=1e-5)
-
-
 def test_padding_on_the_right_changes_nothing(tiny_policy):
     model = load_policy(tiny_policy).model
     ids = torch.arange(5, 15)[None]

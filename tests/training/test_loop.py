@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -20,9 +22,9 @@ def make_learner(seed: int = 0, max_grad_norm: float = 1.0) -> Learner:
 
 
 def squared(learner: Learner, inputs: torch.Tensor):
-    def loss(rows: list[int]) -> LossTerms:
+    def loss(rows: list[int]) -> Iterator[LossTerms]:
         share = learner.module(inputs[rows]).square().sum() / len(inputs)
-        return LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
+        yield LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
 
     return loss
 
@@ -43,7 +45,7 @@ def test_an_update_is_adamw_on_the_clipped_gradient():
     inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(7))
     learner, twin = make_learner(max_grad_norm=0.05), make_learner()
     sums = learner.update([[0, 1, 2, 3]], squared(learner, inputs))
-    squared(twin, inputs)([0, 1, 2, 3]).loss.backward()
+    next(squared(twin, inputs)([0, 1, 2, 3])).loss.backward()
     gradients = [parameter.grad for parameter in twin.module.parameters()]
     norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
     assert sums["grad_norm"] == pytest.approx(float(norm), rel=1e-5)

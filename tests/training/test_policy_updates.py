@@ -10,10 +10,11 @@ import torch
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.params import HeadParams, Rl
+from stages.params import HeadParams, Resources, Rl
 from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
+from stages.training.loop import make_accelerator
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement
 from training.toys import make_episode
@@ -32,17 +33,19 @@ def make_batch() -> TrajectoryBatch:
 
 
 def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) -> tuple[float, torch.Tensor]:
-    """Loss and flat gradient of the first policy update of a step."""
+    """Loss and flat gradient of the first policy update of a step, episodes read whole."""
     model = copy.deepcopy(model)
-    algorithm = resolve(rl)
-    models = Models.make(algorithm, model, None, torch.device("cpu"), tokens_per_batch)
+    algorithm = resolve(rl.model_copy(update={"share_prompts": False}))
+    models = Models.make(algorithm, model, None, make_accelerator(Resources()), tokens_per_batch)
     prepared = algorithm.prepare(models.annotate(batch, algorithm))
     maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
     update = next(update for update in maker.updates(prepared, 99, ("key",)) if update.learner == "policy")
-    terms = [update.loss(rows) for rows in update.micro_batches]
-    total = torch.stack([term.loss for term in terms]).sum()
-    total.backward()
-    return float(total.detach()), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    total = 0.0
+    for micro in update.micro_batches:
+        for terms in update.loss(micro):
+            terms.loss.backward()
+            total += float(terms.loss.detach())
+    return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_the_critic_starts_flat_learns_its_targets_and_leaves_the_policy(model):
 def test_critic_warmup_leaves_the_policy_out(model):
     rl = Rl(algorithm="ppo", group_size=2, epochs=2, minibatches=2, critic={"warmup_steps": 3})
     algorithm = resolve(rl)
-    models = Models.make(algorithm, copy.deepcopy(model), None, torch.device("cpu"), 4096)
+    models = Models.make(algorithm, copy.deepcopy(model), None, make_accelerator(Resources()), 4096)
     ledger = Ledger()
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
     maker = PolicyUpdates(models, algorithm, ledger, constant_length=16)
@@ -106,7 +109,7 @@ def test_critic_warmup_leaves_the_policy_out(model):
     for update in maker.updates(batch, 3, ("key",)):
         learners.append(update.learner)
         for rows in update.micro_batches:
-            update.loss(rows)
+            list(update.loss(rows))
     assert learners == ["critic", "policy"] * 4
     assert ledger.policy_tokens == 2 * int(batch.mask.sum())
 
@@ -125,13 +128,13 @@ def test_agreement_of_logprobs_is_checked_in_float32():
 
 
 def test_tokens_whose_logprobs_are_apart_are_counted(model):
-    algorithm = resolve(Rl(algorithm="reinforce"))
-    models = Models.make(algorithm, copy.deepcopy(model), None, torch.device("cpu"), 4096)
+    algorithm = resolve(Rl(algorithm="reinforce", share_prompts=False))
+    models = Models.make(algorithm, copy.deepcopy(model), None, make_accelerator(Resources()), 4096)
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
     own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
     rows, columns = batch.mask.nonzero(as_tuple=True)
     own[rows[0], columns[0]] += 3e-5
     maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
     update = next(maker.updates(batch.with_(logprobs_old=own), 0, ("key",)))
-    apart = sum(float(update.loss(rows).sums["logprobs_apart"]) for rows in update.micro_batches)
+    apart = sum(float(terms.sums["logprobs_apart"]) for rows in update.micro_batches for terms in update.loss(rows))
     assert apart == 1.0

@@ -26,7 +26,7 @@ inputs = torch.randn(6, 3)
 
 def loss(rows):
     share = module(inputs[rows]).square().sum() / 6
-    return LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
+    yield LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
 
 for _ in range(3):
     sums = learner.update([[0, 1], [2], [3, 4, 5]], loss)

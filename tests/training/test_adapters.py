@@ -19,9 +19,12 @@ from stages.algorithms.compose import resolve
 from stages.params import HeadParams, Lora, ParamsError, Resources, Rl, parse_params
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
 from stages.training.critic import Critic
+from stages.training.ledger import Ledger
 from stages.training.loop import Learner, make_accelerator
 from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
+from stages.training.policy_updates import PolicyUpdates
+from training.test_shared_prompts import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 
@@ -102,6 +105,25 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
         found = token_logprobs(models.reference, IDS, mask)[0]
         expected = token_logprobs(load_policy(tiny_policy, attention="sdpa").model, IDS, mask)[0]
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["down_proj"]])
+def test_shared_prompts_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
+    """Contract: reading prompts once gives the adapters the same gradient, even where a layer's keys do not hang on them."""
+    found = {}
+    for share in (False, True):
+        model = with_adapters(tiny_policy, targets=targets)
+        method = resolve(Rl(share_prompts=share))
+        models = Models.make(method, model, None, make_accelerator(Resources()), 60)
+        batch = method.prepare(models.annotate(make_batch(model.config.vocab_size), method))
+        for update in PolicyUpdates(models, method, Ledger(), constant_length=64).updates(batch, 0, ("key",)):
+            for micro in update.micro_batches:
+                for terms in update.loss(micro):
+                    terms.loss.backward()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        found[share] = torch.cat([parameter.grad.flatten() for parameter in trained])
+    assert float(found[False].norm()) > 1e-3
+    assert float((found[True] - found[False]).norm() / found[False].norm()) < 1e-5
 
 
 def test_a_learners_checkpoint_holds_what_is_trained(tiny_policy: Path) -> None:

@@ -1,7 +1,8 @@
 """merge: the specialists of all domains become one model; beside it, the linear average to compare with.
 
 data/models/rl/<domain> for every domain, in their order -> data/models/merged (merge.method), data/models/merged_linear,
-reports/merge.json (method, what it resolved to, diagnostics of the task vectors). With one domain the merge is that specialist.
+reports/merge.json (method, what it resolved to, diagnostics of the task vectors). A specialist may be an adapter folder: its
+tensors are made from base and adapter one by one while they are read. With one domain the merge is that specialist.
 """
 
 from __future__ import annotations

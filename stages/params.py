@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
@@ -47,11 +48,34 @@ class Resources(Section):
     """Processes that compile games and the like."""
 
 
+class Lora(Section):
+    """Low-rank factors are trained beside frozen weights, through peft. Without dropout: sampling and training log-probs would
+    part."""
+
+    rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """0: no LoRA, all weights are trained."""
+    alpha: Count = 32
+    """Factors' product is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers that get factors: all linear ones but the output layer, or those whose names end so."""
+
+    @model_validator(mode="after")
+    def _peft(self) -> Lora:
+        if self.rank and importlib.util.find_spec("peft") is None:
+            raise ValueError(
+                f"rank {self.rank} needs peft, which is not installed: pip install 'bellwether[lora]', or set rank to 0"
+            )
+        return self
+
+
 class Model(Section):
     path: str = "data/base"
     """A local `save_pretrained` folder, or a hub name (`hub:org/name`), the only thing that may download."""
     max_length: Annotated[int, Field(ge=64)] = 640
     """Longest episode in tokens."""
+    gradient_checkpointing: bool = False
+    """Recompute layers in the backward pass: less memory, about a third more time in training, the same gradient."""
+    lora: Lora = Lora()
 
 
 class Curate(Section):

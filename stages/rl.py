@@ -2,6 +2,7 @@
 
 data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>/value_model for
 credit.kind annotated) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from stages.algorithms.compose import Algorithm
     from stages.algorithms.contract import TrajectoryBatch
     from stages.training.loop import Sums, Update
+
+START = "data/models/sft"
+"""The policy to start from, below the repository's root."""
 
 
 class RlJob:
@@ -153,6 +157,7 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import load_policy, save_policy
     from stages.agent.rollout import EnvironmentPool
     from stages.algorithms.compose import resolve
+    from stages.training.adapters import prepare_model, save_adapters, weight_precision
     from stages.training.loop import run_loop, write_history
 
     assert context.domain is not None
@@ -161,14 +166,20 @@ def run(context: StageContext) -> None:
     context.log_params(algorithm.rl.model_dump())
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
-    policy = load_policy(context.data / "models" / "sft", device=context.params.resources.device, attention="sdpa")
+    precision = weight_precision(context.params)
+    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
+    prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
         job = RlJob(context, algorithm, policy, pool)
         history = run_loop(context, checkpoints, job, section.steps, section.checkpoint_every, "training")
 
-    save_policy(policy.model, policy.tokenizer, context.data / "models" / "rl" / context.domain)
+    folder = context.data / "models" / "rl" / context.domain
+    if context.params.model.lora.rank:
+        save_adapters(policy.model, policy.tokenizer, folder, base=START)
+    else:
+        save_policy(policy.model, policy.tokenizer, folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
     write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, job.samples)
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"

@@ -1,6 +1,7 @@
 """sft: the base model learns from demonstrations of all domains together, with loss on the policy's tokens alone.
 
 data/curated/<domain>/{tasks,demonstrations}.parquet, model.path -> data/models/sft, reports/sft/history.csv, reports/sft.json.
+Under LoRA the adapter is folded into the weights at the end, so that data/models/sft is a whole model either way.
 Training stops early when the loss on demonstrations of validation tasks no longer falls; the best weights are kept.
 """
 
@@ -30,8 +31,10 @@ def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
 
 
 def run(context: StageContext) -> None:
+    from stages.agent.adapters import fold
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy, save_policy
+    from stages.training.adapters import deltas, prepare_model, weight_precision
     from stages.training.loop import run_loop, write_history
     from stages.training.supervised import SftJob
 
@@ -39,14 +42,21 @@ def run(context: StageContext) -> None:
     context.log_params(section.model_dump())
     keep_only(context.root, context.params.domains, ["data/curated"])
     demonstrations = read_demonstrations(context)
-    policy = load_policy(context.params.model.path, attention="sdpa", root=context.root)
+    path = context.params.model.path
+    policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
+    prepare_model(policy.model, context.params, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer), demonstrations)
 
     checkpoints = Checkpoints(context)
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
     job.close()
 
-    save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
+    model = policy.model
+    if context.params.model.lora.rank:
+        # Into the weights as they are stored: those trained beside may be rounded to bfloat16.
+        model = load_policy(path, root=context.root).model
+        fold(model, deltas(policy.model))
+    save_policy(model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", history)
     report = {
         "steps": len(history),
@@ -61,7 +71,8 @@ def run(context: StageContext) -> None:
         },
         "tokens": sum(job.train.lengths),
         "policy_tokens": int(job.train.mask.sum()),
-        "parameters": policy.model.num_parameters(),
+        "parameters": model.num_parameters(),
+        "trained_parameters": policy.model.num_parameters(only_trainable=True),
         "base_hash": policy.hash,
         **job.ledger.metrics(),
     }

@@ -32,6 +32,7 @@ def complaint(**changes: Any) -> str:
         ({"rl": {"learning_rat": 1e-4}}, "rl.learning_rat", "learning_rate"),
         ({"annotate": {"selection": {"rul": "uct"}}}, "annotate.selection.rul", "rule"),
         ({"merge": {"metod": "ties"}}, "merge.metod", "method"),
+        ({"model": {"lora": {"rang": 8}}}, "model.lora.rang", "rank"),
         ({"per_domain": {"search": {"enviroment": {}}}}, "per_domain.search.enviroment", "environment"),
         ({"per_domain": {"search": {"rl": {"stepz": 1}}}}, "rl.stepz", "steps"),
     ],
@@ -53,6 +54,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(changes: dict, key: str
         ({"merge": {"method": "tis"}}, ["merge.method", "'ties'", "tis"]),
         ({"rollout": {"sampling": {"top_p": 0}}}, ["rollout.sampling.top_p", "greater than 0"]),
         ({"merge": {"weights": {"search": -1}}}, ["merge.weights.search", "greater than 0"]),
+        ({"model": {"lora": {"rank": -1}}}, ["model.lora.rank", "greater than or equal to 0"]),
+        ({"model": {"lora": {"targets": "all"}}}, ["model.lora.targets", "'all-linear'", "list"]),
     ],
 )
 def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) -> None:

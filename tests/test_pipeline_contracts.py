@@ -158,6 +158,7 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("evaluate", {"evaluate", "report"}),
         ("rl", {"rl", "merge", "evaluate", "report"}),
         ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
+        ("model.lora", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
         ("resources.slots", {"report"}),
         ("resources.threads", {"report"}),
     ],
@@ -238,7 +239,7 @@ def test_only_the_sender_imports_mlflow() -> None:
 
 def test_starting_a_stage_imports_nothing_heavy() -> None:
     """A stage's start-up stays short: heavy packages are imported where they are used."""
-    heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "prefect"}
+    heavy = {"torch", "transformers", "mlflow", "datasets", "accelerate", "matplotlib", "peft", "prefect"}
     light = [Path("stages") / f"{stage}.py" for stage in STAGES] + modules(
         "stages/environments", "stages/curation", "stages/tracking"
     )

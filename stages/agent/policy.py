@@ -1,4 +1,5 @@
-"""The policy: a Hugging Face causal LM and its tokenizer in a `save_pretrained` folder. Loading, hashing, saving, log-probs."""
+"""The policy: a Hugging Face causal LM and its tokenizer in a `save_pretrained` folder, or a LoRA adapter folder beside its base.
+Loading, hashing, saving, log-probs."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
+
 HUB = "hub:"
 _PARTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*")
-_PARTS += ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model")
+_PARTS += ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model", CONFIG)
 _LOADED_BY = ("is_local", "local_files_only", "name_or_path")
 
 
@@ -87,17 +90,21 @@ def _check_safetensors(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise PolicyError if `folder` is not a whole `save_pretrained` folder with safetensors weights and a tokenizer."""
+    """Raise PolicyError if `folder` is not a whole `save_pretrained` folder with safetensors weights and a tokenizer, or not a
+    whole adapter folder with a tokenizer and a base; AdapterError if the adapter is of a kind that is not supported."""
     if not folder.is_dir():
         raise PolicyError(
             f"model folder {folder} does not exist; check model.path in params.yaml, or make it: 'dvc repro' (models of stages), "
             f"'dvc repro data/base/dvc.yaml' (the base). A hub model is written '{HUB}org/name'"
         )
-    for name in ("config.json", "tokenizer_config.json"):
+    adapter = is_adapter(folder)
+    for name in (CONFIG if adapter else "config.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             raise PolicyError(f"{folder / name} is missing; {folder} is not a whole save_pretrained folder: restore or remake it")
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if adapter:
+        names = [WEIGHTS]
+    elif index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = ["model.safetensors"]
@@ -107,12 +114,17 @@ def check_folder(folder: Path) -> None:
                 f"{folder / name} is missing: the weights must be there as safetensors; restore or remake the folder"
             )
         _check_safetensors(folder / name)
+    if adapter:
+        check_folder(Adapter(folder).base)
 
 
 def policy_hash(folder: Path | str) -> str:
-    """16 hex digits of sha256 over the names and bytes of the weights, configuration and tokenizer files, sorted by name."""
+    """16 hex digits of sha256 over the names and bytes of the weights, configuration and tokenizer files, sorted by name; an
+    adapter's takes its base's hash in."""
     folder = Path(folder)
     digest = hashlib.sha256()
+    if is_adapter(folder):
+        digest.update(policy_hash(Adapter(folder).base).encode())
     for path in sorted({path for pattern in _PARTS for path in folder.glob(pattern) if path.is_file()}):
         digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode() + b"\0")
         with path.open("rb") as handle:
@@ -131,9 +143,11 @@ def load_tokenizer(folder: Path | str) -> Any:
 def load_policy(
     path: Path | str, *, device: str = "cpu", precision: str = "float32", attention: str = "eager", root: Path | None = None
 ) -> Policy:
-    """Load a model in evaluation mode from a folder (relative ones are below `root`) or `hub:org/name[@revision]`.
+    """Load a model in evaluation mode from a folder (relative ones are below `root`) or `hub:org/name[@revision]`. An adapter
+    folder gives its base with the adapter folded in.
 
-    Raises PolicyError for a missing folder or file, truncated or incomplete weights, or a hub name that can't be fetched.
+    Raises PolicyError for a missing folder or file, truncated or incomplete weights, or a hub name that can't be fetched;
+    AdapterError for an adapter that does not fit.
     """
     from transformers import AutoModelForCausalLM
 
@@ -144,8 +158,9 @@ def load_policy(
     else:
         folder = Path(name) if root is None else root / name
     check_folder(folder)
+    adapter = Adapter(folder) if is_adapter(folder) else None
     model, loading = AutoModelForCausalLM.from_pretrained(
-        folder,
+        adapter.base if adapter else folder,
         dtype=getattr(torch, precision),
         attn_implementation=attention,
         local_files_only=True,
@@ -158,6 +173,8 @@ def load_policy(
             "be left random. The folder mixes two models or is incomplete: restore or remake it"
         )
     model.to(device).eval()
+    if adapter:
+        fold(model, adapter.deltas())
     _check_head(model, folder)
     return Policy(model, load_tokenizer(folder), folder, policy_hash(folder))
 
@@ -175,17 +192,21 @@ def _check_head(model: Any, folder: Path) -> None:
 
 
 def save_policy(model: Any, tokenizer: Any, folder: Path | str, *, max_shard_size: int | str = "5GB") -> None:
-    """Write a `save_pretrained` folder whose bytes depend on the weights, configuration and tokenizer alone.
+    """Write a `save_pretrained` folder whose bytes depend on the weights, configuration and tokenizer alone."""
+    write_folder(Path(folder), tokenizer, lambda partial: model.save_pretrained(partial, max_shard_size=max_shard_size))
+
+
+def write_folder(folder: Path, tokenizer: Any, write: Callable[[Path], object]) -> None:
+    """Write a model's folder: what `write` puts into the folder it is given, and the tokenizer.
 
     Written next to `folder` first and moved there whole, so that a kill leaves no half-written model.
     """
     _quiet()
-    folder = Path(folder)
     partial = folder.with_name(folder.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(partial, max_shard_size=max_shard_size)
+    write(partial)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # Calls with padding or truncation leave their settings in the tokenizer.

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from stages.agent.adapters import Adapter, is_adapter
 from stages.merging.settings import MergeError
 
 INDEX = "model.safetensors.index.json"
@@ -47,6 +48,8 @@ class TensorFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.sources = [path]
+        """Folders that hold what belongs to the model beside its weights; a later one's file goes before an earlier one's."""
         self._file: Path | None = None
         self._handle: Any = None
         if not path.is_dir():
@@ -116,6 +119,35 @@ class TensorFolder:
         self._file = self._handle = None
 
 
+class AdaptedFolder(TensorFolder):
+    """A LoRA adapter folder as the whole model it stands for: its base's tensors, each with its change added while it is read.
+
+    Raises MergeError if the adapter changes tensors that its base lacks; AdapterError if its base is not found.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.adapter = Adapter(path)
+        super().__init__(self.adapter.base)
+        self.path = path
+        self.sources.append(path)
+        self._changed = set(self.adapter.names)
+        absent = sorted(self._changed - set(self.infos))
+        if absent:
+            raise MergeError(
+                f"{path} changes {absent[0]}, which its base {self.adapter.base} lacks; restore the base it was made for"
+            )
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor called `name`: in float32 where the adapter changes it, else in its stored dtype."""
+        stored = super().tensor(name)
+        return stored.float() + self.adapter.delta(name) if name in self._changed else stored
+
+
+def open_folder(path: Path) -> TensorFolder:
+    """A model folder's tensors, whether it is whole or an adapter."""
+    return AdaptedFolder(path) if is_adapter(path) else TensorFolder(path)
+
+
 def check_same_tensors(folders: Sequence[TensorFolder]) -> list[str]:
     """Names all folders share, sorted. Raises MergeError naming tensors that are missing, differ in shape or cannot be merged."""
     first = folders[0]
@@ -125,8 +157,7 @@ def check_same_tensors(folders: Sequence[TensorFolder]) -> list[str]:
             if missing:
                 shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
                 raise MergeError(
-                    f"{lack.path} lacks {shown}, which {have.path} has; only models of one architecture can be merged "
-                    "(a folder with adapters must be merged into its base first)"
+                    f"{lack.path} lacks {shown}, which {have.path} has; only models of one architecture can be merged"
                 )
     for name in sorted(first.infos):
         for folder in folders:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary
+from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary, open_folder
 from stages.merging.registry import check_settings, get_merger
 from stages.merging.settings import MergeError, MergeSettings
 from stages.merging.slerp import layer_index
@@ -60,8 +60,8 @@ class Inputs:
     @classmethod
     def open(cls, models: Sequence[Path], base: Path | None) -> Inputs:
         """Open and check. Raises MergeError for damaged folders and for names, shapes or vocabularies that differ."""
-        folders = [TensorFolder(path) for path in models]
-        origin = TensorFolder(base) if base is not None else None
+        folders = [open_folder(path) for path in models]
+        origin = open_folder(base) if base is not None else None
         everything = [*folders, *([origin] if origin else [])]
         check_same_vocabulary(everything)
         return cls(folders, origin, check_same_tensors(everything))
@@ -147,7 +147,8 @@ def merge_folders(
     shard_bytes: int = 5_000_000_000,
     progress: ProgressFactory = silent,
 ) -> MergeResult:
-    """Merge the folders `models` (their order is the contract) into `out`, which then loads by `from_pretrained`.
+    """Merge the folders `models` (their order is the contract) into `out`, which then loads by `from_pretrained`. A LoRA adapter
+    folder counts as the whole model that it makes of its base.
 
     `base` is what deltas are taken against; needed by the methods that say so. Config, tokenizer and chat template are the first
     model's. `out` appears only when it is complete. Raises MergeError for inputs or settings that do not fit.
@@ -176,6 +177,6 @@ def merge_folders(
 
         write_weights(partial, shards, produce)
     inputs.close()
-    copy_companions(models[0], partial, inputs.models[0].config, out_dtype)
+    copy_companions(inputs.models[0].sources, partial, inputs.models[0].config, out_dtype)
     replace_folder(partial, out)
     return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), len(shards), totals)

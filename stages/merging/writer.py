@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,13 @@ def write_weights(folder: Path, shards: list[list[OutputTensor]], produce: Calla
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def copy_companions(source: Path, folder: Path, config: Mapping[str, Any], dtype: str) -> None:
-    """Config (its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config of `source`."""
-    for name in COMPANIONS:
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
+def copy_companions(sources: Sequence[Path], folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+    """Config (its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config of the last of
+    `sources` that has each."""
+    for source in sources:
+        for name in COMPANIONS:
+            if (source / name).exists():
+                shutil.copyfile(source / name, folder / name)
     if config:
         values = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")} | {"dtype": dtype}
         (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

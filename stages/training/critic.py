@@ -1,14 +1,17 @@
-"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads)."""
+"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads).
+
+Under LoRA the copy shares the policy's frozen weights and has adapters of its own.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stages.params import HeadParams
+from stages.training.adapters import twin
 from stages.values.heads import make_head
 
 
@@ -18,7 +21,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy: Any, params: HeadParams) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(policy.base_model)
+        self.backbone = twin(policy.base_model)
         self.head = make_head(params)
         self.output = nn.Linear(policy.config.hidden_size, self.head.outputs)
         nn.init.zeros_(self.output.weight)

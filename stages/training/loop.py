@@ -22,6 +22,7 @@ from torch import nn
 from stages.algorithms.contract import LossTerms
 from stages.checkpoints import Checkpoints
 from stages.params import Resources
+from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
 
 if TYPE_CHECKING:
@@ -116,10 +117,10 @@ class Learner:
         return sums
 
     def state_dict(self) -> dict[str, Any]:
-        return {"module": self.module.state_dict(), "optimiser": self.optimiser.state_dict(), "updates": self.updates}
+        return {"module": trained_state(self.module), "optimiser": self.optimiser.state_dict(), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.module.load_state_dict(state["module"])
+        load_trained_state(self.module, state["module"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.updates = state["updates"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
 from stages.params import Rl
+from stages.training.adapters import reference_of
 from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic
 from stages.training.loop import Learner
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Models:
-    """`reference` is a copy of the policy as it was when the run began."""
+    """`reference` is the policy as it was when the run began; under LoRA it shares the policy's frozen weights."""
 
     policy: Any
     reference: Any
@@ -50,7 +50,7 @@ class Models:
         """
         device = accelerator.device
         policy.to(device)
-        reference = copy.deepcopy(policy).requires_grad_(False)
+        reference = reference_of(policy)
         critic = Critic(policy, algorithm.rl.critic.head) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
         share = algorithm.rl.share_prompts

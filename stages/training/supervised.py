@@ -12,6 +12,7 @@ from stages.agent.episode import Episode
 from stages.agent.policy import token_logprobs
 from stages.algorithms.contract import LossTerms
 from stages.params import Params, Sft
+from stages.training.adapters import load_trained_state, trained_state
 from stages.training.documents import Documents, deal, encode, micro_batches, steps_per_epoch
 from stages.training.ledger import Ledger
 from stages.training.loop import Learner, Sums, Update, make_accelerator
@@ -75,7 +76,7 @@ class SftJob:
         if self.valid is not None and ((step + 1) % self.params.eval_every == 0 or step + 1 == self.steps):
             loss = row["valid_loss"] = self.validation_loss()
             if self.best["loss"] is None or loss < self.best["loss"]:
-                weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+                weights = {name: value.detach().cpu().clone() for name, value in trained_state(self.model).items()}
                 self.best, self.stale = {"loss": loss, "step": step + 1, "weights": weights}, 0
             else:
                 self.stale += 1
@@ -89,7 +90,7 @@ class SftJob:
         if self.ledger.is_open:
             self.ledger.close(whole=False)
         if self.best["weights"] is not None:
-            self.model.load_state_dict(self.best["weights"])
+            load_trained_state(self.model, self.best["weights"])
 
     def state_dict(self) -> dict[str, Any]:
         return {"ledger": self.ledger.state_dict(), "best": self.best, "stale": self.stale}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,16 @@ from stages.runtime import StageContext
 from training.toys import FirstLetterEnvironment, demonstration, letter_tasks
 
 MakeContext = Callable[..., StageContext]
+
+
+@pytest.fixture
+def other_precision() -> Iterator[None]:
+    """For tests whose precision is not float32: accelerate knows one per process until it is told to forget it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

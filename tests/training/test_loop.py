@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from stages.agent.policy import load_policy, token_logprobs
 from stages.algorithms.contract import LossTerms
 from stages.params import Resources
 from stages.training.loop import Learner, make_accelerator, merge_sums, write_history
@@ -63,6 +64,28 @@ def test_a_non_finite_gradient_is_an_error_and_leaves_the_weights():
     with pytest.raises(ValueError, match="not finite"):
         learner.update([[0]], squared(learner, torch.full((1, 3), float("nan"))))
     assert all(torch.equal(one, other) for one, other in zip(before, learner.module.parameters(), strict=True))
+
+
+def test_in_bfloat16_the_weights_the_loss_and_the_gradient_are_float32(tiny_policy, other_precision):
+    """Contract: resources.precision bfloat16 is autocast: layers compute in bfloat16, log-probabilities and loss in float32."""
+    model = load_policy(tiny_policy, attention="sdpa").model
+    optimiser = make_optimiser(model, 1e-3, 0.0)
+    learner = Learner(model, optimiser, warmup_constant(1e-3, 0), 1.0, make_accelerator(Resources(precision="bfloat16")))
+    ids = torch.arange(5, 25).reshape(2, 10)
+    mask = torch.ones(2, 10, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
+    seen = {}
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, output: seen.update(layer=output.dtype))
+
+    def loss(rows: list[int]) -> Iterator[LossTerms]:
+        logprobs, entropy = token_logprobs(model, ids[rows], mask[rows], 0.7, entropy=True)
+        share = -logprobs.sum() / int(mask.sum())
+        seen.update(logprobs=logprobs.dtype, entropy=entropy.dtype, loss=share.dtype)
+        yield LossTerms(share, {"loss": share.detach()})
+
+    learner.update([[0], [1]], loss)
+    assert seen == {"layer": torch.bfloat16, "logprobs": torch.float32, "entropy": torch.float32, "loss": torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
 def test_sums_add_up_and_maxima_do_not():

@@ -33,6 +33,12 @@ def run(context) -> list[dict[str, float]]:
         return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
 
 
+def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:
+    """The section `model` of the contexts with LoRA in it."""
+    path = make_context("rl", "default").params.model.path
+    return {"model": {"path": path, "max_length": 128, "lora": {"rank": rank}, **model}}
+
+
 @pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo", "ppo"])
 def test_every_algorithm_learns(make_context, algorithm: str):
     context = make_context("rl", rl={**RL, "algorithm": algorithm, "steps": 10, "learning_rate": 0.03})
@@ -62,17 +68,18 @@ def test_samples_show_the_first_and_last_steps_advantages(make_context):
     assert any(value for row in rows for value in row["advantages"])
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "epochs": 2, "minibatches": 3}])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any]):
+def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
-    settings = {**RL, "steps": 4, **changes}
-    plain = make_context("rl", "plain", rl=settings)
+    sections = {"rl": {**RL, "steps": 4, **changes}, **(with_lora(make_context) if lora else {})}
+    plain = make_context("rl", "plain", **sections)
     rl.run(plain)
-    killed = make_context("rl", "killed", rl=settings)
+    killed = make_context("rl", "killed", **sections)
     kill_at_step(killed, 3)
     with pytest.raises(KilledError):
         rl.run(killed)
-    rl.run(make_context("rl", "killed", rl=settings))
+    rl.run(make_context("rl", "killed", **sections))
     assert outputs(killed.root) == outputs(plain.root)
 
 
@@ -144,3 +151,53 @@ def test_other_switches_run(make_context, changes: dict[str, Any]):
     history = run(make_context("rl", rl={**RL, "steps": 2, **changes}))
     assert all(abs(row["loss"]) < 10 for row in history)
     assert history[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4) if "epochs" not in changes else history[0]["ratio_max"] > 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm: str):
+    """Contract: with model.lora the specialist is an adapter on data/models/sft; sampling and training log-probs agree as ever,
+    and KL is taken from the weights without the adapter."""
+    from stages.agent.adapters import Adapter, is_adapter
+    from stages.agent.policy import load_policy
+
+    settings = {**RL, "algorithm": algorithm, "steps": 12, "learning_rate": 0.015}
+    context = make_context("rl", rl=settings, **with_lora(make_context, gradient_checkpointing=algorithm == "ppo"))
+    history = run(context)
+    assert sum(row["success"] for row in history[-4:]) / 4 > history[0]["success"] + 0.25
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert history[-1]["kl"] > 0.01
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert report["max_logprob_difference"] <= 1e-5
+    assert report["ledger/environment_tokens_trained"] == 0
+    folder = context.root / "data/models/rl/toy"
+    assert is_adapter(folder)
+    assert not list(folder.glob("model*.safetensors"))
+    assert Adapter(folder).base == context.root / "data/models/sft"
+    weights = (tiny_policy / "model.safetensors").stat().st_size
+    assert (folder / "adapter_model.safetensors").stat().st_size < weights
+    changed, start = load_policy(folder).model, load_policy(tiny_policy).model
+    assert torch.equal(changed.model.norm.weight, start.model.norm.weight)
+    assert not torch.equal(changed.model.layers[0].mlp.up_proj.weight, start.model.layers[0].mlp.up_proj.weight)
+
+
+def test_gradient_checkpointing_gives_the_same_training(make_context):
+    """Contract: model.gradient_checkpointing changes memory and time, the history by rounding alone."""
+    settings = {**RL, "steps": 2, "share_prompts": False}
+    plain = run(make_context("rl", "plain", rl=settings))
+    path = make_context("rl", "plain").params.model.path
+    checkpointing = {"path": path, "max_length": 128, "gradient_checkpointing": True}
+    for one, other in zip(plain, run(make_context("rl", "checkpointing", rl=settings, model=checkpointing)), strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def test_bfloat16_with_lora_runs(make_context, other_precision):
+    """Contract: in bfloat16 the frozen weights are too, the factors that are saved are not."""
+    from safetensors.torch import load_file
+
+    resources = {"slots": 16, "threads": 1, "tokens_per_batch": 512, "precision": "bfloat16"}
+    context = make_context("rl", rl={**RL, "steps": 2}, resources=resources, **with_lora(make_context))
+    history = run(context)
+    assert all(abs(row["loss"]) < 10 for row in history)
+    factors = load_file(context.root / "data/models/rl/toy/adapter_model.safetensors")
+    assert {tensor.dtype for tensor in factors.values()} == {torch.float32}
+    assert any(bool((tensor != 0).any()) for name, tensor in factors.items() if "lora_B" in name)

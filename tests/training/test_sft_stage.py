@@ -33,18 +33,65 @@ def test_the_stage_learns_and_every_policy_token_counts_once_per_epoch(make_cont
     assert load_policy(context.root / "data/models/sft").model.dtype == torch.float32
 
 
-@pytest.mark.parametrize("step", [4, 7])
-def test_a_killed_run_ends_with_the_same_bytes(make_context, step: int):
+@pytest.mark.parametrize(("step", "rank"), [(4, 0), (7, 0), (7, 4)])
+def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, step: int, rank: int):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
-    plain = make_context("sft", "plain", sft=SFT)
+    sections = {"sft": SFT, "model": {"path": str(tiny_policy), "max_length": 128, "lora": {"rank": rank}}}
+    plain = make_context("sft", "plain", **sections)
     sft.run(plain)
-    killed = make_context("sft", "killed", sft=SFT)
+    killed = make_context("sft", "killed", **sections)
     kill_at_step(killed, step)
     with pytest.raises(KilledError):
         sft.run(killed)
-    assert list((killed.root / ".bellwether").rglob("*.pt"))
-    sft.run(make_context("sft", "killed", sft=SFT))
+    (saved,) = (killed.root / ".bellwether").rglob("*.pt")
+    assert saved.stat().st_size < (400_000 if rank else 2_000_000)
+    sft.run(make_context("sft", "killed", **sections))
     assert outputs(killed.root) == outputs(plain.root)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_lora_learns_and_leaves_a_whole_model(make_context, tiny_policy, other_precision, precision: str):
+    """Contract: with model.lora the outcome is a whole float32 model as ever: the base's weights with the adapter folded in."""
+    from safetensors.torch import load_file
+
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy
+    from stages.training.supervised import SftJob
+
+    context = make_context(
+        "sft",
+        sft={**SFT, "learning_rate": 3e-2},
+        model={"path": str(tiny_policy), "max_length": 128, "lora": {"rank": 4}},
+        resources={"slots": 16, "threads": 1, "tokens_per_batch": 512, "precision": precision},
+    )
+    sft.run(context)
+    folder = context.root / "data/models/sft"
+    before, after = load_file(tiny_policy / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert set(before) == set(after)
+    for name, weight in before.items():
+        assert after[name].dtype == torch.float32
+        assert torch.equal(after[name], weight) == ("_proj" not in name), name
+    report = json.loads((context.root / "reports/sft.json").read_text())
+    with (context.root / "reports/sft/history.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert float(rows[-1]["train_loss"]) < 0.5 * float(rows[0]["train_loss"])
+    assert report["trained_parameters"] == 4 * sum(sum(weight.shape) for name, weight in before.items() if "_proj" in name)
+    policy = load_policy(folder, attention="sdpa")
+    job = SftJob(context.params, policy.model, Chat(policy.tokenizer), sft.read_demonstrations(context))
+    close = 1e-4 if precision == "float32" else 0.05
+    assert job.validation_loss() == pytest.approx(report["valid_loss"], rel=close)
+
+
+def test_gradient_checkpointing_gives_the_same_bytes(make_context, tiny_policy):
+    """Contract: recomputing layers in the backward pass changes memory and time alone."""
+    for name, switch in (("plain", False), ("checkpointing", True)):
+        sft.run(
+            make_context(
+                "sft", name, sft=SFT, model={"path": str(tiny_policy), "max_length": 128, "gradient_checkpointing": switch}
+            )
+        )
+    root = make_context("sft", "plain").root
+    assert outputs(root) == outputs(root.with_name("checkpointing"))
 
 
 def test_training_stops_early_and_keeps_the_best_weights(make_context):

@@ -1,0 +1,98 @@
+"""stages.training.recompute: gradient checkpointing gives the same gradient, and leaves passes without gradients alone."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from adapters import adapted_policy
+from torch import nn
+
+from stages.agent.engine import Sampling
+from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.torch_engine import TorchEngine
+from stages.params import HeadParams
+from stages.training.critic import Critic
+from stages.training.recompute import recompute_layers
+from stages.training.shared_prompts import can_share
+
+IDS = torch.arange(5, 29).reshape(2, 12)
+MASK = torch.ones(2, 12, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
+
+
+def loss_and_gradient(model) -> tuple[float, torch.Tensor]:
+    model.zero_grad()
+    loss = -token_logprobs(model, IDS, MASK)[0].mean()
+    loss.backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad]
+    return float(loss.detach()), torch.cat(gradients).clone()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_loss_and_gradient_are_those_without(tiny_policy: Path, lora: bool) -> None:
+    load = adapted_policy if lora else load_policy
+    plain, model = (load(tiny_policy, attention="sdpa").model for _ in range(2))
+    recompute_layers(model)
+    passes = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: passes.append(1))
+    expected, found = loss_and_gradient(plain), loss_and_gradient(model)
+    assert len(passes) == 2
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-8)
+    assert float(found[1].norm()) > 1e-3
+
+
+def test_less_is_kept_for_the_backward_pass(tiny_policy: Path) -> None:
+    def kept(model) -> int:
+        sizes: dict[int, int] = {}
+        pack = lambda tensor: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            token_logprobs(model, IDS, MASK)[0].mean()
+        return sum(sizes.values())
+
+    plain, model = (adapted_policy(tiny_policy, attention="sdpa").model for _ in range(2))
+    recompute_layers(model)
+    assert kept(model) < 0.6 * kept(plain)
+
+
+def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
+    """Contract: the critic, a copy of a policy that recomputes, learns from its own weights."""
+    model = load_policy(tiny_policy, attention="sdpa").model
+    recompute_layers(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    plain = load_policy(tiny_policy, attention="sdpa").model
+    expected = loss_and_gradient(plain)[0]
+    assert loss_and_gradient(model)[0] == pytest.approx(expected, rel=1e-6)
+    assert loss_and_gradient(other)[0] != pytest.approx(expected, rel=1e-2)
+    critic = Critic(model, HeadParams())
+    nn.init.normal_(critic.output.weight)
+    critic.loss(IDS, MASK, torch.ones(2, 12)).mean().backward()
+    assert float(critic.backbone.layers[0].mlp.up_proj.weight.grad.norm()) > 0
+    model.zero_grad()
+    assert model.model.layers[0].mlp.up_proj.weight.grad is None
+
+
+def test_the_engine_samples_as_before_and_prompts_are_not_shared(tiny_policy: Path) -> None:
+    model = load_policy(tiny_policy).model
+    assert can_share(model)
+
+    def play() -> tuple:
+        engine = TorchEngine(model, [3], slots=4, max_length=64)
+        engine.request(engine.open([5, 6, 7]), 11, Sampling(max_tokens=12))
+        (turn,) = engine.advance()
+        return turn.token_ids, turn.logprobs
+
+    before = play()
+    recompute_layers(model)
+    assert play() == before
+    assert not can_share(model)
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.gradient_checkpointing"):
+        recompute_layers(nn.Linear(2, 2))

@@ -121,8 +121,8 @@ def check_agreement(measured: Mapping[str, float], precision: str, step: int) ->
     if precision == "float32" and (mean > LOGPROB_TOLERANCE or largest > LARGEST_DIFFERENCE):
         raise ValueError(
             f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {LOGPROB_TOLERANCE:g}) "
-            f"and by {largest:.2g} at the most (at most {LARGEST_DIFFERENCE:g}), {measured['logprobs_apart']:.2%} of the tokens by "
-            f"more than {LOGPROB_TOLERANCE:g}: the engine and the training forward pass must compute the same model: check that "
+            f"and by {largest:.2g} at the most (at most {LARGEST_DIFFERENCE:g}), {measured['logprobs_apart']:.2%} of the tokens "
+            f"by more than {LOGPROB_TOLERANCE:g}: the engine and the training pass must compute the same model: check that "
             f"both use the same weights and temperature, and that the model has no dropout or state of its own"
         )
 

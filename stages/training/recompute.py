@@ -29,6 +29,11 @@ def recompute_layers(model: Any) -> None:
         layer.gradient_checkpointing = True
 
 
+def recomputes(model: Any) -> bool:
+    """Whether some layer of the model is recomputed."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 def _forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)

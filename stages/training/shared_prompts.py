@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from stages.agent.policy import States
 from stages.algorithms.contract import TrajectoryBatch
 from stages.training.batches import plan_micro_batches, trained_lengths
+from stages.training.recompute import recomputes
 
 WORTH = 1.25
 """Prompts are shared where the dense pass would read this many times the tokens: below that the explicit mask, which keeps
@@ -88,7 +89,7 @@ def can_share(model: Any) -> bool:
     """Whether every layer of the model attends to all earlier tokens, and the model keeps keys and values while training."""
     config = model.config
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    return full and not getattr(config, "sliding_window", None) and not getattr(model, "is_gradient_checkpointing", False)
+    return full and not getattr(config, "sliding_window", None) and not recomputes(model)
 
 
 class _Recorded(Cache):

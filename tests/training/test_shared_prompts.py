@@ -135,13 +135,12 @@ def test_the_prompts_get_their_gradient_from_every_episode(model):
 
 
 def test_models_that_do_not_attend_to_everything_are_read_whole():
-    def fake(**config):
-        return SimpleNamespace(config=SimpleNamespace(**config), is_gradient_checkpointing=False)
+    def fake(recomputed=False, **config):
+        layers = [SimpleNamespace(gradient_checkpointing=recomputed)]
+        return SimpleNamespace(config=SimpleNamespace(**config), modules=lambda: layers)
 
     assert can_share(fake())
     assert can_share(fake(layer_types=["full_attention"] * 2))
     assert not can_share(fake(layer_types=["full_attention", "linear_attention"]))
     assert not can_share(fake(sliding_window=128))
-    checkpointing = fake()
-    checkpointing.is_gradient_checkpointing = True
-    assert not can_share(checkpointing)
+    assert not can_share(fake(recomputed=True))

@@ -43,6 +43,8 @@ class Side:
     run: Callable[[], float]
     model: Any = None
     """What it forwards tokens through, where that is counted."""
+    before: Callable[[], None] = lambda: None
+    """Done before each run, and not timed."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def rounded(value: float, digits: int = 4) -> float:
 
 def timed(side: Side) -> Sample:
     """Run once. Garbage of earlier runs is collected before, not within."""
+    side.before()
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     amount = side.run()
@@ -159,7 +162,7 @@ def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple
     for make in candidates:
         try:
             side = make()
-            side.run()
+            timed(side)
             rates[side.label] = rounded(timed(side).rate)
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
             errors.append(f"{type(error).__name__}: {error}")

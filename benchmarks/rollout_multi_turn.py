@@ -85,7 +85,7 @@ def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cac
 
     def run() -> float:
         batch = trl_side.rollout(trainer, rows)
-        tokens = int(batch["tool_mask"].sum())
+        tokens = trl_side.action_tokens(batch)
         if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - PROMPT:
             raise RuntimeError(f"TRL played {tokens} action tokens, {work.action_tokens} were meant")
         return tokens

@@ -19,6 +19,9 @@ PROMPTS = (64, 192, 448)
 ANSWER = 64
 TOLERANCE = 1e-5
 """Largest relative difference of losses and of gradients (by their norms)."""
+SHIFT = 0.1
+"""By how much the log-probabilities taken for the behaviour's are moved where sides are compared: on-policy, with advantages
+that add up to 0, the loss is 0 and has no relative difference."""
 LEARNING_RATE = 1e-6
 AGAINST = "TRL GRPOTrainer, Dr. GRPO"
 
@@ -70,18 +73,19 @@ class Ours:
         # On-policy: the behaviour's log-probabilities are those of the weights that learn.
         own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
+        self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
         self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
         self.model, self.tokens_per_batch = model, params.resources.tokens_per_batch
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
         self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, accelerator)
 
-    def updates(self) -> Iterator[Any]:
-        return self.maker.updates(self.batch, 0, ("benchmarks",))
+    def updates(self, batch: Any) -> Iterator[Any]:
+        return self.maker.updates(batch, 0, ("benchmarks",))
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
-        """Loss, and gradients by parameter name; no step is made."""
+        """Loss on the shifted batch, and gradients by parameter name; no step is made."""
         total = 0.0
-        for update in self.updates():
+        for update in self.updates(self.shifted):
             for micro in update.micro_batches:
                 for terms in update.loss(micro):
                     terms.loss.backward()
@@ -90,7 +94,7 @@ class Ours:
 
     def run(self) -> float:
         """One step; 1."""
-        for update in self.updates():
+        for update in self.updates(self.batch):
             self.learner.update(update.micro_batches, update.loss)
         return 1.0
 
@@ -126,11 +130,12 @@ class Theirs:
             "completion_mask": batch.token_ids[:, starts:].new_ones(batch.size, answer),
             "advantages": batch.advantages[:, starts],
         }
+        self.shifted = {**self.batch, "old_per_token_logps": ours.shifted.logprobs_old[:, starts:]}
         self.label = f"trl {attention} micro-batch={batch.size // accumulate}"
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """As `Ours.gradient`."""
-        return trl_side.losses(self.trainer, self.batch), taken_gradients(self.trainer.model)
+        return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model)
 
     def run(self) -> float:
         trl_side.update(self.trainer, self.batch)
@@ -138,11 +143,7 @@ class Theirs:
 
 
 def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]) -> dict[str, float]:
-    """Relative differences: of the losses; of all gradients as one vector; the largest of any parameter's, by its norm.
-
-    Losses are compared relative to the gradient-weighted scale of the batch where they are near 0: with ratios of 1 and
-    advantages that add up to 0 the loss itself is rounding, so its difference is taken relative to max(|loss|, 1).
-    """
+    """Relative differences: of the losses; of all gradients as one vector; the largest of any parameter's, by its norm."""
     (loss, gradients), (their_loss, their_gradients) = mine, other
     if set(gradients) != set(their_gradients):
         raise DisagreementError(f"gradients of different parameters: {sorted(set(gradients) ^ set(their_gradients))[:4]}")
@@ -150,7 +151,7 @@ def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[st
     norms = {name: float(value.norm()) for name, value in gradients.items()}
     whole = sum(value**2 for value in apart.values()) ** 0.5 / sum(value**2 for value in norms.values()) ** 0.5
     return {
-        "loss": abs(loss - their_loss) / max(abs(their_loss), 1.0),
+        "loss": abs(loss - their_loss) / abs(their_loss),
         "gradient": whole,
         "gradient_of_any_parameter": max(apart[name] / norms[name] for name in apart if norms[name] > 0),
         "gradient_norm": sum(value**2 for value in norms.values()) ** 0.5,

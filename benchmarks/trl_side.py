@@ -140,6 +140,11 @@ def rollout(trainer: Any, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return trainer._generate_and_score_completions([dict(prompt) for prompt in prompts])
 
 
+def action_tokens(batch: dict[str, Any]) -> int:
+    """Tokens of the batch that the policy drew."""
+    return int((batch["completion_mask"] * batch["tool_mask"]).sum())
+
+
 def losses(trainer: Any, batch: dict[str, Any]) -> float:
     """Forward and backward of all micro-batches; the loss, its gradient added to the parameters'."""
     from trl.trainer.utils import split_tensor_dict

@@ -21,7 +21,7 @@ def opened(root: Path) -> Iterator[sqlite3.Connection]:
     """The store, read-only. Raises SkippedError where there is none."""
     path = root / STORE
     if not path.is_file():
-        raise SkippedError(f"lifecycle: {STORE} is not here; run 'make lifecycle' first")
+        raise SkippedError(f"{STORE} is not here; run 'make lifecycle' first")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         yield connection
 
@@ -36,12 +36,12 @@ def last_runs(connection: sqlite3.Connection) -> dict[str, tuple[str, float]]:
     return found
 
 
-def measure(root: Path) -> dict[str, Any]:
+def recorded(root: Path) -> dict[str, Any]:
     """{"seconds": {stage: s}, "commits": {stage: commit}, "fed_per_sampled_token": {stage: tokens}}."""
     with opened(root) as connection:
         runs = last_runs(connection)
         if not runs:
-            raise SkippedError(f"lifecycle: {STORE} holds no finished stage; run 'make lifecycle' first")
+            raise SkippedError(f"{STORE} holds no finished stage; run 'make lifecycle' first")
         commits, fed = {}, {}
         for title, (run, _) in runs.items():
             tags = dict(connection.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run,)))

@@ -1,8 +1,8 @@
 """rl_iteration: one whole RL iteration on `search` (rollout, reward, update), against TRL on the same environment and weights.
 
 Ours is the rl stage's own job. TRL plays the same tasks through its tool loop: what the policy says is a call of the one tool,
-until it answers or its turns are used up; the reward is the environment's. Before each run the weights are set back, so that every
-repeat is an iteration of the same policy on the same draw of tasks.
+until it answers or its turns are used up; the reward is the environment's. Before each run the weights are set back, so that
+every repeat is an iteration of the same policy; both sides' n-th run plays the same tasks.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import merge, rollout_multi_turn, train_step
@@ -27,7 +28,7 @@ PROMPT = 192
 def with_exponents(rows: Sequence[Row], x: str, y: str) -> list[Row]:
     """Rows with d log y / d log x since the row before."""
     result = [{**rows[0]}]
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in pairwise(rows):
         exponent = math.log(row[y] / before[y]) / math.log(row[x] / before[x])
         result.append({**row, "exponent": round(exponent, 3)})
     return result
@@ -88,10 +89,6 @@ def merges(options: Options) -> list[Row]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return with_exponents(rows, "bytes", "ours_seconds")
-
-
-TABLES = {"scaling_rollouts": rollouts, "scaling_steps": steps, "scaling_merges": merges}
-"""Name of a table (and of its CSV file) -> what measures it."""
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,27 +18,35 @@ from typing import Any
 from benchmarks.measure import Options
 from benchmarks.startup import SkippedError, environment
 
-SCENARIOS = (
-    *("startup", "engine_limit", "generate_ragged", "rollout_multi_turn", "train_step", "mcts", "rl_iteration", "merge"),
-    *("scaling_rollouts", "scaling_steps", "scaling_merges", "lifecycle"),
-)
-"""What `--only` takes; modules of this package, but for the tables of `scaling`."""
+SCENARIOS = {
+    "stage_help": "startup:stage_help",
+    "noop_repro": "startup:noop_repro",
+    "engine_limit": "engine_limit:measure",
+    "generate_ragged": "generate_ragged:measure",
+    "rollout_multi_turn": "rollout_multi_turn:measure",
+    "train_step": "train_step:measure",
+    "mcts": "mcts:measure",
+    "rl_iteration": "rl_iteration:measure",
+    "merge": "merge:measure",
+    "scaling_rollouts": "scaling:rollouts",
+    "scaling_steps": "scaling:steps",
+    "scaling_merges": "scaling:merges",
+    "lifecycle": "lifecycle:recorded",
+}
+"""What `--only` takes -> module and function that measure it."""
 PACKAGES = ("torch", "transformers", "trl", "mergekit", "accelerate", "numpy", "safetensors", "tokenizers", "dvc")
 SUMMARY = ("ratio", "ours", "theirs", "unit", "against")
 
 
 def measure(name: str, options: Options) -> dict[str, Any]:
-    """One scenario here and now: {"results": {name: raw}, "table": rows, "lifecycle": ...}, whichever it has."""
-    if name == "lifecycle":
-        from benchmarks import lifecycle
-
-        return {"lifecycle": lifecycle.measure(options.root)}
-    if name.startswith("scaling_"):
-        from benchmarks import scaling
-
-        return {"table": scaling.TABLES[name](options)}
-    results = importlib.import_module(f"benchmarks.{name}").measure(options)
-    return {"results": {key: result.raw() for key, result in results.items()}}
+    """One scenario here and now: {"results": {name: raw}}, {"table": rows} or {"lifecycle": what the stages recorded}."""
+    module, function = SCENARIOS[name].split(":")
+    call = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    if module == "lifecycle":
+        return {"lifecycle": call(options.root)}
+    if module == "scaling":
+        return {"table": call(options)}
+    return {"results": {key: result.raw() for key, result in call(options).items()}}
 
 
 def child(name: str, options: Options, out: Path) -> int:
@@ -97,11 +106,11 @@ def cpu_name() -> str:
 
 
 def blas() -> str:
-    """What torch was built with."""
+    """What torch was built with, and the instructions it uses."""
     import torch
 
     settings = torch.__config__.show()
-    return next((part.split("=", 1)[1].strip() for part in settings.split(",") if part.strip().startswith("BLAS_INFO=")), "")
+    return ", ".join(re.findall(r"BLAS_INFO=(\w+)", settings) + re.findall(r"CPU capability usage: (\w+)", settings))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -144,6 +153,7 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
     raw |= {"machine": machine(options), "spread": "low and high: smallest and largest ratio of the pairs"}
     raw |= {"repeats": options.times, "warm_ups": options.warm_ups}
     failures = []
+    measured: set[str] = set()
     for name in names:
         print(f"benchmarks: {name}", flush=True)
         started = time.perf_counter()
@@ -154,10 +164,15 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
             print(f"benchmarks: {error}", file=sys.stderr, flush=True)
             continue
         add(raw, name, outcome, raw["machine"]["commit"], time.perf_counter() - started)
+        measured |= set(outcome.get("results", {}))
         for key, result in outcome.get("results", {}).items():
             ratio = result["ratio"]
             print(f"  {key}: {ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})", flush=True)
         if "skipped" in outcome:
             print(f"  skipped: {outcome['skipped']}", flush=True)
+        write(raw, out)
+    if not failures and set(names) == set(SCENARIOS):
+        # What no scenario measures any more must not stay.
+        raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if key in measured}
         write(raw, out)
     return failures

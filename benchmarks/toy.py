@@ -102,5 +102,7 @@ def toy_tasks(tokenizer: Any, count: int, prompt_tokens: int, turns: int, observ
 def dataset_rows(tasks: Sequence[Task], group: int) -> list[dict[str, Any]]:
     """A row for each episode, `group` of each task in a row, as TRL's sampler would hand them out."""
     return [
-        {"prompt": [{"role": "user", "content": task.prompt}], "texts": task.spec["texts"]} for task in tasks for _ in range(group)
+        {"prompt": [{"role": "user", "content": task.prompt}], "texts": task.spec["texts"]}
+        for task in tasks
+        for _ in range(group)
     ]

@@ -1,7 +1,7 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
-# make bench       measure speed beside TRL, transformers and mergekit (hours; leave the machine alone meanwhile)
+# make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
 # PyTorch's small CPU builds.

@@ -18,7 +18,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: to see that it works")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("reports/benchmarks"))
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for temporary files (some 6 GB)")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=None,
+        help="folder for temporary files, some 6 GB: on a disk, not in memory (default: .bellwether)",
+    )
     parser.add_argument("--scenario", choices=SCENARIOS, help=argparse.SUPPRESS)
     parser.add_argument("--outcome", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -27,7 +32,9 @@ def main() -> int:
     if arguments.scenario:
         options = Options(root, arguments.scratch, arguments.quick, arguments.repeats, threads)
         return child(arguments.scenario, options, arguments.outcome)
-    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=arguments.scratch) as scratch:
+    place = arguments.scratch or root / ".bellwether"
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=place) as scratch:
         options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads)
         failures = run(arguments.only, options, arguments.out)
     for failure in failures:

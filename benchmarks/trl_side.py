@@ -57,6 +57,36 @@ def tool_tokenizer(tokenizer: Any, is_action: Callable[[str], bool]) -> Any:
     return tokenizer
 
 
+def configuration(folder: Path, **settings: Any) -> Any:
+    """A GRPOConfig with the rules of the comparison and `settings`."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        beta=0.0,
+        num_iterations=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        max_grad_norm=1.0,
+        **settings,
+    )
+
+
 def make_trainer(
     options: Options,
     folder: Path,
@@ -82,43 +112,23 @@ def make_trainer(
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     model, tokenizer = load(folder, attention)
     tokenizer.padding_side = "left"
     if environment is not None:
         tokenizer = tool_tokenizer(tokenizer, is_action or (lambda text: True))
-    config = GRPOConfig(
-        output_dir=str(options.scratch / "trl"),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+    config = configuration(
+        options.scratch / "trl",
         per_device_train_batch_size=rows // accumulate,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
         num_generations=group,
         max_completion_length=completion,
         max_tool_calling_iterations=tool_turns,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        beta=0.0,
-        num_iterations=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
         cache_implementation=cache,
         generation_kwargs=generation,
         learning_rate=learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        max_grad_norm=1.0,
-        remove_unused_columns=False,
     )
     trainer = GRPOTrainer(
         model=model,

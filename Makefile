@@ -1,6 +1,7 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
+# make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
 # PyTorch's small CPU builds.
@@ -8,7 +9,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui lock clean
+.PHONY: help install lifecycle test lint ui bench lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -20,7 +21,7 @@ export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
@@ -62,6 +63,13 @@ ui: install
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+# The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
+bench: install
+	@python -c 'import mergekit, trl' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
+	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
+	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
+	python -m benchmarks.readme
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:

@@ -1,0 +1,132 @@
+"""generate_ragged: one turn each, lengths from a fixed log-normal table with its maximum at 4 times the mean, tokens per second,
+against transformers' `generate`, where a batch decodes until its slowest row is done.
+
+Both sides take the sequences in the same order and stop each at its length in the table. How many rows `generate` decodes at
+once, its cache and its attention are chosen by trial.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from benchmarks.measure import Options, Result, Side, alternate, fastest
+from benchmarks.models import forwarded_per_unit, load, make_model, named, sizes
+from stages.seeding import permutation, stream
+
+MEAN, MOST, SIGMA = 64, 4.0, 0.8
+PROMPT = 32
+AGAINST = "transformers generate"
+
+
+def lengths(count: int, mean: int = MEAN) -> list[int]:
+    """Tokens to generate, [count]: the log-normal's quantiles, none above MOST times the mean, in a fixed random order."""
+    values = [math.exp(SIGMA * NormalDist().inv_cdf((index + 0.5) / count)) for index in range(count)]
+    # Cutting at the limit lowers the mean, which moves the limit: a few rounds settle it.
+    scale, limit = mean * count / sum(values), MOST * mean
+    for _ in range(20):
+        scale *= mean * count / sum(min(scale * value, limit) for value in values)
+    table = [max(1, round(min(scale * value, limit))) for value in values]
+    return permutation(table, "benchmarks.lengths", count)
+
+
+def prompts(count: int, vocabulary: int) -> list[list[int]]:
+    """Token ids of the prompts, [count, PROMPT]."""
+    rng = stream("benchmarks.prompts", count)
+    return [[rng.randrange(vocabulary) for _ in range(PROMPT)] for _ in range(count)]
+
+
+def ours(options: Options, size: str, table: list[int], slots: int) -> Side:
+    from stages.agent.engine import Sampling
+    from stages.agent.torch_engine import TorchEngine
+    from stages.seeding import key64
+
+    model, tokenizer = load(make_model(options, size), "sdpa")
+    engine = TorchEngine(model, [], slots, PROMPT + max(table) + 1)
+    texts = prompts(len(table), len(tokenizer))
+
+    def run() -> float:
+        for number, (text, length) in enumerate(zip(texts, table, strict=True)):
+            engine.request(engine.open(text), key64("benchmarks", number), Sampling(max_tokens=length))
+        made = left = 0
+        while left < len(table):
+            for turn in engine.advance():
+                made, left = made + len(turn.token_ids), left + 1
+                engine.close(turn.session)
+        if made != sum(table):
+            raise RuntimeError(f"{made} tokens were made, {sum(table)} were meant")
+        return made
+
+    return Side("bellwether", run, model)
+
+
+def theirs(options: Options, size: str, table: list[int], rows: int, attention: str = "sdpa", cache: str | None = None) -> Side:
+    """`generate` on batches of `rows` sequences."""
+    import torch
+    from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+    model, tokenizer = load(make_model(options, size), attention)
+    texts = torch.tensor(prompts(len(table), len(tokenizer)))
+    wanted = torch.tensor(table)
+
+    class AtLength(StoppingCriteria):
+        """Ends each row at its length in the table."""
+
+        def __init__(self, rows: torch.Tensor) -> None:
+            self.rows = rows
+
+        def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+            return input_ids.shape[1] - PROMPT >= self.rows
+
+    def run() -> float:
+        made = 0
+        with torch.inference_mode():
+            for start in range(0, len(table), rows):
+                part = wanted[start : start + rows]
+                config = GenerationConfig(
+                    max_new_tokens=int(part.max()),
+                    do_sample=True,
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=0,
+                    eos_token_id=None,
+                    pad_token_id=tokenizer.pad_token_id,
+                    cache_implementation=cache,
+                    disable_compile=True,
+                )
+                ids = texts[start : start + rows]
+                output = model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    stopping_criteria=StoppingCriteriaList([AtLength(part)]),
+                )
+                if output.shape[1] != PROMPT + int(part.max()):
+                    raise RuntimeError(f"generate made {output.shape[1] - PROMPT} tokens, {int(part.max())} were meant")
+                made += int(part.sum())
+        return made
+
+    model.generation_config.eos_token_id = None
+    return Side(f"transformers {attention} cache={cache or 'dynamic'} rows={rows}", run, model)
+
+
+def measure_size(options: Options, size: str) -> Result:
+    table, slots = lengths(options.size(256, 8), options.size(MEAN, 4)), options.size(64, 4)
+    mine = ours(options, size, table, slots)
+    settings = [(slots, "sdpa", None), (len(table), "sdpa", None), (slots, "eager", None), (slots, "sdpa", "static")]
+    candidates = [lambda choice=choice: theirs(options, size, table, *choice) for choice in settings]
+    other, trials = fastest(candidates, options)
+    samples = alternate(mine, other, options)
+    notes = {
+        "sequences": len(table),
+        "slots": slots,
+        "lengths": {"mean": sum(table) / len(table), "max": max(table), "prompt": PROMPT},
+        "trials": trials,
+        "theirs": other.label,
+        "tokens_forwarded_per_action_token": {"ours": forwarded_per_unit(mine), "theirs": forwarded_per_unit(other)},
+    }
+    return Result("tokens/s", AGAINST, "rate", *samples, notes=notes)
+
+
+def measure(options: Options) -> dict[str, Result]:
+    return {named("generate_ragged", size): measure_size(options, size) for size in sizes(options)}

@@ -1,0 +1,133 @@
+"""mcts: steps annotated per second by tree search on `search`, against the same search with one-by-one `generate`.
+
+The other side runs the same tree code over an engine that a first version would have: it answers one request at a time, each by
+`model.generate` on the whole history. Its rate does not depend on how many trees there are, so it grows fewer of the same trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.measure import Options, Result, Side, alternate, fastest
+from benchmarks.models import load
+from benchmarks.search_domain import SearchTasks, search_tasks, weights
+
+AGAINST = "the same search, one model.generate per request"
+
+
+class OneByOne:
+    """`stages.agent.engine.Engine` without a cache, slots or batches."""
+
+    def __init__(self, model: Any, end_of_turn: int, pad: int, cache: str | None) -> None:
+        self.model, self.end_of_turn, self.pad, self.cache = model, end_of_turn, pad, cache
+        self._tokens: dict[int, list[int]] = {}
+        self._queue: list[tuple[int, Any]] = []
+        self._next = 0
+        self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forward_passes": 0, "forked_tokens": 0}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def open(self, token_ids: Sequence[int], prefix: tuple[int, ...] | None = None) -> int:
+        self._next += 1
+        self._tokens[self._next] = [*(prefix or ()), *token_ids]
+        return self._next
+
+    def extend(self, session: int, token_ids: Sequence[int]) -> None:
+        self._tokens[session].extend(token_ids)
+
+    def request(self, session: int, key: int, sampling: Any) -> None:
+        self._queue.append((session, sampling))
+
+    def snapshot(self, session: int) -> tuple[int, ...]:
+        return tuple(self._tokens[session])
+
+    def fork(self, session: int, count: int) -> list[int]:
+        return [self.open(self._tokens[session]) for _ in range(count)]
+
+    def close(self, session: int) -> None:
+        del self._tokens[session]
+
+    def advance(self) -> list[Any]:
+        """The oldest request's turn."""
+        import torch
+        from transformers import GenerationConfig
+
+        from stages.agent.engine import Turn
+
+        if not self._queue:
+            return []
+        session, sampling = self._queue.pop(0)
+        tokens = self._tokens[session]
+        room = min(sampling.max_tokens, self.model.config.max_position_embeddings - len(tokens))
+        config = GenerationConfig(
+            max_new_tokens=room,
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            eos_token_id=self.end_of_turn,
+            pad_token_id=self.pad,
+            cache_implementation=self.cache,
+            disable_compile=True,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        ids = torch.tensor([tokens])
+        with torch.inference_mode():
+            output = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            drawn = output.sequences[0, len(tokens) :]
+            logs = torch.cat(output.logits).log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
+        turn = Turn(session, tuple(drawn.tolist()), tuple(logs.tolist()), "stop" if drawn[-1] == self.end_of_turn else "length")
+        tokens.extend(turn.token_ids)
+        return [turn]
+
+
+def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, options: Options) -> Side:
+    """`count` trees with `engine`; the amount is how many steps they annotate."""
+    from stages.agent.rollout import EnvironmentPool
+    from stages.annotation.search import Search
+
+    params = tasks.params.section("annotate", "search")
+    params = params.model_copy(update={"iterations": options.size(params.iterations, 2)})
+    pool = EnvironmentPool(tasks.make)
+    numbers = iter(range(10**9))
+
+    def run() -> float:
+        # A seed of its own for each run, as a run on other tasks would have.
+        search = Search(engine, chat, pool, params, next(numbers), tasks.params.model.max_length)
+        trees = search.grow(tasks.tasks[:count])
+        return sum(len(tree.nodes) - 1 for tree in trees)
+
+    return Side(label, run)
+
+
+def ours(options: Options, tasks: SearchTasks, count: int) -> Side:
+    from stages.agent.chat import Chat
+    from stages.agent.torch_engine import TorchEngine
+
+    model, tokenizer = load(tasks.weights, "eager")
+    chat, params = Chat(tokenizer), tasks.params
+    engine = TorchEngine(model, [chat.end_of_turn], params.resources.slots, params.model.max_length)
+    return side("bellwether", engine, chat, tasks, count, options)
+
+
+def theirs(options: Options, tasks: SearchTasks, count: int, attention: str = "sdpa", cache: str | None = None) -> Side:
+    from stages.agent.chat import Chat
+
+    model, tokenizer = load(tasks.weights, attention)
+    chat = Chat(tokenizer)
+    engine = OneByOne(model, chat.end_of_turn, chat.pad_token, cache)
+    return side(f"generate {attention} cache={cache or 'dynamic'}", engine, chat, tasks, count, options)
+
+
+def measure(options: Options) -> dict[str, Result]:
+    tasks = search_tasks(options, weights(options))
+    trees, fewer = options.size(48, 2), options.size(4, 1)
+    settings = [("sdpa", None), ("eager", None)]
+    other, trials = fastest([lambda choice=choice: theirs(options, tasks, fewer, *choice) for choice in settings], options)
+    samples = alternate(ours(options, tasks, trees), other, options)
+    notes = {"trees": {"ours": trees, "theirs": fewer}, "weights": tasks.named, "theirs": other.label, "trials": trials}
+    return {"mcts": Result("steps/s", AGAINST, "rate", *samples, notes=notes)}

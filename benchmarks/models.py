@@ -1,0 +1,103 @@
+"""Models to measure with: Llama architecture, random weights, the shipped tokenizer. Both sides load the same files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Options, Side, rounded
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    positions: int = 2048
+
+
+SHAPES = {
+    "tiny": Shape(layers=2, hidden=32, intermediate=64, heads=2),
+    "1m": Shape(layers=4, hidden=128, intermediate=512, heads=4),
+    "9m": Shape(layers=8, hidden=256, intermediate=1024, heads=8),
+}
+"""Sizes by name; 1.2 and 8.6 million parameters, embedding included."""
+
+
+def sizes(options: Options) -> list[str]:
+    """The sizes that a scenario measures."""
+    return ["tiny"] if options.quick else ["1m", "9m"]
+
+
+def named(scenario: str, size: str) -> str:
+    return f"{scenario}@{size}"
+
+
+def make_model(options: Options, size: str) -> Path:
+    """The `save_pretrained` folder of a random model; made once per scratch folder."""
+    return _make(options.root, options.scratch / f"model-{size}", SHAPES[size])
+
+
+@cache
+def _make(root: Path, folder: Path, shape: Shape) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from stages.agent.policy import load_tokenizer, save_policy
+
+    tokenizer = load_tokenizer(root / "data" / "base")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    save_policy(LlamaForCausalLM(config), tokenizer, folder)
+    return folder
+
+
+def load(folder: Path, attention: str) -> tuple[Any, Any]:
+    """(model in evaluation mode, tokenizer), float32; a new copy each time."""
+    from stages.agent.policy import load_policy
+
+    policy = load_policy(folder, attention=attention)
+    return policy.model, policy.tokenizer
+
+
+class ForwardCounter:
+    """Counts the tokens that go through a model's layers, padding included, while it is entered."""
+
+    def __init__(self, model: Any) -> None:
+        self._module = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+        self.tokens = 0
+
+    def _count(self, module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
+        ids = keywords.get("input_ids")
+        if ids is None:
+            ids = keywords.get("inputs_embeds", arguments[0] if arguments else None)
+        self.tokens += int(ids.shape[0] * ids.shape[1])
+
+    def __enter__(self) -> ForwardCounter:
+        self._hook = self._module.register_forward_pre_hook(self._count, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+
+def forwarded_per_unit(side: Side) -> float:
+    """Tokens that went through the model, padding included, for each unit of work; by a run that is not timed."""
+    with ForwardCounter(side.model) as counter:
+        amount = side.run()
+    return rounded(counter.tokens / amount)

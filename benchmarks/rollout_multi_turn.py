@@ -1,0 +1,118 @@
+"""rollout_multi_turn: episodes of 8 turns in a scripted environment, action tokens per second, against TRL's own tool loop.
+
+Each turn is 16 action tokens (forced) and 16 observation tokens. Ours: `collect` and the batch made from its episodes; TRL's:
+`_generate_and_score_completions` with `environment_factory`, which reads prompt and history anew in every turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks import trl_side
+from benchmarks.measure import Options, Result, Side, alternate, fastest
+from benchmarks.models import forwarded_per_unit, load, make_model, named, sizes
+from benchmarks.toy import ToyChat, ToyEnvironment, ToyToolEnvironment, dataset_rows, toy_tasks
+
+ACTION, OBSERVATION, PROMPT = 16, 16, 64
+AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Groups of episodes; `turns` turns each."""
+
+    tasks: int
+    group: int
+    turns: int
+
+    @property
+    def action_tokens(self) -> int:
+        return self.tasks * self.group * self.turns * ACTION
+
+    @property
+    def length(self) -> int:
+        """Tokens of an episode."""
+        return PROMPT + self.turns * ACTION + (self.turns - 1) * OBSERVATION
+
+
+def work(options: Options) -> Work:
+    return Work(tasks=options.size(8, 2), group=options.size(8, 2), turns=options.size(8, 2))
+
+
+def ours(options: Options, size: str, work: Work, slots: int | None = None) -> Side:
+    from stages.agent.engine import Sampling
+    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+    from stages.agent.torch_engine import TorchEngine
+    from stages.training.batches import trajectory_batch
+
+    model, tokenizer = load(make_model(options, size), "sdpa")
+    width = slots or work.tasks * work.group
+    # No token ends a turn, so that all have the same length.
+    engine = TorchEngine(model, [], width, work.length + ACTION)
+    chat, pool = ToyChat(tokenizer), EnvironmentPool(ToyEnvironment)
+    tasks = toy_tasks(tokenizer, work.tasks, PROMPT, work.turns, OBSERVATION)
+    sampling = Sampling(max_tokens=ACTION)
+
+    def run() -> float:
+        episodes = collect(
+            *(engine, chat, pool, attempts(tasks, work.group), sampling, Labels(0)), max_length=work.length + ACTION, width=width
+        )
+        trajectory_batch(episodes)
+        tokens = sum(episode.policy_tokens for episode in episodes)
+        if tokens != work.action_tokens or {len(episode.token_ids) for episode in episodes} != {work.length}:
+            raise RuntimeError(f"{tokens} action tokens were played, {work.action_tokens} were meant")
+        return tokens
+
+    return Side("bellwether", run, model)
+
+
+def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cache: str | None = None) -> Side:
+    _, tokenizer = load(make_model(options, size), attention)
+    tasks = toy_tasks(tokenizer, work.tasks, PROMPT, work.turns, OBSERVATION)
+    rows = dataset_rows(tasks, work.group)
+    trainer = trl_side.make_trainer(
+        *(options, make_model(options, size)),
+        rows=len(rows),
+        group=work.group,
+        prompts=rows,
+        completion=work.length - PROMPT,
+        attention=attention,
+        cache=cache,
+        generation={"max_new_tokens": ACTION, "min_new_tokens": ACTION},
+        environment=ToyToolEnvironment,
+        tool_turns=work.turns - 1,
+    )
+
+    def run() -> float:
+        batch = trl_side.rollout(trainer, rows)
+        tokens = trl_side.action_tokens(batch)
+        if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - PROMPT:
+            raise RuntimeError(f"TRL played {tokens} action tokens, {work.action_tokens} were meant")
+        return tokens
+
+    return Side(f"trl {attention} cache={cache or 'dynamic'}", run, trainer.model)
+
+
+def measure_size(options: Options, size: str) -> Result:
+    plan = work(options)
+    mine = ours(options, size, plan)
+    settings = [("sdpa", None), ("eager", None), ("sdpa", "static")]
+    candidates = [lambda choice=choice: theirs(options, size, plan, *choice) for choice in settings]
+    other, trials = fastest(candidates, options)
+    ours_samples, theirs_samples = alternate(mine, other, options)
+    notes = {
+        "episodes": plan.tasks * plan.group,
+        "turns": plan.turns,
+        "tokens": {"prompt": PROMPT, "action": ACTION, "observation": OBSERVATION},
+        "trials": trials,
+        "theirs": other.label,
+        "tokens_forwarded_per_action_token": {
+            "ours": forwarded_per_unit(mine),
+            "theirs": forwarded_per_unit(other),
+        },
+    }
+    return Result("action tokens/s", AGAINST, "rate", ours_samples, theirs_samples, notes=notes)
+
+
+def measure(options: Options) -> dict[str, Result]:
+    return {named("rollout_multi_turn", size): measure_size(options, size) for size in sizes(options)}

@@ -1,0 +1,71 @@
+"""noop_repro_seconds and stage_help_seconds: what it costs to ask for nothing, against the limits that were set for it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.measure import Options, Result, Sample
+
+NOOP_LIMIT_S, HELP_LIMIT_S = 3.0, 1.0
+STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
+
+
+class SkippedError(RuntimeError):
+    """A scenario cannot be measured in this checkout; the message says why."""
+
+
+def environment(root: Path) -> dict[str, str]:
+    """This process's, without what a surrounding `dvc repro` put there, the interpreter's folder first on the path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DVC_") or name == "DVC_NO_ANALYTICS"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return {**kept, "PATH": path, "PYTHONPATH": str(root), "DVC_NO_ANALYTICS": "1"}
+
+
+def run(command: list[str], root: Path) -> tuple[Sample, str]:
+    """One run of a command in `root`, and what it printed. Raises RuntimeError if it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.perf_counter()
+    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - wall
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-1000:]}")
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Sample(1.0, wall, cpu), done.stdout
+
+
+def repeated(command: list[str], options: Options) -> list[Sample]:
+    return [run(command, options.root)[0] for _ in range(options.warm_ups + options.times)][options.warm_ups :]
+
+
+def dvc() -> str:
+    return str(Path(sys.executable).parent / "dvc")
+
+
+def noop_repro(options: Options) -> dict[str, Result]:
+    """`dvc --wait-for-lock repro` where nothing has changed. Raises SkippedError where it would have something to do."""
+    if not (options.root / ".dvc").is_dir():
+        raise SkippedError("this is no DVC checkout")
+    if not (options.root / "data" / "models" / "merged").is_dir():
+        raise SkippedError("the lifecycle has not been run in this checkout")
+    stale = run([dvc(), "status", "dvc.yaml"], options.root)[1].strip()
+    if "up to date" not in stale:
+        raise SkippedError(f"the lifecycle is not up to date here; run 'make lifecycle' first: {stale[:200]}")
+    samples = repeated([dvc(), "--wait-for-lock", "repro"], options)
+    return {"noop_repro_seconds": Result("s", f"the limit of {NOOP_LIMIT_S:g} s", "limit", samples, limit=NOOP_LIMIT_S)}
+
+
+def stage_help(options: Options) -> dict[str, Result]:
+    """`python -m stages.X --help` of the slowest stage."""
+    stages = STAGES[:1] if options.quick else STAGES
+    samples = {name: repeated([sys.executable, "-m", f"stages.{name}", "--help"], options) for name in stages}
+    medians = {name: sorted(sample.wall for sample in values)[len(values) // 2] for name, values in samples.items()}
+    slowest = max(medians, key=lambda name: medians[name])
+    notes = {"slowest": slowest, "seconds": {name: round(value, 3) for name, value in medians.items()}}
+    result = Result("s", f"the limit of {HELP_LIMIT_S:g} s", "limit", samples[slowest], limit=HELP_LIMIT_S, notes=notes)
+    return {"stage_help_seconds": result}

@@ -1,0 +1,200 @@
+"""train_step_p64, _p192, _p448: one optimiser step (forward, backward, clipping, AdamW) on saved trajectories, against TRL's.
+
+4 prompts, 8 answers of 64 tokens to each. Both sides get the same token ids, masks and advantages from the same weights; loss and
+gradients are compared first, and the scenario fails if they do not agree. TRL's micro-batch is chosen by trial; ours is the
+default of params.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import trl_side
+from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
+from benchmarks.models import load, make_model, named, sizes
+from stages.seeding import stream
+
+PROMPTS = (64, 192, 448)
+ANSWER = 64
+TOLERANCE = 1e-5
+"""Largest relative difference of losses and of gradients (by their norms)."""
+SHIFT = 0.1
+"""By how much the log-probabilities taken for the behaviour's are moved where sides are compared: on-policy, with advantages
+that add up to 0, the loss is 0 and has no relative difference."""
+LEARNING_RATE = 1e-6
+AGAINST = "TRL GRPOTrainer, Dr. GRPO"
+
+
+class DisagreementError(RuntimeError):
+    """The two sides do not compute the same step."""
+
+
+def trajectories(vocabulary: int, prompt: int, answer: int, tasks: int, group: int) -> list[Any]:
+    """Episodes of random tokens: `tasks` prompts with `group` answers each; rewards 0 and 1, no group without signal."""
+    from stages.agent.episode import Episode, Owner, TurnRecord
+
+    rng = stream("benchmarks.trajectories", prompt, answer, tasks, group)
+    episodes = []
+    for task in range(tasks):
+        opening = [rng.randrange(vocabulary) for _ in range(prompt)]
+        for attempt in range(group):
+            episode = Episode(f"{task}/{attempt}", str(task), "toy", str(task), 0, "", "", 1.0, 1.0, 0)
+            episode.append(opening, Owner.PROMPT, -1)
+            episode.append([rng.randrange(vocabulary) for _ in range(answer)], Owner.POLICY, 0, [0.0] * answer)
+            episode.reward = float(rng.random() < 0.5) if attempt > 1 else float(attempt)
+            episode.turns = [TurnRecord("", "", True, episode.reward, 0.0, "", "", prompt, prompt + answer)]
+            episodes.append(episode)
+    return episodes
+
+
+class Ours:
+    """The policy's learner as the rl stage makes it, on one prepared batch."""
+
+    def __init__(self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int) -> None:
+        from stages.algorithms.compose import resolve
+        from stages.params import load_params
+        from stages.training.batches import trajectory_batch
+        from stages.training.ledger import Ledger
+        from stages.training.loop import Learner, make_accelerator
+        from stages.training.models import Models
+        from stages.training.optimiser import make_optimiser, warmup_constant
+        from stages.training.policy_updates import PolicyUpdates
+
+        params = load_params(options.root / "params.yaml")
+        section = params.rl.model_copy(update={"algorithm": "grpo", "group_size": group})
+        section = section.model_validate(
+            {**section.model_dump(), "advantage": {"std": "none"}, "loss": {"aggregation": "constant"}, "max_grad_norm": 1.0}
+        )
+        algorithm, accelerator = resolve(section), make_accelerator(params.resources)
+        model, tokenizer = load(make_model(options, size), "sdpa")
+        models = Models.make(algorithm, model, None, accelerator, params.resources.tokens_per_batch)
+        batch = trajectory_batch(trajectories(len(tokenizer), prompt, answer, tasks, group))
+        # On-policy: the behaviour's log-probabilities are those of the weights that learn.
+        own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
+        self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
+        self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
+        self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
+        self.model, self.tokens_per_batch = model, params.resources.tokens_per_batch
+        optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
+        self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, accelerator)
+
+    def updates(self, batch: Any) -> Iterator[Any]:
+        return self.maker.updates(batch, 0, ("benchmarks",))
+
+    def gradient(self) -> tuple[float, dict[str, Any]]:
+        """Loss on the shifted batch, and gradients by parameter name; no step is made."""
+        total = 0.0
+        for update in self.updates(self.shifted):
+            for micro in update.micro_batches:
+                for terms in update.loss(micro):
+                    terms.loss.backward()
+                    total += float(terms.loss.detach())
+        return total, taken_gradients(self.model)
+
+    def run(self) -> float:
+        """One step; 1."""
+        for update in self.updates(self.batch):
+            self.learner.update(update.micro_batches, update.loss)
+        return 1.0
+
+
+def taken_gradients(model: Any) -> dict[str, Any]:
+    """The parameters' gradients, copied and cleared."""
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return gradients
+
+
+class Theirs:
+    """TRL's trainer on our batch's tokens and advantages, in micro-batches of `rows // accumulate`."""
+
+    def __init__(self, options: Options, size: str, ours: Ours, group: int, accumulate: int = 1, attention: str = "sdpa") -> None:
+        batch = ours.batch
+        starts = int(batch.mask[0].int().argmax())
+        answer = batch.token_ids.shape[1] - starts
+        self.trainer = trl_side.make_trainer(
+            *(options, make_model(options, size)),
+            rows=batch.size,
+            group=group,
+            prompts=[{"prompt": "x"}] * batch.size,
+            completion=answer,
+            attention=attention,
+            accumulate=accumulate,
+            learning_rate=LEARNING_RATE,
+        )
+        self.batch = {
+            "prompt_ids": batch.token_ids[:, :starts],
+            "prompt_mask": batch.token_ids[:, :starts].new_ones(batch.size, starts),
+            "completion_ids": batch.token_ids[:, starts:],
+            "completion_mask": batch.token_ids[:, starts:].new_ones(batch.size, answer),
+            "advantages": batch.advantages[:, starts],
+        }
+        self.shifted = {**self.batch, "old_per_token_logps": ours.shifted.logprobs_old[:, starts:]}
+        self.label = f"trl {attention} micro-batch={batch.size // accumulate}"
+
+    def gradient(self) -> tuple[float, dict[str, Any]]:
+        """As `Ours.gradient`."""
+        return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model)
+
+    def run(self) -> float:
+        trl_side.update(self.trainer, self.batch)
+        return 1.0
+
+
+def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]) -> dict[str, float]:
+    """Relative differences: of the losses; of all gradients as one vector; the largest of any parameter's, by its norm."""
+    (loss, gradients), (their_loss, their_gradients) = mine, other
+    if set(gradients) != set(their_gradients):
+        raise DisagreementError(f"gradients of different parameters: {sorted(set(gradients) ^ set(their_gradients))[:4]}")
+    apart = {name: float((value - their_gradients[name]).norm()) for name, value in gradients.items()}
+    norms = {name: float(value.norm()) for name, value in gradients.items()}
+    whole = sum(value**2 for value in apart.values()) ** 0.5 / sum(value**2 for value in norms.values()) ** 0.5
+    return {
+        "loss": abs(loss - their_loss) / abs(their_loss),
+        "gradient": whole,
+        "gradient_of_any_parameter": max(apart[name] / norms[name] for name in apart if norms[name] > 0),
+        "gradient_norm": sum(value**2 for value in norms.values()) ** 0.5,
+    }
+
+
+def check(difference: dict[str, float], where: str) -> None:
+    """Raise DisagreementError if the two sides' losses or gradients differ by more than TOLERANCE."""
+    if max(difference["loss"], difference["gradient"]) > TOLERANCE:
+        raise DisagreementError(
+            f"{where}: loss and gradient differ from TRL's by {difference['loss']:.2g} and {difference['gradient']:.2g}, "
+            f"relatively (at most {TOLERANCE:g}); times of different computations are not compared"
+        )
+
+
+def measure_prompt(options: Options, size: str, prompt: int) -> Result:
+    tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
+    mine = Ours(options, size, prompt, answer, tasks, group)
+    settings = [(1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager")]
+
+    def candidate(accumulate: int, attention: str) -> Side:
+        other = Theirs(options, size, mine, group, accumulate, attention)
+        return Side(other.label, other.run)
+
+    difference = disagreement(mine.gradient(), Theirs(options, size, mine, group).gradient())
+    check(difference, f"{size}, prompts of {prompt} tokens")
+    other, trials = fastest([lambda choice=choice: candidate(*choice) for choice in settings], options)
+    samples = alternate(Side("bellwether", mine.run), other, options)
+    notes = {
+        "rows": tasks * group,
+        "tokens": {"prompt": prompt, "answer": answer},
+        "ours": f"tokens_per_batch={mine.tokens_per_batch}",
+        "theirs": other.label,
+        "trials": trials,
+        "difference": {name: rounded(value) for name, value in difference.items()},
+    }
+    return Result("s", AGAINST, "seconds", *samples, notes=notes)
+
+
+def measure(options: Options) -> dict[str, Result]:
+    prompts = (24,) if options.quick else PROMPTS
+    return {
+        named(f"train_step_p{prompt}", size): measure_prompt(options, size, prompt)
+        for size in sizes(options)
+        for prompt in prompts
+    }

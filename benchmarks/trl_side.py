@@ -1,0 +1,178 @@
+"""TRL's side of a comparison: its GRPOTrainer, driven step by step, at what is its best setting on a CPU.
+
+Same weights, tokenizer, threads and float32; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the full
+support, no KL term. Gradient checkpointing, logging, saving and evaluation are off. Attention kernel, cache and micro-batch are
+chosen by trial (`measure.fastest`).
+
+Multi-turn episodes go through TRL's own tool loop (`environment_factory`). It needs a chat template that renders tool calls and
+a parser for them, which the shipped tokenizer does not have: `tool_tokenizer` adds both such that the tokens are those of the
+shipped template, a tool's answer taking the place of the user's message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Options
+from benchmarks.models import load
+
+TOOL = "act"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% set role = 'user' if message['role'] == 'tool' else message['role'] %}"
+    "{{ '<|' + role + '|>' }}"
+    "{% if message['tool_calls'] %}{% for call in message['tool_calls'] %}"
+    "{{ call['function']['name'] + ' ' + (call['function']['arguments'] | tojson) }}"
+    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}{{ '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def available() -> str:
+    """Why TRL cannot be run here, "" if it can."""
+    try:
+        import trl  # noqa: F401
+    except ImportError as error:
+        return f"TRL is not installed ({error}); pip install -e .[bench]"
+    return ""
+
+
+def tool_tokenizer(tokenizer: Any, is_action: Callable[[str], bool]) -> Any:
+    """`tokenizer` with tool calls: a message for which `is_action` holds calls the tool with its whole text."""
+
+    def parse_response(ids: Sequence[int], **_: Any) -> dict[str, Any]:
+        text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+        if not is_action(text):
+            return {"role": "assistant", "content": text}
+        call = {"type": "function", "function": {"name": TOOL, "arguments": {"action": text}}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    tokenizer.chat_template = TEMPLATE
+    # TRL looks whether there is one before it asks the tokenizer to parse.
+    tokenizer.response_template = {}
+    tokenizer.parse_response = parse_response
+    return tokenizer
+
+
+def configuration(folder: Path, **settings: Any) -> Any:
+    """A GRPOConfig with the rules of the comparison and `settings`."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        beta=0.0,
+        num_iterations=1,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        max_grad_norm=1.0,
+        **settings,
+    )
+
+
+def make_trainer(
+    options: Options,
+    folder: Path,
+    *,
+    rows: int,
+    group: int,
+    prompts: Sequence[dict[str, Any]],
+    completion: int,
+    attention: str = "sdpa",
+    cache: str | None = None,
+    accumulate: int = 1,
+    generation: dict[str, Any] | None = None,
+    environment: Callable[[], Any] | None = None,
+    reward: Callable[..., list[float]] | None = None,
+    is_action: Callable[[str], bool] | None = None,
+    tool_turns: int | None = None,
+    learning_rate: float = 1e-6,
+) -> Any:
+    """A GRPOTrainer ready for `rollout` and `update`.
+
+    rows: episodes of one iteration, in groups of `group`, trained in `accumulate` micro-batches; completion: most tokens after
+    the prompt (and Dr. GRPO's divisor); prompts: the dataset's rows; generation: passed to transformers' `generate`.
+    """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    model, tokenizer = load(folder, attention)
+    tokenizer.padding_side = "left"
+    if environment is not None:
+        tokenizer = tool_tokenizer(tokenizer, is_action or (lambda text: True))
+    config = configuration(
+        options.scratch / "trl",
+        per_device_train_batch_size=rows // accumulate,
+        gradient_accumulation_steps=accumulate,
+        steps_per_generation=accumulate,
+        num_generations=group,
+        max_completion_length=completion,
+        max_tool_calling_iterations=tool_turns,
+        cache_implementation=cache,
+        generation_kwargs=generation,
+        learning_rate=learning_rate,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward or (lambda completions, **_: [0.0] * len(completions)),
+        args=config,
+        train_dataset=Dataset.from_list([dict(prompt) for prompt in prompts]),
+        environment_factory=environment,
+    )
+    trainer.create_optimizer()
+    # What `Trainer.train` sets before its loop.
+    trainer.current_gradient_accumulation_steps = accumulate
+    trainer.model.train()
+    return trainer
+
+
+def rollout(trainer: Any, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """TRL's rollout and scoring of its dataset's rows, one for each episode: the batch that it trains on."""
+    return trainer._generate_and_score_completions([dict(prompt) for prompt in prompts])
+
+
+def action_tokens(batch: dict[str, Any]) -> int:
+    """Tokens of the batch that the policy drew."""
+    return int((batch["completion_mask"] * batch["tool_mask"]).sum())
+
+
+def losses(trainer: Any, batch: dict[str, Any]) -> float:
+    """Forward and backward of all micro-batches; the loss, its gradient added to the parameters'."""
+    from trl.trainer.utils import split_tensor_dict
+
+    total = 0.0
+    for micro in split_tensor_dict(batch, trainer.current_gradient_accumulation_steps):
+        loss = trainer.compute_loss(trainer.model, micro)
+        trainer.accelerator.backward(loss)
+        total += float(loss.detach())
+    return total
+
+
+def update(trainer: Any, batch: dict[str, Any]) -> float:
+    """One optimiser step as `Trainer` does it, without its bookkeeping."""
+    trainer.optimizer.zero_grad(set_to_none=True)
+    total = losses(trainer, batch)
+    trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
+    trainer.optimizer.step()
+    trainer._step += trainer.current_gradient_accumulation_steps
+    trainer._metrics["train"].clear()
+    return total

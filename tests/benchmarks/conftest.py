@@ -1,0 +1,23 @@
+"""Options of the quick mode: sizes that only show that a scenario works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import trl_side
+from benchmarks.measure import Options
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    return Options(ROOT, tmp_path_factory.mktemp("benchmarks"), quick=True, threads=1)
+
+
+@pytest.fixture(scope="session")
+def _with_trl() -> None:
+    if reason := trl_side.available():
+        pytest.skip(reason)

@@ -1,0 +1,206 @@
+"""Every scenario runs on tiny sizes: our side always, the other side where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sqlite3
+
+import pytest
+import torch
+
+from benchmarks import (
+    engine_limit,
+    generate_ragged,
+    lifecycle,
+    mcts,
+    merge,
+    rl_iteration,
+    rollout_multi_turn,
+    scaling,
+    search_domain,
+    startup,
+    train_step,
+)
+from benchmarks.measure import Options
+from benchmarks.models import forwarded_per_unit, load, make_model
+from benchmarks.toy import FRAME, ToyChat, text_of
+
+
+@pytest.fixture(scope="module")
+def tasks(options: Options) -> search_domain.SearchTasks:
+    return search_domain.search_tasks(options, search_domain.weights(options))
+
+
+def test_texts_have_exactly_so_many_tokens(options: Options):
+    _, tokenizer = load(make_model(options, "tiny"), "sdpa")
+    chat = ToyChat(tokenizer)
+    for count in (1, 7, 40):
+        text = text_of(tokenizer, count, "test", count)
+        assert len(chat.observation_tokens(text)) == len(chat.prompt_tokens(text)) == count + FRAME
+
+
+def test_lengths_are_ragged_as_said():
+    table = generate_ragged.lengths(256)
+    assert max(table) == generate_ragged.MOST * generate_ragged.MEAN
+    assert sum(table) / len(table) == pytest.approx(generate_ragged.MEAN, rel=0.01)
+    assert table == generate_ragged.lengths(256)
+
+
+def test_rollouts_ours(options: Options):
+    """Contract: prompts are read once per group and histories never again."""
+    work = rollout_multi_turn.work(options)
+    side = rollout_multi_turn.ours(options, "tiny", work)
+    assert side.run() == work.action_tokens
+    assert forwarded_per_unit(side) > 1
+
+
+@pytest.mark.usefixtures("_with_trl")
+def test_rollouts_theirs(options: Options):
+    """Contract: TRL's tool loop plays the same turns of the same lengths."""
+    work = rollout_multi_turn.work(options)
+    assert rollout_multi_turn.theirs(options, "tiny", work).run() == work.action_tokens
+
+
+def test_generation_of_both_sides(options: Options):
+    table = [3, 1, 5, 2]
+    assert generate_ragged.ours(options, "tiny", table, 2).run() == 11
+    assert generate_ragged.theirs(options, "tiny", table, 2).run() == 11
+
+
+@pytest.mark.usefixtures("_with_trl")
+def test_training_steps_agree_and_run(options: Options):
+    """Contract: both sides' loss and gradients are the same before any time is compared."""
+    mine = train_step.Ours(options, "tiny", 24, 8, 2, 2)
+    other = train_step.Theirs(options, "tiny", mine, 2)
+    loss, _ = gradient = mine.gradient()
+    assert loss != 0
+    train_step.check(train_step.disagreement(gradient, other.gradient()), "here")
+    halves = train_step.Theirs(options, "tiny", mine, 2, accumulate=2)
+    train_step.check(train_step.disagreement(gradient, halves.gradient()), "in two micro-batches")
+    assert mine.run() == other.run() == 1
+    pairs = zip(mine.model.parameters(), other.trainer.model.parameters(), strict=True)
+    apart = torch.cat([(one - two).detach().abs().flatten() for one, two in pairs])
+    # A first step of Adam is the gradient's sign, which rounding decides where the gradient is next to nothing.
+    assert (apart > 0.2 * train_step.LEARNING_RATE).float().mean() < 0.01
+
+
+def test_a_training_step_that_disagrees_is_refused():
+    gradient = {"w": torch.ones(4)}
+    difference = train_step.disagreement((1.0, gradient), (1.0, {"w": torch.tensor([1.0, 1.0, 1.0, 1.001])}))
+    assert difference["gradient"] == pytest.approx(0.0005, rel=1e-3)
+    with pytest.raises(train_step.DisagreementError, match="not compared"):
+        train_step.check(difference, "here")
+
+
+def test_training_step_ours(options: Options):
+    assert train_step.Ours(options, "tiny", 24, 8, 2, 2).run() == 1
+
+
+def test_the_bare_loop_computes_what_the_model_does(options: Options):
+    """Contract: the limit is that of the same model: the last position's logits are those of a whole forward pass."""
+    side = engine_limit.limit(options, "tiny", 2, 3, "sdpa")
+    seen = []
+    hook = side.model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
+    side.before()
+    assert side.run() == 6
+    hook.remove()
+    ids = torch.tensor(engine_limit.prompts(2, side.model.config.vocab_size))
+    whole = side.model(input_ids=torch.cat([ids, ids[:, :3]], 1)).logits[:, -1]
+    torch.testing.assert_close(seen[-1], whole, rtol=1e-4, atol=1e-5)
+    mine = engine_limit.ours(options, "tiny", 2, 3)
+    mine.before()
+    assert mine.run() == 6
+
+
+def test_tree_search_of_both_sides(options: Options, tasks: search_domain.SearchTasks):
+    assert mcts.ours(options, tasks, 1).run() > 0
+    assert mcts.theirs(options, tasks, 1).run() > 0
+
+
+def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
+    seen = rl_iteration.Seen()
+    side = rl_iteration.ours(options, tasks, seen)
+    before = [parameter.detach().clone() for parameter in side.model.parameters()]
+    assert side.run() == 1
+    side.before()
+    assert all(torch.equal(one, two) for one, two in zip(before, side.model.parameters(), strict=True))
+    assert seen.action_tokens[0] > 0
+
+
+@pytest.mark.usefixtures("_with_trl")
+def test_rl_iteration_theirs(options: Options, tasks: search_domain.SearchTasks):
+    """Contract: TRL plays the search environment to its end: at most its turns, at most so many tokens each."""
+    seen, rl = rl_iteration.Seen(), rl_iteration.section(options, tasks)
+    assert rl_iteration.theirs(options, tasks, seen).run() == 1
+    most = rl.tasks_per_step * rl.group_size * tasks.domain.settings.max_turns * rl.sampling.max_tokens
+    assert 0 < seen.action_tokens[0] <= most
+
+
+def test_rewards_are_the_environments(options: Options, tasks: search_domain.SearchTasks):
+    make = rl_iteration.tool_environment(tasks)
+    task = tasks.tasks[0]
+    right, wrong = make(), make()
+    right.reset(task_id=task.task_id)
+    wrong.reset(task_id=task.task_id)
+    assert right.act(f"search {task.spec['start']}")
+    completions = [[{"role": "assistant", "content": text}] for text in (f"answer {task.spec['answer']}", "answer nobody")]
+    assert rl_iteration.reward(completions, [right, wrong]) == [1.0, 0.0]
+
+
+def test_merges_of_both_sides(options: Options):
+    """Contract: the merged models are the same before any time is compared."""
+    folder = options.scratch / "merge"
+    folders = merge.make_models(options, merge.SMALL, folder)
+    try:
+        merge.out_of_cache(folders)
+        measured = merge.run_once(options, "ours", "ties", folders, keep=True)
+        assert measured["wall_s"] > 0
+        assert measured["peak_rss_bytes"] >= measured["peak_anonymous_bytes"] > 0
+        if importlib.util.find_spec("mergekit") is None:
+            pytest.skip("mergekit is not installed; pip install -e .[bench]")
+        merge.run_once(options, "theirs", "ties", folders, keep=True)
+        assert merge.difference("ties", folders) <= merge.TOLERANCE
+        shutil.rmtree(merge.merged_folder(folders, "theirs"))
+        shutil.copytree(folders[1], merge.merged_folder(folders, "theirs"))
+        with pytest.raises(merge.DisagreementError, match="not compared"):
+            merge.difference("ties", folders)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_start_up(options: Options):
+    (result,) = startup.stage_help(options).values()
+    assert result.summary()["theirs"] == startup.HELP_LIMIT_S
+    with pytest.raises(startup.SkippedError, match="no DVC checkout"):
+        startup.noop_repro(Options(options.scratch, options.scratch))
+
+
+def test_tables_of_growth(options: Options):
+    assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
+    assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
+
+
+def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):
+    with pytest.raises(startup.SkippedError, match="make lifecycle"):
+        lifecycle.recorded(tmp_path)
+    with sqlite3.connect(tmp_path / lifecycle.STORE) as store:
+        store.execute("CREATE TABLE runs (name, run_uuid, status, start_time, end_time)")
+        store.execute("CREATE TABLE tags (run_uuid, key, value)")
+        store.execute("CREATE TABLE latest_metrics (run_uuid, key, value)")
+        rows = [
+            ("rollout@search", "a", "FINISHED", 1000, 3000),
+            ("rollout@search", "b", "FINISHED", 5000, 9500),
+            ("rollout@search", "c", "RUNNING", 9900, None),
+            ("lifecycle 12", "d", "FINISHED", 0, 9000),
+        ]
+        store.executemany("INSERT INTO runs VALUES (?, ?, ?, ?, ?)", rows)
+        store.execute("INSERT INTO tags VALUES ('b', 'git.commit', 'abc')")
+        store.executemany(
+            "INSERT INTO latest_metrics VALUES (?, ?, ?)", [("b", "engine/sampled_tokens", 10), ("b", "engine/fed_tokens", 25)]
+        )
+    assert lifecycle.recorded(tmp_path) == {
+        "seconds": {"rollout@search": 4.5},
+        "commits": {"rollout@search": "abc"},
+        "fed_per_sampled_token": {"rollout@search": 3.5},
+    }

@@ -7,7 +7,6 @@ An unknown key fails with the nearest known name, a bad value with its range, a 
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -17,21 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
 ROOT = Path(__file__).resolve().parent.parent
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class ParamsError(ValueError):
-    """params.yaml is wrong; the message says where and what to do."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Resources(Section):
@@ -385,50 +374,18 @@ def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _known_names(location: tuple[Any, ...]) -> list[str]:
-    """Field names of the section that `location` (a pydantic error's) points into."""
-    model: Any = Params
-    for part in location[:-1]:
-        info = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        if info is None:
-            model = PerDomain if model is Params else model
-            continue
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
-
-
-def explain(error: ValidationError, source: str, prefix: str = "") -> str:
-    """A pydantic error as lines a person can act on: where, what was given, what is allowed, the nearest known name."""
-    lines = []
-    for item in error.errors():
-        location = tuple(part for part in item["loc"])
-        key = prefix + ".".join(str(part) for part in location)
-        if item["type"] == "extra_forbidden":
-            known = _known_names(tuple(prefix.rstrip(".").split(".")) + location if prefix else location)
-            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-            hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
-            lines.append(f"{source}: unknown key '{key}'.{hint}")
-        else:
-            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {item['input']!r})"
-            place = f" '{key}'" if key else ""
-            lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
-    return "\n".join(lines)
-
-
 def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Params:
     """Check a parsed params.yaml, every domain's overrides included. Raises ParamsError with one line per mistake."""
     try:
         params = Params.model_validate(values)
     except ValidationError as error:
-        raise ParamsError(explain(error, source)) from error
+        raise ParamsError(explain(error, Params, source)) from error
     for domain in params.domains:
         for name in ("curate", "rollout", "annotate", "rl"):
             try:
                 params.section(name, domain)
             except ValidationError as error:
-                raise ParamsError(explain(error, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+                raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
     return params
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import yaml
 
-from stages.params import Params, ParamsError, load_params
+from stages.params import Params, load_params
 from stages.progress import Progress, progress
 from stages.tracking import Tracker, open_tracker
+from stages.validation import ParamsError
 
 
 @dataclass

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.params import ParamsError, apply_overlay, deep_merge, load_params, params_hash, parse_params
+from stages.params import apply_overlay, deep_merge, load_params, params_hash, parse_params
 from stages.tracking import flatten
+from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[1]
 MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"search": {}, "textworld": {}}}

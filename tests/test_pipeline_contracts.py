@@ -16,7 +16,8 @@ from stages.params import Params, PerDomain
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
-    Path("stages") / f"{name}.py" for name in ("params", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
+    Path("stages") / f"{name}.py"
+    for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
 ) | frozenset(source_files("stages/tracking"))
 """Files that change no output (see the head of dvc.yaml)."""
 SPEED_ALONE = {"device", "threads", "slots", "tokens_per_batch", "workers"}
@@ -252,7 +253,7 @@ def test_modules_keep_to_their_size() -> None:
     for path in modules("stages", "flows"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        assert lines <= 520 if path.name == "params.py" else lines <= 500, f"{path} has {lines} lines"
+        assert lines <= 500, f"{path} has {lines} lines"
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or 0) - node.lineno + 1

@@ -21,7 +21,8 @@ from stages.algorithms.credit import add_credit
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import LOSSES, clipped, log_ratio
 from stages.algorithms.registry import composition
-from stages.params import ParamsError, Rl
+from stages.params import Rl
+from stages.validation import ParamsError
 
 _DEFAULTS: dict[str, Any] = {
     "advantage.estimator": "group",

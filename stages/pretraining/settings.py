@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from stages.params import ParamsError, Section, explain
+from stages.validation import ParamsError, Section, explain
 
 
 class Phase(Section):
@@ -82,4 +82,4 @@ def load_settings(path: Path) -> Settings:
     try:
         return Settings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     except ValidationError as error:
-        raise ParamsError(explain(error, str(path.name))) from error
+        raise ParamsError(explain(error, Settings, path.name)) from error

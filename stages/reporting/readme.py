@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import read_json
-from stages.params import ParamsError, load_params
+from stages.params import load_params
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.results import check_evaluation, markdown_table
 from stages.reporting.style import drawing, to_svg
+from stages.validation import ParamsError
 
 if TYPE_CHECKING:
     from stages.algorithms.contract import Card

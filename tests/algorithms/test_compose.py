@@ -10,7 +10,8 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import _DEFAULTS, resolve
 from stages.algorithms.registry import COMPOSITIONS, cards, composition
-from stages.params import ParamsError, Rl
+from stages.params import Rl
+from stages.validation import ParamsError
 
 
 def test_every_name_in_params_has_a_method_and_a_card() -> None:

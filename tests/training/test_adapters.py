@@ -16,7 +16,7 @@ from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import resolve
-from stages.params import HeadParams, Lora, ParamsError, Resources, Rl, parse_params
+from stages.params import HeadParams, Lora, Resources, Rl, parse_params
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
@@ -24,6 +24,7 @@ from stages.training.loop import Learner, make_accelerator
 from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.policy_updates import PolicyUpdates
+from stages.validation import ParamsError
 from training.test_shared_prompts import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)

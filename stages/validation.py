@@ -1,0 +1,59 @@
+"""What settings files are checked with: the base of their sections, and errors that a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ParamsError(ValueError):
+    """A settings file is wrong; the message says where and what to do."""
+
+
+class Section(BaseModel):
+    """A part of a settings file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, be it alone, in a mapping or in a sequence."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    held = [_section_of(part) for part in getattr(annotation, "__args__", ())]
+    return next((section for section in held if section is not None), None)
+
+
+def known_names(root: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Field names of the section of `root` that `location` (a pydantic error's, its last part a field) points into."""
+    section = root
+    for part in location[:-1]:
+        if part in section.model_fields:
+            section = _section_of(section.model_fields[part].annotation) or section
+    return list(section.model_fields)
+
+
+def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: str = "") -> str:
+    """A pydantic error of a file of shape `root` as lines a person can act on: where, what was given, what is allowed, the
+    nearest known name. `prefix`: dotted place of what was checked, with a dot at its end."""
+    lines = []
+    for item in error.errors():
+        location = (*prefix.rstrip(".").split("."), *item["loc"]) if prefix else item["loc"]
+        key = ".".join(str(part) for part in location)
+        if item["type"] == "extra_forbidden":
+            known = known_names(root, location)
+            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+            hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
+            lines.append(f"{source}: unknown key '{key}'.{hint}")
+        else:
+            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {item['input']!r})"
+            place = f" '{key}'" if key else ""
+            lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
+    return "\n".join(lines)

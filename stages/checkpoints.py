@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ class Checkpoints:
             return None
         try:
             return torch.load(path, map_location="cpu", weights_only=False)
-        except (RuntimeError, EOFError, ValueError, OSError) as error:
+        except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             print(f"checkpoint {path} cannot be read ({error}); starting this part again", flush=True)
             return None
 

@@ -26,13 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 class Resources(Section):
     """What the machine offers. Profiles change these and nothing else that bears on results."""
 
-    device: str = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     precision: Literal["float32", "bfloat16"] = "float32"
     slots: Annotated[int, Field(ge=4, le=4096)] = 64
     """Sessions the engine decodes at once."""
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
-    """Padded tokens in one micro-batch of training; changes memory and speed, never the loss."""
+    """Padded tokens in one micro-batch of training; changes memory and speed, and the loss by rounding alone."""
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes that compile games and the like."""
 
@@ -81,7 +81,7 @@ class Curate(Section):
 
 
 class Sft(Section):
-    epochs: Positive = 6.0
+    epochs: Positive = 4.0
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""
     learning_rate: Positive = 5e-4
@@ -261,7 +261,7 @@ class Rl(Section):
 
 
 class Ram(Section):
-    eps: Positive = 1e-5
+    eps: Positive = 1e-3
     r: NonNegative = 0.1
     alpha: NonNegative = 1.0
     scope: Literal["global", "tensor"] = "global"
@@ -305,7 +305,7 @@ class Evaluate(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
     chunk: Count = 400
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
 
 
 class Report(Section):
@@ -389,11 +389,22 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
     return params
 
 
+class _OnceLoader(yaml.SafeLoader):
+    """Refuses a mapping that gives a key twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in keys[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     """Read and check params.yaml. Raises ParamsError for a missing file, bad YAML or bad values."""
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
     except FileNotFoundError as error:
         raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
     except yaml.YAMLError as error:
@@ -414,10 +425,18 @@ def check_domains(params: Params) -> None:
     from stages.environments.registry import load_domain
 
     for domain in params.domains:
-        try:
-            load_domain(domain, params.per_domain[domain].environment)
-        except ValueError as error:
-            raise ParamsError(f"params.yaml: {error}") from error
+        load_domain(domain, params.per_domain[domain].environment)
+
+
+def check_model(params: Params) -> None:
+    """Raise ParamsError if `model.path` is a folder that lacks what a model needs."""
+    from stages.agent.policy import HUB, check_folder
+
+    try:
+        if not params.model.path.startswith(HUB):
+            check_folder(ROOT / params.model.path)
+    except ValueError as error:
+        raise ParamsError(f"params.yaml: model.path: {error}") from error
 
 
 def apply_overlay(path: Path, overlay: Path) -> None:
@@ -450,6 +469,7 @@ def main() -> int:
             apply_overlay(options.file, options.apply)
         params = load_params(options.file)
         check_domains(params)
+        check_model(params)
     except ParamsError as error:
         print(error, file=sys.stderr)
         return 2

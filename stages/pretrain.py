@@ -1,7 +1,7 @@
 """Makes the shipped base model (`data/base`): a small Llama, trained on procedural text in the environments' formats.
 
-Frozen in the pipeline. To make it anew: `dvc repro --force --single-item data/base/dvc.yaml:pretrain`. Its settings are in
-data/base/params.yaml. The order: text -> tokenizer -> tokens -> model -> training -> what it can do -> folder.
+Frozen in the pipeline. To make it anew: `python -m stages.pretrain`, then `dvc commit -f data/base/dvc.yaml:pretrain`. Its
+settings are in data/base/params.yaml. The order: text -> tokenizer -> tokens -> model -> training -> what it can do -> folder.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def run(context: StageContext) -> None:
     history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "training")
 
     accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
-    job.model.generation_config.eos_token_id = tokenizer.eos_token_id
-    job.model.generation_config.pad_token_id = tokenizer.pad_token_id
+    for config in (job.model.config, job.model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     job.model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_history(folder / "history.csv", history)

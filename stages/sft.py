@@ -47,7 +47,7 @@ def run(context: StageContext) -> None:
     prepare_model(policy.model, context.params, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer), demonstrations)
 
-    checkpoints = Checkpoints(context)
+    checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
     job.close()
 

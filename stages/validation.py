@@ -18,9 +18,9 @@ class ParamsError(ValueError):
 
 
 class Section(BaseModel):
-    """A part of a settings file; unknown keys are errors."""
+    """A part of a settings file; unknown keys are errors, and so are values of another type (`true` or "3" for a number)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
@@ -32,7 +32,8 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def known_names(root: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Field names of the section of `root` that `location` (a pydantic error's, its last part a field) points into."""
+    """Field names of the section of `root` that `location` (a pydantic error's, its last part a field) points into; parts that
+    are no fields, such as a domain's name, are passed over."""
     section = root
     for part in location[:-1]:
         if part in section.model_fields:

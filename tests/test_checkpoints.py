@@ -65,7 +65,7 @@ def test_a_damaged_file_is_reported_and_counts_as_absent(context: StageContext, 
     checkpoints = Checkpoints(context)
     checkpoints.save("state", {"weights": torch.zeros(1000)})
     data = checkpoints.path("state").read_bytes()
-    for damaged in (data[: len(data) // 2], b"", b"\x80not a checkpoint"):
+    for damaged in (data[: len(data) // 2], b"", b"\x80not a checkpoint", bytes(1000)):
         checkpoints.path("state").write_bytes(damaged)
         assert checkpoints.load("state") is None
         assert "cannot be read" in capsys.readouterr().out

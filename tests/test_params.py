@@ -50,6 +50,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(changes: dict, key: str
     [
         ({"rl": {"steps": 0}}, ["rl.steps", "greater than or equal to 1", "0"]),
         ({"rl": {"steps": "many"}}, ["rl.steps", "integer", "many"]),
+        ({"rl": {"steps": "20"}}, ["rl.steps", "integer", "'20'"]),
+        ({"seed": True}, ["seed", "integer", "True"]),
+        ({"resources": {"device": "gpu7"}}, ["resources.device", "cuda", "gpu7"]),
         ({"curate": {"noise": 1.5}}, ["curate.noise", "less than or equal to 1", "1.5"]),
         ({"evaluate": {"confidence": 95}}, ["evaluate.confidence", "less than 1", "95"]),
         ({"merge": {"method": "tis"}}, ["merge.method", "'ties'", "tis"]),
@@ -129,6 +132,25 @@ def test_the_shipped_file_lists_every_key_with_its_default() -> None:
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     params = parse_params(values)
     assert set(flatten(values)) == set(flatten(params.model_dump(mode="json")))
+    plain = parse_params({key: values[key] for key in ("domains", "per_domain")})
+    assert params.model_dump() == plain.model_dump()
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("seed: 0\ndomains: [search]\nrl: {steps: 2, steps: 3}\n")
+    with pytest.raises(ParamsError, match=r"(?s)params\.yaml.*'steps' is given twice.*line 3"):
+        load_params(path)
+
+
+def test_a_model_folder_that_is_not_there_is_found_before_anything_runs(tmp_path: Path) -> None:
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(deep_merge(values, {"model": {"path": "data/nope"}})))
+    command = [sys.executable, "-m", "stages.params", "--file", str(tmp_path / "params.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "model.path" in done.stderr
+    assert "data/nope does not exist" in done.stderr
 
 
 def test_the_shipped_profile_changes_resources_only() -> None:

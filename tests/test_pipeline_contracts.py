@@ -20,7 +20,7 @@ NO_EFFECT = frozenset(
     for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
 ) | frozenset(source_files("stages/tracking"))
 """Files that change no output (see the head of dvc.yaml)."""
-SPEED_ALONE = {"device", "threads", "slots", "tokens_per_batch", "workers"}
+SPEED_ALONE = {"threads", "slots", "workers"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
 

@@ -23,7 +23,15 @@ WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the base model's names."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-_REFUSED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "target_parameters")
+_REFUSED: tuple[str, ...] = (
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+    "target_parameters",
+)
 _REFUSED += ("layer_replication", "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora")
 
 

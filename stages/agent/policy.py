@@ -19,7 +19,14 @@ from torch.utils.checkpoint import checkpoint
 from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
 
 HUB = "hub:"
-_PARTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*")
+_PARTS: tuple[str, ...] = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "vocab.*",
+)
 _PARTS += ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model", CONFIG)
 _LOADED_BY = ("is_local", "local_files_only", "name_or_path")
 
@@ -94,8 +101,8 @@ def check_folder(folder: Path) -> None:
     whole adapter folder with a tokenizer and a base; AdapterError if the adapter is of a kind that is not supported."""
     if not folder.is_dir():
         raise PolicyError(
-            f"model folder {folder} does not exist; check model.path in params.yaml, or make it: 'dvc repro' (models of stages), "
-            f"'dvc repro data/base/dvc.yaml' (the base). A hub model is written '{HUB}org/name'"
+            f"model folder {folder} does not exist; check model.path in params.yaml, or restore it: 'dvc repro' makes those of "
+            f"stages, 'git checkout data/base' the base. A hub model is written '{HUB}org/name'"
         )
     adapter = is_adapter(folder)
     for name in (CONFIG if adapter else "config.json", "tokenizer_config.json"):
@@ -140,6 +147,19 @@ def load_tokenizer(folder: Path | str) -> Any:
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
+def usable_device(name: str) -> torch.device:
+    """The device called `name` (cpu, cuda, cuda:1). Raises PolicyError if this machine or this torch has none such."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise PolicyError(
+                f"resources.device is {name}, and torch {torch.__version__} sees {count} CUDA devices here; set it to cpu, or "
+                "install a torch built for CUDA"
+            )
+    return device
+
+
 def load_policy(
     path: Path | str, *, device: str = "cpu", precision: str = "float32", attention: str = "eager", root: Path | None = None
 ) -> Policy:
@@ -159,20 +179,21 @@ def load_policy(
         folder = Path(name) if root is None else root / name
     check_folder(folder)
     adapter = Adapter(folder) if is_adapter(folder) else None
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         adapter.base if adapter else folder,
         dtype=getattr(torch, precision),
         attn_implementation=attention,
         local_files_only=True,
         output_loading_info=True,
     )
+    model, loading = loaded
     lacking = sorted({*loading["missing_keys"], *(str(entry[0]) for entry in loading["mismatched_keys"])})
     if lacking:
         raise PolicyError(
             f"{folder}: the weights lack {len(lacking)} tensors that config.json calls for, {lacking[0]} first; they would "
             "be left random. The folder mixes two models or is incomplete: restore or remake it"
         )
-    model.to(device).eval()
+    model.to(usable_device(device)).eval()
     if adapter:
         fold(model, adapter.deltas())
     _check_head(model, folder)
@@ -231,9 +252,17 @@ def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
 
 
 def head_logprobs(
-    model: Any, hidden: Tensor, targets: Tensor, temperature: float = 1.0, *, chunk: int = 8192, entropy: bool = False
+    model: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    *,
+    chunk: int = 8192,
+    entropy: bool = False,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities [N] float32 of `targets` [N] given hidden states [N, D], and entropies [N] (nats) if asked for.
+    """Log-probabilities [N] float32 of `targets` [N] given hidden states [N, D], and entropies [N] (nats) if asked for;
+    with `entropy_gradient` off these are numbers alone, which saves a matrix of logits in the backward pass.
 
     log softmax(W h / temperature), in float32, `chunk` rows at a time; with gradients on, the chunks' logits are recomputed in
     the backward pass rather than kept, so that memory is chunk x vocabulary whatever N is.
@@ -243,7 +272,10 @@ def head_logprobs(
     def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = head(hidden).float()
         logs = (logits / temperature if temperature != 1.0 else logits).log_softmax(-1)
-        spread = -(logs.exp() * logs).sum(-1) if entropy else None
+        spread = None
+        if entropy:
+            sure = logs if entropy_gradient else logs.detach()
+            spread = -(sure.exp() * sure).sum(-1)
         return logs.gather(-1, targets[:, None])[:, 0], spread
 
     parts = []
@@ -251,7 +283,8 @@ def head_logprobs(
     for start in range(0, max(len(targets), 1), chunk):
         arguments = (hidden[start : start + chunk], targets[start : start + chunk])
         parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
-    return torch.cat([logs for logs, _ in parts]), torch.cat([spread for _, spread in parts]) if entropy else None
+    spreads = [spread for _, spread in parts if spread is not None]
+    return torch.cat([logs for logs, _ in parts]), torch.cat(spreads) if spreads else None
 
 
 def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -273,6 +306,7 @@ def token_logprobs(
     states: States = predicting_states,
     chunk: int = 8192,
     entropy: bool = False,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token where `mask`, given the tokens before it, under softmax(logits / temperature).
 
@@ -285,7 +319,8 @@ def token_logprobs(
         raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
     rows, columns = mask.nonzero(as_tuple=True)
     hidden = states(model, token_ids, mask)
-    logs, spread = head_logprobs(model, hidden, token_ids[rows, columns], temperature or 1.0, chunk=chunk, entropy=entropy)
+    settings: Any = {"chunk": chunk, "entropy": entropy, "entropy_gradient": entropy_gradient}
+    logs, spread = head_logprobs(model, hidden, token_ids[rows, columns], temperature or 1.0, **settings)
     logprobs = torch.zeros(mask.shape, dtype=torch.float32, device=logs.device).index_put((rows, columns), logs)
     if spread is None:
         return logprobs, None

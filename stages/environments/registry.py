@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.environments.protocol import Domain
+from stages.validation import ParamsError, explain
 
 GROUP = "bellwether.domains"
 
@@ -23,17 +24,17 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     """The domain called `name`, with `settings` checked by its own settings class.
 
     An entry point names a class with a `Settings` attribute (a `DomainSettings`), called with an instance of it.
-    Raises ValueError, naming the nearest known domain, for an unknown name, and with the key and range for bad settings.
+    Raises ParamsError, naming the nearest known one, for an unknown domain or key, and with the range for a bad value.
     """
     factories = domain_factories()
     if name not in factories:
         near = difflib.get_close_matches(name, factories, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise ValueError(f"unknown domain '{name}'{hint} Known domains: {', '.join(sorted(factories))}.")
+        raise ParamsError(f"params.yaml: unknown domain '{name}'{hint} Known domains: {', '.join(sorted(factories))}.")
     domain_class: Any = factories[name]()
     try:
         checked = domain_class.Settings(**dict(settings or {}))
     except ValidationError as error:
-        raise ValueError(f"per_domain.{name}.environment: {error}") from error
+        raise ParamsError(explain(error, domain_class.Settings, "params.yaml", f"per_domain.{name}.environment.")) from error
     domain: Domain = domain_class(checked)
     return domain

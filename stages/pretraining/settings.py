@@ -53,7 +53,7 @@ class Settings(Section):
     decay: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of all steps, at the end, over which the rate falls to a tenth; it is constant before."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1, strict=False)]
     transcript_tasks: Annotated[int, Field(ge=0)] = 96
     """Tasks per environment that aimless policies play, in worlds of their own."""
     transcript_plays: Annotated[int, Field(ge=1)] = 4

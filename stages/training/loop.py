@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from stages.agent.policy import usable_device
 from stages.algorithms.contract import LossTerms
 from stages.checkpoints import Checkpoints
 from stages.params import Resources
@@ -35,9 +36,13 @@ Sums = dict[str, float]
 
 
 def make_accelerator(resources: Resources) -> Accelerator:
-    """Accelerate for `resources`: device and mixed precision; one process unless started by `accelerate launch`."""
+    """Accelerate for `resources`: device and mixed precision; one process unless started by `accelerate launch`. Raises
+    PolicyError for a device that is not there."""
     from accelerate import Accelerator
 
+    device = usable_device(resources.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # accelerate takes the current one
     mixed = "bf16" if resources.precision == "bfloat16" else "no"
     return Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed)
 

@@ -60,13 +60,15 @@ class PolicyUpdates:
                 self.ledger.close()
 
     def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
-        temperature = self.algorithm.rl.sampling.temperature
+        temperature, bonus = self.algorithm.rl.sampling.temperature, self.algorithm.rl.loss.entropy_coef > 0
         model = self.models.policy
 
         def share(rows: list[int], states: States = predicting_states) -> LossTerms:
             """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
-            logprobs, entropy = token_logprobs(model, micro.token_ids, micro.mask, temperature, states=states, entropy=True)
+            logprobs, entropy = token_logprobs(
+                *(model, micro.token_ids, micro.mask, temperature), states=states, entropy=True, entropy_gradient=bonus
+            )
             assert entropy is not None
             self.ledger.saw(torch.tensor(rows), micro.mask)
             terms = self.algorithm.loss(logprobs, entropy, micro, total)

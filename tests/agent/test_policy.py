@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import make_tiny_policy
 
-from stages.agent.policy import PolicyError, hidden_states, load_policy, policy_hash, save_policy, token_logprobs
+from stages.agent.policy import PolicyError, hidden_states, load_policy, policy_hash, save_policy, token_logprobs, usable_device
 
 
 @pytest.fixture
@@ -116,6 +116,10 @@ def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, tem
         (logprobs + entropy).sum().backward()
         torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight.grad, gradient, atol=1e-4, rtol=1e-4)
     assert token_logprobs(model, ids, mask)[1] is None
+    logprobs, numbers = token_logprobs(model, ids, mask, temperature, entropy=True, entropy_gradient=False)
+    torch.testing.assert_close(numbers, (expected_entropy * mask).detach(), atol=1e-5, rtol=0)
+    assert logprobs.requires_grad
+    assert not numbers.requires_grad
     with pytest.raises(ValueError, match="first token"):
         token_logprobs(model, ids, torch.ones_like(mask))
 
@@ -126,3 +130,10 @@ def test_padding_on_the_right_changes_nothing(tiny_policy):
     padded = torch.cat([ids, torch.zeros(1, 6, dtype=torch.long)], 1)
     with torch.no_grad():
         torch.testing.assert_close(hidden_states(model, padded)[:, :10], hidden_states(model, ids), atol=1e-5, rtol=1e-5)
+
+
+def test_a_device_that_is_not_there_is_named_with_what_to_do(monkeypatch, tiny_policy):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PolicyError, match=r"resources\.device is cuda:1, and torch .* sees 0 CUDA devices"):
+        load_policy(tiny_policy, device="cuda:1")
+    assert usable_device("cpu") == torch.device("cpu")

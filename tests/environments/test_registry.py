@@ -30,10 +30,15 @@ def test_an_unknown_domain_names_the_nearest_and_all():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"max_turn": 3}, "max_turn"), ({"max_turns": 0}, "max_turns"), ({"levels": []}, "levels"), ({"goals": ["fly"]}, "goals")],
+    [
+        ({"max_turn": 3}, "environment.max_turn'. Did you mean 'max_turns'"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"levels": []}, "levels"),
+        ({"goals": ["fly"]}, "goals"),
+    ],
 )
 def test_bad_settings_name_the_key(settings, message):
-    with pytest.raises(ValueError, match=rf"(?s)per_domain.textworld.environment: .*{message}"):
+    with pytest.raises(ValueError, match=rf"(?s){message}"):
         load_domain("textworld", settings)
 
 

@@ -108,7 +108,7 @@ def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(d
 
 def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None:
     """The report follows all of params.yaml; whatever else runs again would give the same bytes."""
-    done.edit({"resources": {"slots": 32, "tokens_per_batch": 4096, "workers": 2}})
+    done.edit({"resources": {"slots": 32, "workers": 2}})
     assert done.repro() == (["report"], [])
 
 

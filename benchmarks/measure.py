@@ -22,6 +22,9 @@ class Options:
     quick: bool = False
     repeats: int = 5
     threads: int = 2
+    device: str = "cpu"
+    precision: str = "float32"
+    """What layers compute in, as resources.precision."""
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full

@@ -17,14 +17,23 @@ class Shape:
     intermediate: int
     heads: int
     positions: int = 2048
+    kv_heads: int = 0
+    """0: as many as heads."""
+    vocabulary: int = 0
+    """Where it exceeds the tokenizer's, the rest is padding."""
+    dtype: str = "float32"
+    """Of the weights as they are stored."""
 
 
 SHAPES = {
     "tiny": Shape(layers=2, hidden=32, intermediate=64, heads=2),
     "1m": Shape(layers=4, hidden=128, intermediate=512, heads=4),
     "9m": Shape(layers=8, hidden=256, intermediate=1024, heads=8),
+    "large": Shape(24, 896, 4864, 14, kv_heads=2, vocabulary=32768, dtype="bfloat16"),
+    "large-tiny": Shape(2, 32, 64, 4, kv_heads=2, vocabulary=4096, dtype="bfloat16"),
 }
-"""Sizes by name; 1.2 and 8.6 million parameters, embedding included."""
+"""Sizes by name: 1m and 9m have 1.2 and 8.6 million parameters, embedding included; large has the layers of Qwen2.5-0.5B and
+387 million, large-tiny is what stands for it in quick mode."""
 
 
 def sizes(options: Options) -> list[str]:
@@ -51,27 +60,27 @@ def _make(root: Path, folder: Path, shape: Shape) -> Path:
     tokenizer = load_tokenizer(root / "data" / "base")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=max(len(tokenizer), shape.vocabulary),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads or shape.heads,
         max_position_embeddings=shape.positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    save_policy(LlamaForCausalLM(config), tokenizer, folder)
+    save_policy(LlamaForCausalLM(config).to(getattr(torch, shape.dtype)), tokenizer, folder)
     return folder
 
 
-def load(folder: Path, attention: str) -> tuple[Any, Any]:
-    """(model in evaluation mode, tokenizer), float32; a new copy each time."""
+def load(folder: Path, attention: str, device: str = "cpu", precision: str = "float32") -> tuple[Any, Any]:
+    """(model in evaluation mode, tokenizer); a new copy each time."""
     from stages.agent.policy import load_policy
 
-    policy = load_policy(folder, attention=attention)
+    policy = load_policy(folder, device=device, precision=precision, attention=attention)
     return policy.model, policy.tokenizer
 
 

@@ -6,6 +6,7 @@ Each turn is 16 action tokens (forced) and 16 observation tokens. Ours: `collect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks import trl_side
@@ -19,20 +20,23 @@ AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
 
 @dataclass(frozen=True)
 class Work:
-    """Groups of episodes; `turns` turns each."""
+    """Groups of episodes; `turns` turns each. Tokens of a prompt, of an action, of an observation."""
 
     tasks: int
     group: int
     turns: int
+    prompt: int = PROMPT
+    action: int = ACTION
+    observation: int = OBSERVATION
 
     @property
     def action_tokens(self) -> int:
-        return self.tasks * self.group * self.turns * ACTION
+        return self.tasks * self.group * self.turns * self.action
 
     @property
     def length(self) -> int:
         """Tokens of an episode."""
-        return PROMPT + self.turns * ACTION + (self.turns - 1) * OBSERVATION
+        return self.prompt + self.turns * self.action + (self.turns - 1) * self.observation
 
 
 def work(options: Options) -> Work:
@@ -45,17 +49,17 @@ def ours(options: Options, size: str, work: Work, slots: int | None = None) -> S
     from stages.agent.torch_engine import TorchEngine
     from stages.training.batches import trajectory_batch
 
-    model, tokenizer = load(make_model(options, size), "sdpa")
-    width = slots or work.tasks * work.group
+    model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
+    width, longest = slots or work.tasks * work.group, work.length + work.action
     # No token ends a turn, so that all have the same length.
-    engine = TorchEngine(model, [], width, work.length + ACTION)
+    engine = TorchEngine(model, [], width, longest)
     chat, pool = ToyChat(tokenizer), EnvironmentPool(ToyEnvironment)
-    tasks = toy_tasks(tokenizer, work.tasks, PROMPT, work.turns, OBSERVATION)
-    sampling = Sampling(max_tokens=ACTION)
+    tasks = toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation)
+    sampling = Sampling(max_tokens=work.action)
 
     def run() -> float:
         episodes = collect(
-            *(engine, chat, pool, attempts(tasks, work.group), sampling, Labels(0)), max_length=work.length + ACTION, width=width
+            *(engine, chat, pool, attempts(tasks, work.group), sampling, Labels(0)), max_length=longest, width=width
         )
         trajectory_batch(episodes)
         tokens = sum(episode.policy_tokens for episode in episodes)
@@ -68,17 +72,18 @@ def ours(options: Options, size: str, work: Work, slots: int | None = None) -> S
 
 def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cache: str | None = None) -> Side:
     _, tokenizer = load(make_model(options, size), attention)
-    tasks = toy_tasks(tokenizer, work.tasks, PROMPT, work.turns, OBSERVATION)
+    tasks = toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation)
     rows = dataset_rows(tasks, work.group)
     trainer = trl_side.make_trainer(
         *(options, make_model(options, size)),
         rows=len(rows),
         group=work.group,
         prompts=rows,
-        completion=work.length - PROMPT,
+        completion=work.length - work.prompt,
+        weights=options.precision,
         attention=attention,
         cache=cache,
-        generation={"max_new_tokens": ACTION, "min_new_tokens": ACTION},
+        generation={"max_new_tokens": work.action, "min_new_tokens": work.action},
         environment=ToyToolEnvironment,
         tool_turns=work.turns - 1,
     )
@@ -86,19 +91,23 @@ def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cac
     def run() -> float:
         batch = trl_side.rollout(trainer, rows)
         tokens = trl_side.action_tokens(batch)
-        if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - PROMPT:
+        if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - work.prompt:
             raise RuntimeError(f"TRL played {tokens} action tokens, {work.action_tokens} were meant")
         return tokens
 
     return Side(f"trl {attention} cache={cache or 'dynamic'}", run, trainer.model)
 
 
+def candidates(options: Options, size: str, work: Work) -> list[Callable[[], Side]]:
+    """TRL's settings to choose from: attention kernel and cache."""
+    settings = [("sdpa", None), ("eager", None), ("sdpa", "static")]
+    return [lambda choice=choice: theirs(options, size, work, *choice) for choice in settings]
+
+
 def measure_size(options: Options, size: str) -> Result:
     plan = work(options)
     mine = ours(options, size, plan)
-    settings = [("sdpa", None), ("eager", None), ("sdpa", "static")]
-    candidates = [lambda choice=choice: theirs(options, size, plan, *choice) for choice in settings]
-    other, trials = fastest(candidates, options)
+    other, trials = fastest(candidates(options, size, plan), options)
     ours_samples, theirs_samples = alternate(mine, other, options)
     notes = {
         "episodes": plan.tasks * plan.group,

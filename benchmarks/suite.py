@@ -94,7 +94,7 @@ def machine(options: Options) -> dict[str, Any]:
         "nproc": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": options.threads,
         "blas": blas(),
-        "precision": "float32",
+        "precision": options.precision,
         "versions": versions,
     }
 

@@ -7,7 +7,8 @@ default of params.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import trl_side
@@ -48,12 +49,29 @@ def trajectories(vocabulary: int, prompt: int, answer: int, tasks: int, group: i
     return episodes
 
 
+@dataclass(frozen=True)
+class Method:
+    """What is trained and how: LoRA's rank (0: all weights), whether layers are recomputed, tokens of a micro-batch of ours (0:
+    what params.yaml says)."""
+
+    rank: int = 0
+    checkpointing: bool = False
+    tokens_per_batch: int = 0
+
+    @property
+    def alpha(self) -> int:
+        return 2 * self.rank
+
+
 class Ours:
     """The policy's learner as the rl stage makes it, on one prepared batch."""
 
-    def __init__(self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int) -> None:
+    def __init__(
+        self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int, method: Method = Method()
+    ) -> None:
         from stages.algorithms.compose import resolve
-        from stages.params import load_params
+        from stages.params import Lora, load_params
+        from stages.training.adapters import prepare_model, weight_precision
         from stages.training.batches import trajectory_batch
         from stages.training.ledger import Ledger
         from stages.training.loop import Learner, make_accelerator
@@ -66,16 +84,27 @@ class Ours:
         section = section.model_validate(
             {**section.model_dump(), "advantage": {"std": "none"}, "loss": {"aggregation": "constant"}, "max_grad_norm": 1.0}
         )
+        tokens = method.tokens_per_batch or params.resources.tokens_per_batch
+        resources = {"device": options.device, "precision": options.precision, "tokens_per_batch": tokens}
+        lora = Lora(rank=method.rank, alpha=method.alpha or Lora().alpha)
+        shape = {"lora": lora, "gradient_checkpointing": method.checkpointing}
+        params = params.model_copy(
+            update={"resources": params.resources.model_copy(update=resources), "model": params.model.model_copy(update=shape)}
+        )
         algorithm, accelerator = resolve(section), make_accelerator(params.resources)
-        model, tokenizer = load(make_model(options, size), "sdpa")
-        models = Models.make(algorithm, model, None, accelerator, params.resources.tokens_per_batch)
+        self.weights = weight_precision(params)
+        model, tokenizer = load(make_model(options, size), "sdpa", options.device, self.weights)
+        prepare_model(model, params, "benchmarks")
+        self.factors = {name: value for name, value in model.named_parameters() if method.rank and value.requires_grad}
+        randomise(self.factors)
+        models = Models.make(algorithm, model, None, accelerator, tokens)
         batch = trajectory_batch(trajectories(len(tokenizer), prompt, answer, tasks, group))
         # On-policy: the behaviour's log-probabilities are those of the weights that learn.
         own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
         self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
         self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
-        self.model, self.tokens_per_batch = model, params.resources.tokens_per_batch
+        self.model, self.method, self.tokens_per_batch = model, method, tokens
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
         self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, accelerator)
 
@@ -87,7 +116,12 @@ class Ours:
         total = 0.0
         for update in self.updates(self.shifted):
             for micro in update.micro_batches:
-                for terms in update.loss(micro):
+                pieces = update.loss(micro)
+                while True:
+                    with self.learner.accelerator.autocast():
+                        terms = next(pieces, None)
+                    if terms is None:
+                        break
                     terms.loss.backward()
                     total += float(terms.loss.detach())
         return total, taken_gradients(self.model)
@@ -99,9 +133,24 @@ class Ours:
         return 1.0
 
 
-def taken_gradients(model: Any) -> dict[str, Any]:
-    """The parameters' gradients, copied and cleared."""
-    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+def randomise(factors: Mapping[str, Any]) -> None:
+    """Give LoRA's second factors, which start at 0, small random values: while they are 0 the first ones have no gradient."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, factor in factors.items():
+            if ".lora_B." in name:
+                factor.copy_(torch.randn(factor.shape, generator=generator) * 0.01)
+
+
+def taken_gradients(model: Any, prefix: str = "") -> dict[str, Any]:
+    """The parameters' gradients, copied and cleared; by their names without `prefix`."""
+    gradients = {
+        name.removeprefix(prefix): parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     model.zero_grad(set_to_none=True)
     return gradients
 
@@ -110,7 +159,7 @@ class Theirs:
     """TRL's trainer on our batch's tokens and advantages, in micro-batches of `rows // accumulate`."""
 
     def __init__(self, options: Options, size: str, ours: Ours, group: int, accumulate: int = 1, attention: str = "sdpa") -> None:
-        batch = ours.batch
+        batch, method = ours.batch, ours.method
         starts = int(batch.mask[0].int().argmax())
         answer = batch.token_ids.shape[1] - starts
         self.trainer = trl_side.make_trainer(
@@ -122,24 +171,51 @@ class Theirs:
             attention=attention,
             accumulate=accumulate,
             learning_rate=LEARNING_RATE,
+            weights=ours.weights,
+            checkpointing=method.checkpointing,
+            adapters=adapters(method),
         )
-        self.batch = {
+        take_over(self.trainer.model, ours.factors)
+        tensors = {
             "prompt_ids": batch.token_ids[:, :starts],
             "prompt_mask": batch.token_ids[:, :starts].new_ones(batch.size, starts),
             "completion_ids": batch.token_ids[:, starts:],
             "completion_mask": batch.token_ids[:, starts:].new_ones(batch.size, answer),
             "advantages": batch.advantages[:, starts],
         }
-        self.shifted = {**self.batch, "old_per_token_logps": ours.shifted.logprobs_old[:, starts:]}
+        self.batch = {name: value.to(options.device) for name, value in tensors.items()}
+        self.shifted = {**self.batch, "old_per_token_logps": ours.shifted.logprobs_old[:, starts:].to(options.device)}
         self.label = f"trl {attention} micro-batch={batch.size // accumulate}"
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """As `Ours.gradient`."""
-        return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model)
+        from stages.agent.adapters import PREFIX
+
+        return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model, PREFIX)
 
     def run(self) -> float:
         trl_side.update(self.trainer, self.batch)
         return 1.0
+
+
+def adapters(method: Method) -> Any:
+    """peft's configuration of the LoRA that `stages.training.adapters` makes; None for none."""
+    if not method.rank:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=method.rank, lora_alpha=method.alpha, target_modules="all-linear", lora_dropout=0.0, bias="none")
+
+
+def take_over(model: Any, factors: Mapping[str, Any]) -> None:
+    """Copy our LoRA factors into TRL's model."""
+    from stages.agent.adapters import PREFIX
+
+    theirs = {name.removeprefix(PREFIX): value for name, value in model.named_parameters() if value.requires_grad}
+    if factors and set(theirs) != set(factors):
+        raise DisagreementError(f"other factors are trained: {sorted(set(theirs) ^ set(factors))[:4]}")
+    for name, factor in factors.items():
+        theirs[name].data.copy_(factor.detach())
 
 
 def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]) -> dict[str, float]:
@@ -158,27 +234,32 @@ def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[st
     }
 
 
-def check(difference: dict[str, float], where: str) -> None:
-    """Raise DisagreementError if the two sides' losses or gradients differ by more than TOLERANCE."""
-    if max(difference["loss"], difference["gradient"]) > TOLERANCE:
+def check(difference: dict[str, float], where: str, tolerance: float = TOLERANCE) -> None:
+    """Raise DisagreementError if the two sides' losses or gradients differ by more than `tolerance`."""
+    if max(difference["loss"], difference["gradient"]) > tolerance:
         raise DisagreementError(
             f"{where}: loss and gradient differ from TRL's by {difference['loss']:.2g} and {difference['gradient']:.2g}, "
-            f"relatively (at most {TOLERANCE:g}); times of different computations are not compared"
+            f"relatively (at most {tolerance:g}); times of different computations are not compared"
         )
+
+
+def candidates(options: Options, size: str, ours: Ours, group: int) -> list[Callable[[], Side]]:
+    """TRL's settings to choose from: micro-batches and attention kernel."""
+
+    def candidate(accumulate: int, attention: str) -> Side:
+        other = Theirs(options, size, ours, group, accumulate, attention)
+        return Side(other.label, other.run)
+
+    settings = [(1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager")]
+    return [lambda choice=choice: candidate(*choice) for choice in settings]
 
 
 def measure_prompt(options: Options, size: str, prompt: int) -> Result:
     tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
     mine = Ours(options, size, prompt, answer, tasks, group)
-    settings = [(1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager")]
-
-    def candidate(accumulate: int, attention: str) -> Side:
-        other = Theirs(options, size, mine, group, accumulate, attention)
-        return Side(other.label, other.run)
-
     difference = disagreement(mine.gradient(), Theirs(options, size, mine, group).gradient())
     check(difference, f"{size}, prompts of {prompt} tokens")
-    other, trials = fastest([lambda choice=choice: candidate(*choice) for choice in settings], options)
+    other, trials = fastest(candidates(options, size, mine, group), options)
     samples = alternate(Side("bellwether", mine.run), other, options)
     notes = {
         "rows": tasks * group,

@@ -1,8 +1,8 @@
-"""TRL's side of a comparison: its GRPOTrainer, driven step by step, at what is its best setting on a CPU.
+"""TRL's side of a comparison: its GRPOTrainer, driven step by step, at what is its best setting on the machine.
 
-Same weights, tokenizer, threads and float32; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the full
-support, no KL term. Gradient checkpointing, logging, saving and evaluation are off. Attention kernel, cache and micro-batch are
-chosen by trial (`measure.fastest`).
+Same weights, tokenizer, threads and precision; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the
+full support, no KL term. Logging, saving and evaluation are off, and gradient checkpointing where ours is. Attention kernel,
+cache and micro-batch are chosen by trial (`measure.fastest`).
 
 Multi-turn episodes go through TRL's own tool loop (`environment_factory`). It needs a chat template that renders tool calls and
 a parser for them, which the shipped tokenizer does not have: `tool_tokenizer` adds both such that the tokens are those of the
@@ -57,15 +57,14 @@ def tool_tokenizer(tokenizer: Any, is_action: Callable[[str], bool]) -> Any:
     return tokenizer
 
 
-def configuration(folder: Path, **settings: Any) -> Any:
+def configuration(options: Options, **settings: Any) -> Any:
     """A GRPOConfig with the rules of the comparison and `settings`."""
     from trl import GRPOConfig
 
     return GRPOConfig(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        output_dir=str(options.scratch / "trl"),
+        use_cpu=options.device == "cpu",
+        bf16=options.precision == "bfloat16",
         report_to=[],
         save_strategy="no",
         logging_strategy="no",
@@ -104,22 +103,26 @@ def make_trainer(
     is_action: Callable[[str], bool] | None = None,
     tool_turns: int | None = None,
     learning_rate: float = 1e-6,
+    weights: str = "float32",
+    checkpointing: bool = False,
+    adapters: Any = None,
 ) -> Any:
     """A GRPOTrainer ready for `rollout` and `update`.
 
     rows: episodes of one iteration, in groups of `group`, trained in `accumulate` micro-batches; completion: most tokens after
-    the prompt (and Dr. GRPO's divisor); prompts: the dataset's rows; generation: passed to transformers' `generate`.
+    the prompt (and Dr. GRPO's divisor); prompts: the dataset's rows; generation: passed to transformers' `generate`; weights:
+    precision they are held in; adapters: peft's configuration, for LoRA.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from trl import GRPOTrainer
 
-    model, tokenizer = load(folder, attention)
+    model, tokenizer = load(folder, attention, options.device, weights)
     tokenizer.padding_side = "left"
     if environment is not None:
         tokenizer = tool_tokenizer(tokenizer, is_action or (lambda text: True))
     config = configuration(
-        options.scratch / "trl",
+        options,
         per_device_train_batch_size=rows // accumulate,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
@@ -129,6 +132,7 @@ def make_trainer(
         cache_implementation=cache,
         generation_kwargs=generation,
         learning_rate=learning_rate,
+        gradient_checkpointing=checkpointing,
     )
     trainer = GRPOTrainer(
         model=model,
@@ -137,9 +141,13 @@ def make_trainer(
         args=config,
         train_dataset=Dataset.from_list([dict(prompt) for prompt in prompts]),
         environment_factory=environment,
+        peft_config=adapters,
     )
     trainer.create_optimizer()
-    # What `Trainer.train` sets before its loop.
+    # What `Trainer.train` does before its loop.
+    if checkpointing:
+        trainer.model.activation_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs or None)
+    trainer.accelerator.prepare_model(trainer.model)
     trainer.current_gradient_accumulation_steps = accumulate
     trainer.model.train()
     return trainer

@@ -62,11 +62,10 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
     """Index of the last token before each turn's first policy token, [B, U] int64; -1 where there is no such turn."""
-    result = torch.full(batch.turn_rewards.shape, -1)
-    for row, (mask, turn) in enumerate(zip(batch.mask, batch.turn, strict=True)):
-        for place in reversed(mask.nonzero().flatten().tolist()):
-            if turn[place] < batch.turns[row]:
-                result[row, turn[place]] = place - 1
+    result = torch.full_like(batch.turn_rewards, -1, dtype=torch.int64)
+    for turn in range(result.shape[1]):
+        spoken = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
+        result[:, turn] = torch.where(spoken.any(1), spoken.int().argmax(1) - 1, -1)
     return result
 
 

@@ -21,6 +21,14 @@ def test_a_batch_holds_the_episodes_token_for_token():
     assert take(batch, [1]).token_ids.tolist() == [[5, 6, 10]]
 
 
+def test_turn_boundaries_are_where_the_batch_is():
+    """Contract: they are made on the batch's device, which need not be the default one."""
+    batch = trajectory_batch([make_episode("a", "g", [2, 1], 1.0), make_episode("b", "h", [1], 0.0)])
+    with torch.device("meta"):
+        boundaries = turn_boundaries(batch)
+    assert boundaries.device == batch.mask.device
+
+
 def test_malformed_episodes_are_refused_by_name():
     episode = make_episode("a", "g", [2], 1.0)
     episode.reward = 0.5

@@ -1,0 +1,245 @@
+"""`python -m benchmarks.large`: a model with the layers of Qwen2.5-0.5B on a CUDA device, in bfloat16, beside TRL.
+
+Rollouts of many turns, and training steps (all weights or LoRA, layers recomputed or not), with the peak of the device's memory
+on each side -> reports/benchmarks/large.json. Random weights; neither side has an inference server. Without a device it says so
+and writes nothing; `--device cpu --quick` runs tiny sizes to see that it works.
+
+Rollouts hold bfloat16 weights. Training of all weights holds float32 ones and computes in bfloat16, LoRA's frozen weights are
+bfloat16 and its factors float32, on both sides. Ours also holds the frozen reference, as the rl stage does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import rollout_multi_turn, train_step, trl_side
+from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
+from benchmarks.models import SHAPES, load, make_model
+from benchmarks.rollout_multi_turn import Work
+from benchmarks.suite import machine, write_json
+from benchmarks.train_step import Method, Ours, Theirs
+
+OUT = Path("reports/benchmarks/large.json")
+WORK = Work(tasks=16, group=8, turns=8, prompt=256, action=64, observation=64)
+PROMPTS, ANSWER = (256, 1024), 256
+"""Tokens in a training step's prompts and answers."""
+RANK = 32
+TOKENS_PER_BATCH = 16384
+"""Of a micro-batch of ours."""
+METHODS = {
+    "full": Method(0, False, TOKENS_PER_BATCH),
+    "full_checkpointing": Method(0, True, TOKENS_PER_BATCH),
+    f"lora{RANK}": Method(RANK, False, TOKENS_PER_BATCH),
+    f"lora{RANK}_checkpointing": Method(RANK, True, TOKENS_PER_BATCH),
+}
+ROLLOUTS = "rollout_multi_turn"
+TOLERANCE = 0.1
+"""Largest relative difference of losses and gradients: both sides round to bfloat16 in every layer, in other orders."""
+
+
+class Device:
+    """What is measured on. A CPU's memory is not: its peaks are None."""
+
+    def __init__(self, name: str) -> None:
+        self.on = name != "cpu"
+
+    def wait(self) -> None:
+        """Until it has done what it was told."""
+        import torch
+
+        if self.on:
+            torch.cuda.synchronize()
+
+    def held(self) -> int:
+        """Bytes allocated now, after what is no longer used was given back."""
+        import torch
+
+        gc.collect()
+        if not self.on:
+            return 0
+        torch.cuda.empty_cache()
+        return int(torch.cuda.memory_allocated())
+
+    def peak(self, side: Side, rest: int) -> int | None:
+        """Most bytes allocated while `side` runs, without the `rest` that was there already."""
+        import torch
+
+        if not self.on:
+            return None
+        self.held()
+        torch.cuda.reset_peak_memory_stats()
+        side.run()
+        return int(torch.cuda.max_memory_allocated()) - rest
+
+    def waiting(self, side: Side) -> Side:
+        """`side` with runs that end when the device is done."""
+
+        def run() -> float:
+            amount = side.run()
+            self.wait()
+            return amount
+
+        return replace(side, run=run)
+
+    def facts(self) -> dict[str, Any]:
+        """Name and memory of the device, and the CUDA that torch was built for."""
+        import torch
+
+        if not self.on:
+            return {"device": "cpu"}
+        properties = torch.cuda.get_device_properties(0)
+        return {"device": properties.name, "device_bytes": properties.total_memory, "cuda": torch.version.cuda}
+
+
+def compared(
+    side: Side, candidates: Sequence[Callable[[], Side]], options: Options, before: int, kind: str, unit: str, against: str
+) -> dict[str, Any]:
+    """Times, in turns, and peaks of memory of `side` and of the fastest candidate.
+
+    before: bytes that were allocated when there was no side yet. What ours holds between its runs is no part of theirs.
+    """
+    device = Device(options.device)
+    mine = device.waiting(side)
+    mine.run()  # An optimiser's first step makes its state.
+    own = device.held()
+    peaks = {"ours": device.peak(mine, before)}
+    other, trials = fastest([lambda make=make: device.waiting(make()) for make in candidates], options)
+    other.run()
+    peaks["theirs"] = device.peak(other, own)
+    samples = alternate(mine, other, options)
+    result = Result(unit, against, kind, *samples, notes={"trials": trials, "theirs": other.label})
+    return {**result.raw(), "peak_bytes": peaks}
+
+
+def rollouts(options: Options, size: str) -> dict[str, Any]:
+    work = Work(2, 2, 2) if options.quick else WORK
+    before = Device(options.device).held()
+    mine = rollout_multi_turn.ours(options, size, work)
+    candidates = rollout_multi_turn.candidates(options, size, work)
+    outcome = compared(mine, candidates, options, before, "rate", "action tokens/s", rollout_multi_turn.AGAINST)
+    return {**outcome, "work": asdict(work)}
+
+
+def training_step(options: Options, size: str, prompt: int, method: Method) -> dict[str, Any]:
+    """Raises DisagreementError if the two sides do not compute the same step."""
+    tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
+    before = Device(options.device).held()
+    mine = Ours(options, size, prompt, answer, tasks, group, method)
+    # In micro-batches, since all rows at once may not fit.
+    difference = train_step.disagreement(mine.gradient(), Theirs(options, size, mine, group, accumulate=4).gradient())
+    train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
+    shares = mine.maker.models.share(mine.batch, range(mine.batch.size)) is not None
+    candidates = train_step.candidates(options, size, mine, group)
+    outcome = compared(Side("bellwether", mine.run), candidates, options, before, "seconds", "s", train_step.AGAINST)
+    work = {"rows": tasks * group, "prompt": prompt, "answer": answer, **asdict(method), "prompts_shared": shares}
+    return {**outcome, "work": work, "difference": {name: rounded(value) for name, value in difference.items()}}
+
+
+def plan(options: Options) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Every scenario by name."""
+    size = model_size(options)
+    steps = {
+        f"train_step_p{prompt}_{name}": lambda prompt=prompt, method=method: training_step(options, size, prompt, method)
+        for name, method in METHODS.items()
+        for prompt in ((24,) if options.quick else PROMPTS)
+    }
+    return {ROLLOUTS: lambda: rollouts(options, size), **steps}
+
+
+def model_size(options: Options) -> str:
+    return "large-tiny" if options.quick else "large"
+
+
+def line(outcome: dict[str, Any]) -> str:
+    """An outcome in a line."""
+    if "failed" in outcome:
+        return f"failed: {outcome['failed']}"
+    ratio = outcome["ratio"]
+    parts = [
+        f"ours {outcome['ours']:.4g}, theirs {outcome['theirs']:.4g} {outcome['unit']}",
+        f"{ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g}) times as fast",
+        *(f"{side} at most {peak / 2**30:.3g} GiB" for side, peak in outcome["peak_bytes"].items() if peak is not None),
+    ]
+    return ", ".join(parts)
+
+
+def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str, Any]:
+    """Measure the scenarios whose names start with one of `only`, and write `out` after each; of the others it keeps what was
+    measured on the same device. What large.json holds; a scenario that did not come to its end is {"failed": why}."""
+    device = Device(options.device).facts()
+    model, _ = load(make_model(options, model_size(options)), "sdpa")
+    found: dict[str, Any] = {
+        "machine": {**machine(options), **device},
+        "model": {**asdict(SHAPES[model_size(options)]), "parameters": model.num_parameters()},
+        "repeats": options.times,
+        "warm_ups": options.warm_ups,
+        "scenarios": {},
+    }
+    del model
+    if out is not None and out.exists():
+        earlier = json.loads(out.read_text(encoding="utf-8"))
+        if earlier["machine"]["device"] == device["device"]:
+            found["scenarios"] = earlier["scenarios"]
+    for name, run in plan(options).items():
+        if not name.startswith(tuple(only)):
+            continue
+        try:
+            outcome = run()
+        except (RuntimeError, ValueError) as error:
+            outcome = {"failed": f"{type(error).__name__}: {error}"}
+        found["scenarios"][name] = {**outcome, "commit": found["machine"]["commit"]}
+        print(f"  {name}: {line(outcome)}", flush=True)
+        if out is not None:
+            write_json(out, found)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only with --quick")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: to see that it works")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="scenarios whose names start so")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help=f"file to write (default: {OUT}; none with --quick)")
+    parser.add_argument("--scratch", type=Path, help="folder for temporary files, some 2 GB (default: .bellwether)")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu" and not arguments.quick:
+        parser.error("a CPU would take hours for this model: add --quick, or take a CUDA device")
+    from stages.params import load_params
+    from stages.runtime import quiet_environment
+
+    root = Path.cwd()
+    threads = load_params(root / "params.yaml").resources.threads
+    quiet_environment(threads)
+    # Several devices would make TRL's trainer split its batches.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("benchmarks.large: there is no CUDA device here: nothing was measured, nothing is written")
+        return 0
+    if reason := trl_side.available():
+        print(f"benchmarks.large: {reason}", file=sys.stderr)
+        return 1
+    place = arguments.scratch or root / ".bellwether"
+    place.mkdir(parents=True, exist_ok=True)
+    out = arguments.out or (None if arguments.quick else OUT)
+    with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=place) as scratch:
+        options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads, arguments.device, "bfloat16")
+        found = measure(options, arguments.only, out)
+    if out is not None:
+        print(f"benchmarks.large: {out} is written")
+    return int(any("failed" in outcome for outcome in found["scenarios"].values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,52 @@
+"""The comparison for a GPU, on tiny sizes on a CPU: in bfloat16, with LoRA and layers recomputed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import large, train_step
+from benchmarks.measure import Options
+
+
+@pytest.fixture
+def _other_precision() -> Iterator[None]:
+    """Accelerate knows one precision per process until it is told to forget it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_with_trl", "_other_precision")
+def test_both_sides_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: loss and gradients agree in bfloat16, prompts shared or layers recomputed; other scenarios' results are kept."""
+    pytest.importorskip("peft")
+    monkeypatch.setattr(large, "METHODS", {"full": train_step.Method(), "lora": train_step.Method(4, checkpointing=True)})
+    out, bf16 = tmp_path / "large.json", replace(options, precision="bfloat16")
+    large.measure(bf16, [large.ROLLOUTS], out)
+    large.measure(bf16, ["train_step"], out)
+    scenarios = json.loads(out.read_text())["scenarios"]
+    assert {name: outcome.get("failed") for name, outcome in scenarios.items()} == dict.fromkeys(
+        [large.ROLLOUTS, "train_step_p24_full", "train_step_p24_lora"]
+    )
+    assert scenarios["train_step_p24_full"]["work"]["prompts_shared"]
+    assert not scenarios["train_step_p24_lora"]["work"]["prompts_shared"]
+    assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
+
+
+def test_without_a_device_nothing_is_written(options: Options, tmp_path: Path):
+    command = [sys.executable, "-m", "benchmarks.large", "--out", str(tmp_path / "large.json")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=options.root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "there is no CUDA device here" in done.stdout
+    assert not list(tmp_path.iterdir())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 
 from stages.agent.episode import write_episodes, write_json, write_tasks
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
 from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, demonstrate_all
 from stages.curation.panel import make_panel, write_panel
-from stages.curation.raw import make_raw, read_raw
+from stages.curation.raw import make_raw, read_raw, unlike_settings
 from stages.environments.protocol import SPLITS, Split
 from stages.environments.registry import load_domain
 from stages.params import Curate
+from stages.progress import Progress
 from stages.runtime import StageContext, stage_run
 
 
@@ -28,10 +30,18 @@ def run(context: StageContext) -> None:
     raw = context.data / "raw" / f"{name}.jsonl"
     label = f"data/raw/{name}.jsonl" if raw.exists() else f"recipes of domain {name}"
     records, rejections = read_raw(raw, label, domain) if raw.exists() else make_raw(domain, asked, params.seed)
+    warnings = unlike_settings(records, domain, label) if raw.exists() else []
+    for line in warnings:
+        print(f"curate@{name}: {line}", file=sys.stderr)
 
     # Build and clean.
     folder = context.data / "curated" / name
-    assembly = assemble(domain, records, asked, folder / "worlds", params.resources.workers, params.model.max_length)
+    worlds = folder / "worlds"
+
+    def show(count: int) -> AbstractContextManager[Progress]:
+        return context.progress("building", total=count, unit="task")
+
+    assembly = assemble(domain, records, asked, worlds, params.resources.workers, params.model.max_length, show)
     rejections += assembly.rejections
     tasks = assembly.tasks
     for rejection in rejections:
@@ -47,16 +57,16 @@ def run(context: StageContext) -> None:
     shown = [task for task in tasks if task.split != "test"]
     demonstrations = Demonstrations()
     with context.progress("demonstrating", total=len(shown), unit="task") as bar:
-        for of_task in demonstrate_all(domain, folder / "worlds", shown, plan, params.resources.workers):
+        for of_task in demonstrate_all(domain, worlds, shown, plan, params.resources.workers):
             demonstrations.add(of_task)
             bar.advance(1)
 
     # Freeze and write.
-    panel = make_panel(name, tasks, domain.settings.model_dump(mode="json"))
+    panel = make_panel(domain, tasks, worlds)
     write_tasks(folder / "tasks.parquet", tasks)
     write_episodes(folder / "demonstrations.parquet", demonstrations.episodes)
     write_panel(folder / "panel.json", panel)
-    source = {"file": label, "records": len(records), "unused": assembly.unused}
+    source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": warnings}
     report = data_report(source, tasks, asked, rejections, demonstrations, panel)
     write_json(context.reports / "curate" / f"{name}.json", report)
 

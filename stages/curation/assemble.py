@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stages.curation.cleaning import drop_duplicate_records, reject_faulty, task_faults
 from stages.curation.raw import RawRecord, Rejection
 from stages.curation.selection import order_by_mix
 from stages.environments.protocol import SPLITS, Domain, Split, Task
+from stages.progress import Progress
+
+ShowBuilding = Callable[[int], AbstractContextManager[Progress]]
+"""Number of records -> a progress bar for building them."""
 
 
 @dataclass
@@ -22,7 +29,20 @@ class Assembly:
     unused: int = 0
 
 
-def build_tasks(domain: Domain, records: Sequence[RawRecord], folder: Path, workers: int) -> tuple[list[Task], list[Rejection]]:
+def _build(
+    domain: Domain, records: Sequence[Mapping[str, Any]], folder: Path, workers: int, show: ShowBuilding | None
+) -> list[Task]:
+    """`Domain.build`, with a bar where the domain tells of its progress."""
+    build: Callable[..., list[Task]] = domain.build
+    if show is None or "built" not in inspect.signature(build).parameters:
+        return build(records, folder, workers)
+    with show(len(records)) as bar:
+        return build(records, folder, workers, built=bar.advance)
+
+
+def build_tasks(
+    domain: Domain, records: Sequence[RawRecord], folder: Path, workers: int, show: ShowBuilding | None = None
+) -> tuple[list[Task], list[Rejection]]:
     """Build `records` in a fresh `folder`. A record that the domain names as one it can't build is rejected, the rest is
     built again without it. Raises ValueError if the domain's message names none of the records."""
     remaining = list(records)
@@ -31,7 +51,7 @@ def build_tasks(domain: Domain, records: Sequence[RawRecord], folder: Path, work
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            return domain.build([record.record for record in remaining], folder, workers), rejections
+            return _build(domain, [record.record for record in remaining], folder, workers, show), rejections
         except ValueError as error:
             named = [record for record in remaining if record.task_id in str(error)]
             if not named:
@@ -43,7 +63,13 @@ def build_tasks(domain: Domain, records: Sequence[RawRecord], folder: Path, work
 
 
 def assemble(
-    domain: Domain, records: Sequence[RawRecord], asked: Mapping[Split, int], folder: Path, workers: int, max_length: int
+    domain: Domain,
+    records: Sequence[RawRecord],
+    asked: Mapping[Split, int],
+    folder: Path,
+    workers: int,
+    max_length: int,
+    show: ShowBuilding | None = None,
 ) -> Assembly:
     """At most `asked[split]` clean tasks of each split, with what they need below `folder`.
 
@@ -56,7 +82,7 @@ def assemble(
     chosen = {split: [queues[split].pop() for _ in range(min(asked[split], len(queues[split])))] for split in SPLITS}
     while True:
         picked = [record for split in SPLITS for record in chosen[split]]
-        tasks, rejections = build_tasks(domain, picked, folder, workers)
+        tasks, rejections = build_tasks(domain, picked, folder, workers, show)
         kept, faulty = reject_faulty(tasks, task_faults(tasks, domain, max_length), sources)
         rejections += faulty
         result.rejections += rejections

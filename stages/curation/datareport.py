@@ -66,7 +66,7 @@ def data_report(
     demonstrations: Demonstrations,
     panel: Panel,
 ) -> dict[str, Any]:
-    """Plain JSON. `source` says what was read: {"file", "records", "unused"}; lengths count words and marks."""
+    """Plain JSON. `source` says what was read: {"file", "records", "unused", "warnings"}; lengths count words and marks."""
     return {
         "domain": panel.domain,
         "source": dict(source),

@@ -1,4 +1,7 @@
-"""Frozen evaluation panels: the test tasks of a domain, named by a hash. Results of different panels are never compared."""
+"""Frozen evaluation panels: the test tasks of a domain, the settings and worlds they are played in, named by a hash.
+
+Results of different panels are never compared.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +13,52 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import read_json, read_tasks, write_json
-from stages.environments.protocol import Task
+from stages.environments.protocol import Domain, Task
 
 
 class PanelMismatchError(ValueError):
-    """Results of different panels were about to be compared, or a panel's tasks are not those it was frozen with."""
+    """Results of different panels were about to be compared, or a panel's tasks or worlds are not those it was frozen with."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Test tasks in the order of their ids, and the environment settings under which they are played."""
+    """Test tasks in the order of their ids, and the environment settings and worlds in which they are played."""
 
     domain: str
     tasks: tuple[Task, ...]
     environment: Mapping[str, Any]
+    worlds: Mapping[str, str]
+    """SHA-256 of each file that the tasks are played in, by its path below the folder of worlds."""
 
     @property
     def hash(self) -> str:
-        return panel_hash(self.tasks)
+        """16 hex digits of the SHA-256 over canonical JSON rows: settings, worlds, then the tasks sorted by task_id."""
+        digest = hashlib.sha256()
+        tasks = sorted(self.tasks, key=lambda task: task.task_id)
+        for row in (self.environment, self.worlds, *map(asdict, tasks)):
+            digest.update(json.dumps(row, sort_keys=True, ensure_ascii=True, allow_nan=False).encode() + b"\n")
+        return digest.hexdigest()[:16]
 
 
-def panel_hash(tasks: Sequence[Task]) -> str:
-    """16 hex digits of the SHA-256 over the tasks' canonical JSON rows, sorted by task_id."""
-    digest = hashlib.sha256()
-    for task in sorted(tasks, key=lambda task: task.task_id):
-        digest.update(json.dumps(asdict(task), sort_keys=True, ensure_ascii=True, allow_nan=False).encode() + b"\n")
-    return digest.hexdigest()[:16]
+def _world_files(domain: Domain, tasks: Sequence[Task], worlds: Path) -> list[str]:
+    """Files below `worlds` that `tasks` are played in, sorted: what the domain names, or all files if it does not say."""
+    files_of = getattr(domain, "world_files", None)
+    if files_of is None:
+        return sorted(path.relative_to(worlds).as_posix() for path in worlds.rglob("*") if path.is_file())
+    return sorted({file for task in tasks for file in files_of(task)})
 
 
-def make_panel(domain: str, tasks: Sequence[Task], environment: Mapping[str, Any]) -> Panel:
-    """The panel of the test tasks among `tasks`; `environment` are the domain's settings as plain JSON."""
+def make_panel(domain: Domain, tasks: Sequence[Task], worlds: Path) -> Panel:
+    """The panel of the test tasks among `tasks`, which `domain` has built below the folder `worlds`."""
     test = sorted((task for task in tasks if task.split == "test"), key=lambda task: task.task_id)
     # Through JSON, so that a panel just made equals the same panel read back (integer keys become strings).
-    return Panel(domain, tuple(test), json.loads(json.dumps(environment)))
+    environment = json.loads(json.dumps(domain.settings.model_dump(mode="json")))
+    files = {file: _digest(worlds / file) for file in _world_files(domain, test, worlds)}
+    return Panel(domain.name, tuple(test), environment, files)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def write_panel(path: Path, panel: Panel) -> None:
@@ -53,33 +69,31 @@ def write_panel(path: Path, panel: Panel) -> None:
             "hash": panel.hash,
             "tasks": [task.task_id for task in panel.tasks],
             "environment": panel.environment,
+            "worlds": panel.worlds,
         },
     )
 
 
 def read_panel(folder: Path) -> Panel:
-    """The panel of a curated folder (panel.json, tasks.parquet). Raises PanelMismatchError if its tasks were changed."""
-    frozen = read_json(folder / "panel.json")
-    panel = make_panel(frozen["domain"], read_tasks(folder / "tasks.parquet", "test"), frozen["environment"])
+    """The panel of a curated folder (panel.json, tasks.parquet, worlds).
+
+    Raises PanelMismatchError if its tasks, settings or worlds are not those that it was frozen with.
+    """
+    frozen, again = read_json(folder / "panel.json"), "run the curate stage again and evaluate every model anew"
+    tasks, worlds = read_tasks(folder / "tasks.parquet", "test"), frozen.get("worlds", {})
+    paths = {file: folder / "worlds" / file for file in worlds}
+    changed = sorted(file for file, path in paths.items() if not path.is_file() or _digest(path) != worlds[file])
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise PanelMismatchError(
+            f"{folder / 'worlds'}: {', '.join(changed[:3])}{more} missing or not what panel.json was frozen with; {again}"
+        )
+    panel = Panel(frozen["domain"], tuple(sorted(tasks, key=lambda task: task.task_id)), frozen["environment"], worlds)
     if panel.hash != frozen["hash"]:
         raise PanelMismatchError(
-            f"{folder}: the test tasks hash to {panel.hash}, but panel.json was frozen with {frozen['hash']}; "
-            "run the curate stage again and evaluate every model anew"
+            f"{folder}: test tasks and settings hash to {panel.hash}, but panel.json was frozen with {frozen['hash']}; {again}"
         )
     return panel
-
-
-def require_same_panel(a: Panel, b: Panel) -> None:
-    """Raise PanelMismatchError, saying what differs, unless `a` and `b` are the same tasks in the same environment."""
-    if a.domain != b.domain:
-        raise PanelMismatchError(f"panels of different domains can't be compared: {a.domain} and {b.domain}")
-    require_same_hash({"first": a.hash, "second": b.hash}, a.domain)
-    changed = sorted(key for key in {*a.environment, *b.environment} if a.environment.get(key) != b.environment.get(key))
-    if changed:
-        raise PanelMismatchError(
-            f"the {a.domain} panels were played with different environment settings ({', '.join(changed)}); "
-            "evaluate both models with the same ones"
-        )
 
 
 def require_same_hash(hashes: Mapping[str, str], domain: str) -> None:

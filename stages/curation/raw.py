@@ -1,6 +1,7 @@
 """Raw records: one JSON object per line of data/raw/<domain>.jsonl. Nothing is dropped silently.
 
-`python -m stages.curation.raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes.
+`python -m stages.curation.raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes,
+with the settings that params.yaml has for it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stages.environments.protocol import SPLITS, Domain, Split
 from stages.environments.registry import load_domain
+from stages.params import Params, load_params
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,35 @@ def make_raw(domain: Domain, asked: Mapping[Split, int], seed: int) -> tuple[lis
     return records, rejections
 
 
+def unlike_settings(records: Sequence[RawRecord], domain: Domain, file: str) -> list[str]:
+    """A line if the kinds of `records` are not those that the domain's settings give, else none.
+
+    A domain may bring `record_kinds(record) -> set[str]` and `recipe_kinds() -> set[str]`; without them nothing is said.
+    """
+    kinds_of = getattr(domain, "record_kinds", None)
+    if kinds_of is None or not records:
+        return []
+    wanted: set[str] = domain.recipe_kinds()  # type: ignore[attr-defined]
+    found: set[str] = set().union(*(kinds_of(record.record) for record in records))
+    differences = []
+    if wanted - found:
+        differences.append(f"no record has {', '.join(sorted(wanted - found))}")
+    if found - wanted:
+        differences.append(f"records have {', '.join(sorted(found - wanted))}, which the settings do not name")
+    if not differences:
+        return []
+    command = f"python -m stages.curation.raw {domain.name} --count {len(records)} --seed 0 > {file}"
+    return [
+        f"{file} was made with other settings than those of per_domain.{domain.name}.environment in params.yaml: "
+        f"{'; '.join(differences)}; make it again with '{command}'"
+    ]
+
+
+def configured_domain(name: str, params: Params) -> Domain:
+    """The domain with its settings of params.yaml; with its defaults if params.yaml has no entry for it. Raises ValueError."""
+    return load_domain(name, params.per_domain[name].environment if name in params.per_domain else None)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write raw records of a domain to standard output, one JSON object per line.")
     parser.add_argument("domain")
@@ -118,7 +149,7 @@ def main() -> int:
     if options.count < 1 or options.seed < 0:
         parser.error("--count must be at least 1 and --seed at least 0")
     try:
-        domain = load_domain(options.domain)
+        domain = configured_domain(options.domain, load_params())
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -145,5 +145,12 @@ class Domain(Protocol):
         """Names that identify the task's world; train and test must not share any."""
         ...
 
-    # Optional, used by curation where a domain has them: `record_difficulty(record) -> float` (a raw record's difficulty before
-    # it is built) and `difficulty_weights() -> dict[float, float]` (the mix of difficulties that curation takes).
+    # Optional, used by curation where a domain has them:
+    # - `record_difficulty(record) -> float` (a raw record's difficulty before it is built) and `difficulty_weights() ->
+    #   dict[float, float]` (the mix of difficulties that curation takes);
+    # - `record_kinds(record) -> set[str]` (what a raw record shows of the settings it was made with, "2 hops" say) and
+    #   `recipe_kinds() -> set[str]` (all of these that `recipes` gives with the present settings): curation warns if they differ;
+    # - `world_files(task) -> list[str]` (files that the task is played in, relative to the `folder` of `build`): the panel's hash
+    #   covers those of its tasks; without this method it covers every file below `folder`;
+    # - a keyword parameter `built: Callable[[int], None] | None = None` of `build`, called with the number of records that were
+    #   finished since the last call: curation shows a progress bar.

@@ -102,6 +102,16 @@ def test_too_few_records_are_said_clearly(lines: list[str], tmp_path: Path, caps
     assert "train: asked for 5000 tasks (curate.train), kept 56" in capsys.readouterr().err
 
 
+def test_a_raw_file_of_other_settings_is_told(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: settings that the raw file does not follow are said once, and stand in the data report; building is shown."""
+    curate_here(tmp_path, lines, per_domain={"search": {"environment": {"hops": {1: 1.0, 2: 1.0}}}})
+    printed = capsys.readouterr()
+    assert printed.err.count("was made with other settings") == 1
+    assert "building 20/20 tasks" in printed.out
+    (warning,) = read_json(tmp_path / "reports/curate/search.json")["source"]["warnings"]
+    assert f"curate@search: {warning}" in printed.err
+
+
 def test_recipes_are_used_where_no_raw_file_is_shipped(tmp_path: Path) -> None:
     metrics = curate_here(tmp_path, None)
     assert metrics["curate/kept_train"] == 8

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from stages.curation.cleaning import drop_duplicate_records, similarity, task_fa
 from stages.curation.raw import RawRecord
 from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
+from stages.progress import Progress
 
 ASKED = {"train": 8, "valid": 2, "test": 8}
 
@@ -91,6 +94,26 @@ def test_unbuildable_records_are_rejected_and_replaced(domain: SearchDomain, rec
     assert [(r.reason, r.file, r.line) for r in result.rejections] == [("not_buildable", "raw.jsonl", broken.line)]
     assert Counter(task.split for task in result.tasks)["train"] == 40
     assert {path.stem for path in (tmp_path / "worlds").iterdir()} == {task.spec["world"] for task in result.tasks}
+
+
+def test_building_is_shown_where_the_domain_tells(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:
+    """Contract: each finished record advances the bar; a domain whose build knows nothing of it is built without one."""
+
+    class Quiet(SearchDomain):
+        def build(self, records, folder, workers):  # type: ignore[no-untyped-def, override]
+            return super().build(records, folder, workers)
+
+    bars: list[Progress] = []
+
+    @contextmanager
+    def show(count: int) -> Iterator[Progress]:
+        bars.append(Progress("building", count, "task"))
+        yield bars[-1]
+
+    told = assemble(domain, records, ASKED, tmp_path / "a", 1, 640, show)
+    assert [(bar.done, bar.total) for bar in bars] == [(sum(ASKED.values()),) * 2]
+    assert assemble(Quiet(), records, ASKED, tmp_path / "b", 1, 640, show) == told
+    assert len(bars) == 1
 
 
 def test_an_error_that_names_no_record_is_not_swallowed(records: list[RawRecord], tmp_path: Path) -> None:

@@ -7,24 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from stages.agent.episode import write_tasks
+from stages.agent.episode import read_json, write_json, write_tasks
 from stages.curation.panel import (
     Panel,
     PanelMismatchError,
     make_panel,
-    panel_hash,
     read_panel,
     require_same_hash,
-    require_same_panel,
     write_panel,
 )
 from stages.environments.protocol import Task
-from stages.environments.search import SearchDomain
+from stages.environments.search import SearchDomain, SearchSettings
 
 
 @pytest.fixture
-def panel(domain: SearchDomain, tasks: list[Task]) -> Panel:
-    return make_panel("search", tasks, domain.settings.model_dump(mode="json"))
+def panel(domain: SearchDomain, tasks: list[Task], tmp_path: Path) -> Panel:
+    return make_panel(domain, tasks, tmp_path / "worlds")
 
 
 def test_a_panel_is_the_test_tasks_by_id(panel: Panel, tasks: list[Task]) -> None:
@@ -33,12 +31,40 @@ def test_a_panel_is_the_test_tasks_by_id(panel: Panel, tasks: list[Task]) -> Non
 
 
 def test_the_hash_names_the_tasks_whatever_their_order(panel: Panel) -> None:
-    assert panel_hash(panel.tasks[::-1]) == panel.hash
+    assert replace(panel, tasks=panel.tasks[::-1]).hash == panel.hash
     assert len(panel.hash) == 16
     assert int(panel.hash, 16) >= 0
-    assert panel_hash(panel.tasks[1:]) != panel.hash
+    assert replace(panel, tasks=panel.tasks[1:]).hash != panel.hash
     first = replace(panel.tasks[0], spec={**panel.tasks[0].spec, "answer": "Nobody"})
-    assert panel_hash((first, *panel.tasks[1:])) != panel.hash
+    assert replace(panel, tasks=(first, *panel.tasks[1:])).hash != panel.hash
+
+
+def test_the_hash_names_the_settings(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: the same tasks under other settings of the environment are another panel."""
+    longer = SearchDomain(SearchSettings(max_turns=50))
+    assert make_panel(longer, tasks, tmp_path / "worlds").hash != panel.hash
+
+
+def test_the_hash_names_the_worlds_of_test_tasks(domain: SearchDomain, panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: another byte in a test task's world makes another panel; worlds of training tasks do not count."""
+    worlds = tmp_path / "worlds"
+    assert set(panel.worlds) == {f"{task.spec['world']}.json" for task in panel.tasks}
+    (worlds / f"{next(task for task in tasks if task.split == 'train').spec['world']}.json").write_text("{}")
+    assert make_panel(domain, tasks, worlds) == panel
+    with (worlds / next(iter(panel.worlds))).open("a") as file:
+        file.write(" ")
+    assert make_panel(domain, tasks, worlds).hash != panel.hash
+
+
+def test_without_world_files_every_file_counts(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: a domain that does not say what its tasks are played in is hashed with all that it built, wherever that lies."""
+
+    class Silent(SearchDomain):
+        world_files = None  # type: ignore[assignment]
+
+    before = make_panel(Silent(), tasks, tmp_path / "worlds")
+    assert len(before.worlds) == len(list((tmp_path / "worlds").iterdir())) > len(panel.worlds)
+    assert make_panel(Silent(), tasks, (tmp_path / "worlds").rename(tmp_path / "moved")) == before
 
 
 def test_a_panel_written_and_read_is_the_same(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
@@ -46,20 +72,30 @@ def test_a_panel_written_and_read_is_the_same(panel: Panel, tasks: list[Task], t
     write_panel(tmp_path / "panel.json", panel)
     again = read_panel(tmp_path)
     assert again == panel
-    require_same_panel(again, panel)
+    assert again.hash == panel.hash
     write_tasks(tmp_path / "tasks.parquet", [task for task in tasks if task.task_id != panel.tasks[0].task_id])
     with pytest.raises(PanelMismatchError, match="run the curate stage again"):
         read_panel(tmp_path)
 
 
+def test_changed_or_missing_worlds_and_settings_are_refused(panel: Panel, tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: what is played is what panel.json was frozen with, or the error says what is not."""
+    write_tasks(tmp_path / "tasks.parquet", tasks)
+    write_panel(tmp_path / "panel.json", replace(panel, environment={**panel.environment, "max_turns": 50}))
+    frozen = read_json(tmp_path / "panel.json")
+    write_json(tmp_path / "panel.json", {**frozen, "environment": panel.environment})
+    with pytest.raises(PanelMismatchError, match="test tasks and settings hash to"):
+        read_panel(tmp_path)
+    write_panel(tmp_path / "panel.json", panel)
+    first, second, *_ = sorted(panel.worlds)
+    (tmp_path / "worlds" / first).write_text("{}")
+    (tmp_path / "worlds" / second).unlink()
+    with pytest.raises(PanelMismatchError, match=f"{first}, {second} missing or not what panel.json was frozen with; run"):
+        read_panel(tmp_path)
+
+
 def test_different_panels_are_not_compared(panel: Panel) -> None:
-    """A comparison across different panels is refused: other tasks, other settings, or another domain."""
-    with pytest.raises(PanelMismatchError, match="different panels"):
-        require_same_panel(panel, replace(panel, tasks=panel.tasks[1:]))
-    with pytest.raises(PanelMismatchError, match="max_turns"):
-        require_same_panel(panel, replace(panel, environment={**panel.environment, "max_turns": 50}))
-    with pytest.raises(PanelMismatchError, match="different domains"):
-        require_same_panel(panel, replace(panel, domain="textworld"))
+    """A comparison across different panels is refused."""
     require_same_hash({"sft": panel.hash, "merged": panel.hash}, "search")
     with pytest.raises(PanelMismatchError, match="merged: 0000"):
         require_same_hash({"sft": panel.hash, "merged": "0000"}, "search")

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stages.curation.raw import check_lines, make_raw, read_raw
+from stages.curation.raw import RawRecord, check_lines, configured_domain, make_raw, read_raw, unlike_settings
 from stages.curation.selection import order_by_mix
 from stages.environments.search import SearchDomain, SearchSettings
+from stages.environments.textworld.domain import TextWorldDomain
+from stages.environments.textworld.settings import Level, TextWorldSettings
+from stages.params import load_params, parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +41,38 @@ def test_command_line_writes_the_shipped_file() -> None:
     command = [sys.executable, "-m", "stages.curation.raw", "search", "--count", str(shipped.count(b"\n")), "--seed", "0"]
     made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     assert made.stdout == shipped
+
+
+def test_recipes_are_made_with_the_settings_of_params() -> None:
+    """Contract: settings that shape recipes come from params.yaml; a domain that it does not list has its defaults."""
+    params = parse_params({"domains": ["search"], "per_domain": {"search": {"environment": {"hops": {1: 1.0}}}}})
+    assert {record["hops"] for record in configured_domain("search", params).recipes(24, 0)} == {1}
+    assert configured_domain("textworld", params).settings == TextWorldSettings()
+
+
+def test_records_of_other_settings_are_told(domain: SearchDomain, records: list[RawRecord]) -> None:
+    """Contract: a raw file whose levels are not those of the settings is told, with what differs and what to do."""
+    file = "data/raw/search.jsonl"
+    assert unlike_settings(records, domain, file) == []
+    (line,) = unlike_settings(records, SearchDomain(SearchSettings(hops={1: 1.0, 2: 1.0, 3: 0.0})), file)
+    assert "records have hops 3, which the settings do not name" in line
+    assert line.endswith("make it again with 'python -m stages.curation.raw search --count 120 --seed 0 > data/raw/search.jsonl'")
+    easy = [record for record in records if record.record["hops"] == 1]
+    (line,) = unlike_settings(easy, domain, file)
+    assert "no record has hops 2, hops 3; make it again" in line
+
+
+def test_the_shipped_files_fit_the_settings() -> None:
+    """Contract: curating what is shipped, as it is configured, warns of nothing; other levels of textworld would."""
+    params = load_params(ROOT / "params.yaml")
+    for name in ("search", "textworld"):
+        domain = configured_domain(name, params)
+        records, _ = read_raw(ROOT / f"data/raw/{name}.jsonl", "raw", domain)
+        assert unlike_settings(records, domain, "raw") == []
+    other = TextWorldDomain(TextWorldSettings(levels=(Level(rooms=3, objects=3, quest_length=3),), goals=("take", "eat")))
+    (line,) = unlike_settings(records, other, "raw")
+    assert "no record has goal eat;" in line
+    assert "level 5 rooms 5 objects 5 commands" in line
 
 
 def test_command_line_refuses_an_unknown_domain() -> None:

@@ -206,11 +206,15 @@ def test_switches_show_commands_and_pay_for_progress(domain, folder, tasks):
 
 def test_building_again_gives_the_same_bytes_and_leaves_only_games(domain, records, tasks, folder, tmp_path):
     """dvc repro twice gives the same bytes: no date, path or process decides what a compiled game holds."""
-    again = domain.build(records[:3], tmp_path, workers=2)
+    told: list[int] = []
+    again = domain.build(records[:3], tmp_path, workers=2, built=told.append)
     assert again == tasks[:3]
+    assert sum(told) == 3
+    assert len(told) == len({task.cluster for task in again})
     files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
     assert {path.suffix for path in files} == {".z8", ".json"}
     assert len(files) == 2 * len({task.cluster for task in again})
+    assert {file.as_posix() for file in files} == {file for task in again for file in domain.world_files(task)}
     for path in files:
         data = (tmp_path / path).read_bytes()
         assert data == (folder / path).read_bytes()

@@ -41,7 +41,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [record for record in domain.recipes(64, 0) if record["split"] == "test"]
     tasks = domain.build(records[:4] + records[-4:], folder / "search" / "worlds", 1)
     write_tasks(folder / "search" / "tasks.parquet", tasks)
-    write_panel(folder / "search" / "panel.json", make_panel("search", tasks, domain.settings.model_dump(mode="json")))
+    write_panel(folder / "search" / "panel.json", make_panel(domain, tasks, folder / "search" / "worlds"))
     return folder
 
 
@@ -66,12 +66,17 @@ def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Pa
     assert [row["tokens"] for row in reseeded] != [row["tokens"] for row in first]
 
 
-def test_a_panel_whose_tasks_were_changed_is_refused(curated: Path, tmp_path: Path) -> None:
+def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> None:
     """Panels are frozen and hashed."""
     shutil.copytree(curated, tmp_path / "curated")
     path = tmp_path / "curated" / "search" / "panel.json"
     write_json(path, {**read_json(path), "hash": "0" * 16})
     with pytest.raises(PanelMismatchError, match="frozen with 0000000000000000"):
+        load_panels(tmp_path / "curated", ["search"])
+    shutil.copy(curated / "search" / "panel.json", path)
+    world = next((tmp_path / "curated" / "search" / "worlds").iterdir())
+    world.write_text(world.read_text() + " ")
+    with pytest.raises(PanelMismatchError, match=f"{world.name} missing or not what panel.json was frozen with"):
         load_panels(tmp_path / "curated", ["search"])
     with pytest.raises(FileNotFoundError, match="curate@chess"):
         load_panels(tmp_path / "curated", ["chess"])

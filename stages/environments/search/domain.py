@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,6 +65,13 @@ class SearchDomain:
     def record_difficulty(self, record: Mapping[str, Any]) -> float:
         """The difficulty that the record's task will have."""
         return float(record["hops"])
+
+    def recipe_kinds(self) -> set[str]:
+        """The hops of a world's questions, which are the same for every world."""
+        return {f"hops {hops}" for hops in self._hop_plan(0)}
+
+    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
+        return {f"hops {record['hops']}"}
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """Raw records, world by world; splits take turns in the proportion 192 : 24 : 200 of tasks."""
@@ -130,7 +137,14 @@ class SearchDomain:
         if split_of(record["start"]) != record["split"]:
             raise ValueError(f"'start' {record['start']!r} is not a name of {record['split']} worlds")
 
-    def build(self, records: Sequence[Mapping[str, Any]], folder: Path, workers: int) -> list[Task]:
+    def build(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        folder: Path,
+        workers: int,
+        *,
+        built: Callable[[int], None] | None = None,
+    ) -> list[Task]:
         """Write each world once as JSON below `folder`; worlds are small, so `workers` processes would not pay."""
         worlds: dict[str, World] = {}
         tasks = []
@@ -162,10 +176,15 @@ class SearchDomain:
                     cluster=f"search-{key}",
                 )
             )
+            if built:
+                built(1)
         folder.mkdir(parents=True, exist_ok=True)
         for key, world in sorted(worlds.items()):
             (folder / f"{key}.json").write_text(world.to_json(), encoding="utf-8")
         return tasks
+
+    def world_files(self, task: Task) -> list[str]:
+        return [f"{task.spec['world']}.json"]
 
     def make(self, folder: Path) -> SearchEnvironment:
         settings = self.settings

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.environments.protocol import Split, Task
-from stages.environments.textworld.settings import Recipe, TextWorldSettings, parse_recipe
+from stages.environments.textworld.settings import Level, Recipe, TextWorldSettings, parse_recipe
 from stages.seeding import key64
 from stages.workers import worker_pool
 
@@ -63,6 +64,17 @@ class TextWorldDomain:
             f"{self.settings.max_turns} commands; change per_domain.textworld.environment (levels, starts or max_turns)"
         )
 
+    def recipe_kinds(self) -> set[str]:
+        """The levels, goals and instructions that `recipes` takes in turn."""
+        settings = self.settings
+        goals = {f"goal {goal}" for goal in settings.goals}
+        return {*map(_level_name, settings.levels), *goals, f"instructions {settings.instructions}"}
+
+    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
+        recipe = parse_recipe(record)
+        level = Level(rooms=recipe.rooms, objects=recipe.objects, quest_length=recipe.quest_length)
+        return {_level_name(level), f"goal {recipe.goal}", f"instructions {recipe.instructions}"}
+
     def check(self, record: Mapping[str, Any]) -> None:
         recipe = parse_recipe(record)
         length = recipe.solution_length or 0
@@ -72,10 +84,17 @@ class TextWorldDomain:
                 f"(params.yaml, per_domain.textworld.environment) is {self.settings.max_turns}"
             )
 
-    def build(self, records: Sequence[Mapping[str, Any]], folder: Path, workers: int) -> list[Task]:
+    def build(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        folder: Path,
+        workers: int,
+        *,
+        built: Callable[[int], None] | None = None,
+    ) -> list[Task]:
         """Compile the games of `records` into `folder`/games, each once, and return the tasks in the order of the records.
 
-        Raises ValueError naming the record that can't be built.
+        `built` is told after each game how many records it served. Raises ValueError naming the record that can't be built.
         """
         folder = Path(folder)
         (folder / "games").mkdir(parents=True, exist_ok=True)
@@ -84,16 +103,21 @@ class TextWorldDomain:
         for recipe in recipes:
             games.setdefault(recipe.game_id, []).append(recipe)
         jobs = [(group, folder) for group in games.values()]
-        if workers > 1 and len(jobs) > 1:
-            with worker_pool(workers) as pool:
-                groups = list(pool.map(_build_game, jobs))
-        else:
-            groups = [_build_game(job) for job in jobs]
-        tasks = {task.task_id: task for group in groups for task in group}
+        tasks: dict[str, Task] = {}
+        with worker_pool(workers) if workers > 1 and len(jobs) > 1 else nullcontext() as pool:
+            for group in (pool.map if pool else map)(_build_game, jobs):
+                tasks.update((task.task_id, task) for task in group)
+                if built:
+                    built(len(group))
         if len(tasks) < len(recipes):
             ids = [recipe.task_id for recipe in recipes]
             raise ValueError(f"textworld records share task ids: {sorted({each for each in ids if ids.count(each) > 1})}")
         return [tasks[recipe.task_id] for recipe in recipes]
+
+    def world_files(self, task: Task) -> list[str]:
+        """The compiled game, and its logic beside it."""
+        game = Path(task.spec["game"])
+        return [game.as_posix(), game.with_suffix(".json").as_posix()]
 
     def make(self, folder: Path) -> TextWorldEnvironment:
         from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
@@ -108,6 +132,10 @@ class TextWorldDomain:
 
     def entities(self, task: Task) -> set[str]:
         return set(task.spec["entities"])
+
+
+def _level_name(level: Level) -> str:
+    return f"level {level.rooms} rooms {level.objects} objects {level.quest_length} commands"
 
 
 def _useful_starts(recipe: Recipe, settings: TextWorldSettings) -> list[tuple[int, int]]:

@@ -36,7 +36,7 @@ class DeltaMethod(ABC):
         """The base plus what the method makes of the task vectors. Raises MergeError without a base."""
         deltas = task_vectors(name, base, models)
         assert base is not None
-        return base.float() + self.merged_delta(deltas, params, rng, totals)
+        return self.merged_delta(deltas, params, rng, totals).add_(base.float())
 
     @abstractmethod
     def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
@@ -48,7 +48,10 @@ def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Te
     if base is None:
         raise MergeError(f"tensor {name}: this merge method works on deltas and needs a base model (merge.base)")
     origin = base.float()
-    return torch.stack([model.float() - origin for model in models])
+    deltas = origin.new_empty(len(models), *origin.shape)
+    for delta, model in zip(deltas, models, strict=True):
+        torch.sub(model.float(), origin, out=delta)
+    return deltas
 
 
 def weight_column(weights: Sequence[float], like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from stages.algorithms.contract import Card
-from stages.merging.deltas import DeltaMethod, task_vectors, weight_column
+from stages.merging.deltas import DeltaMethod, task_vectors
 from stages.merging.settings import MergeSettings
 
 
@@ -36,12 +36,21 @@ def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[
 
 def merge_deltas(deltas: Tensor, params: MergeSettings, scale: Sequence[float]) -> Tensor:
     """deltas [N, *shape] -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where several did."""
-    changed = changed_masks(deltas, params.ram.eps)
-    count = changed.sum(dim=0)
-    weighted = deltas * changed * weight_column(params.weights, deltas)
-    alone = (weighted * weight_column(scale, deltas)).sum(dim=0)
-    shared = weighted.sum(dim=0) / count.clamp(min=1)
-    return params.lam * torch.where(count == 1, alone, shared)
+    # Model by model and in place: what this costs is memory traffic.
+    total = torch.zeros_like(deltas[0])
+    enlarged = torch.zeros_like(total) if any(factor != 1.0 for factor in scale) else None
+    count = torch.zeros(total.shape, dtype=torch.int16)
+    for delta, weight, factor in zip(deltas, params.weights, scale, strict=True):
+        changed = delta.abs() > params.ram.eps
+        weighted = (delta * changed).mul_(weight)
+        total += weighted
+        if enlarged is not None:
+            enlarged.add_(weighted, alpha=factor)
+        count += changed
+    merged = total.div_(count.clamp(min=1))
+    if enlarged is not None:
+        merged = torch.where(count == 1, enlarged, merged)
+    return merged.mul_(params.lam)
 
 
 class Ram(DeltaMethod):

@@ -51,9 +51,9 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
     from stages.algorithms.compose import resolve
-    from stages.rl import RlJob
     from stages.runtime import StageContext
     from stages.tracking import Tracker
+    from stages.training.reinforcement import RlJob
 
     write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
     write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})

@@ -63,7 +63,7 @@ class Model(Section):
     max_length: Annotated[int, Field(ge=64)] = 640
     """Longest episode in tokens."""
     gradient_checkpointing: bool = False
-    """Recompute layers in the backward pass: less memory, about a third more time in training, the same gradient."""
+    """Recompute layers in the backward pass: less memory, more time in training, the same gradient."""
     lora: Lora = Lora()
 
 

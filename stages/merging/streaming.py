@@ -29,15 +29,15 @@ _STORED = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat1
 ProgressFactory = Callable[[str, int, str], AbstractContextManager[Progress]]
 
 
-class _Silent:
-    def advance(self, count: int = 1, note: str = "") -> None:
+class _Silent(Progress):
+    def _show(self, count: int, note: str) -> None:
         """Shows nothing."""
 
 
 @contextmanager
 def silent(label: str, total: int, unit: str) -> Iterator[Progress]:
     """A progress that shows nothing, for callers without a terminal."""
-    yield _Silent()
+    yield _Silent(label, total, unit)
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,12 @@ class RlJob:
     """See stages.training.loop.Job; a step is one batch of episodes."""
 
     def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool) -> None:
-
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.context, self.algorithm, self.rl, self.pool = context, algorithm, rl, pool
         self.max_length, self.width = params.model.max_length, params.resources.slots
         self.precision = params.resources.precision
-        self.model, self.chat = policy.model, Chat(policy.tokenizer)
+        self.chat = Chat(policy.tokenizer)
         folder = context.data / "curated" / context.domain
         self.tasks = {task.task_id: task for task in read_tasks(folder / "tasks.parquet", "train")}
         measured = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
@@ -72,7 +71,6 @@ class RlJob:
 
     def play(self, task_ids: Sequence[str], step: int) -> list[Episode]:
         """`group_size` episodes of each task with the weights as they are now (the engine holds the same module)."""
-
         requests = attempts([self.tasks[task_id] for task_id in task_ids], self.rl.group_size, first=step * self.rl.group_size)
         sampling = Sampling(**self.rl.sampling.model_dump())
         return collect(
@@ -88,7 +86,6 @@ class RlJob:
 
     def prepare(self, step: int) -> TrajectoryBatch:
         """The episodes as a batch with all that the update needs: reference log-probs, values, advantages, step credit."""
-
         batch = self.models.annotate(trajectory_batch(self.played), self.algorithm)
         self.dead_groups, self.kl = dead_groups(batch), self.models.reference_kl(batch, self.rl.sampling.temperature)
         return self.algorithm.prepare(batch)
@@ -101,7 +98,6 @@ class RlJob:
             self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-
         count = len(self.played)
         measured = agreement(sums.get("policy", {}))
         check_agreement(measured, self.precision, step)

@@ -26,36 +26,40 @@ class SlotCache(Cache):
         self.slots, self.kv_heads, self.capacity, self.head_dim = slots, kv_heads, capacity, head_dim
         # Zeros, not garbage: masked positions get weight 0, and 0 times NaN would still be NaN.
         self.data = torch.zeros(layers, 2, slots + 1, kv_heads, capacity, head_dim, dtype=dtype, device=device)
-        self._flat = self.data.view(layers, 2, -1, head_dim)
+        self._flat = self.data.view(layers, -1, head_dim)
+        self._values_start = (slots + 1) * kv_heads * capacity
         self._heads = torch.arange(kv_heads, device=device)
         self._targets = torch.zeros(0, dtype=torch.long, device=device)
-        self._rows: Tensor | int = 0
+        self._rows: Tensor | slice = slice(0, 0)
         self._length = 0
+        self.place: Tensor | None = None
+        """[T] which of the padded tokens that `update` is given are stored, in the order of the targets; None: all."""
 
-    def aim(self, rows: Tensor | int, target_rows: Tensor, positions: Tensor, length: int) -> None:
-        """Set up the next forward pass of N rows with Q new tokens each.
+    def aim(self, rows: Tensor | slice, target_rows: Tensor, positions: Tensor, length: int) -> None:
+        """Set up the next forward pass of T new tokens of N rows.
 
-        rows: what attention reads: an int N for the first N rows (no copy), or [N] int64; target_rows, positions: [N, Q] int64,
-        where each new token is written; length: attention reads positions [0, length).
+        rows: what attention reads: a slice of the rows (no copy), or [N] int64; target_rows, positions: [T] int64, where each new
+        token is written; length: attention reads positions [0, length).
         """
-        # [N, kv_heads, Q]: the order in which `update` receives keys and values.
-        index = (target_rows[:, None] * self.kv_heads + self._heads[None, :, None]) * self.capacity + positions[:, None]
-        self._targets = index.reshape(-1)
+        # [T, 2, kv_heads]: keys, then values.
+        index = (target_rows[:, None] * self.kv_heads + self._heads) * self.capacity + positions[:, None]
+        self._targets = torch.stack([index, index + self._values_start], 1).flatten()
         self._rows, self._length = rows, length
+
+    def store(self, states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """states: [T, 2 kv_heads, head_dim], keys before values -> the rows' keys and values [N, kv_heads, length, head_dim]."""
+        self._flat[layer_idx].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
+        keys, values = (self.data[layer_idx, part, :, :, : self._length] for part in (0, 1))
+        if isinstance(self._rows, slice):
+            return keys[self._rows], values[self._rows]
+        return keys.index_select(0, self._rows), values.index_select(0, self._rows)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """key_states, value_states: [N, kv_heads, Q, head_dim] -> the rows' keys and values [N, kv_heads, length, head_dim]."""
-        read = []
-        for part, states in enumerate((key_states, value_states)):
-            self._flat[layer_idx, part].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
-            rows = self.data[layer_idx, part]
-            if isinstance(self._rows, int):
-                read.append(rows[: self._rows, :, : self._length])
-            else:
-                read.append(rows[:, :, : self._length].index_select(0, self._rows))
-        return read[0], read[1]
+        states = torch.cat([key_states, value_states], 1).transpose(1, 2).flatten(0, 1)
+        return self.store(states if self.place is None else states[self.place], layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""
@@ -93,15 +97,20 @@ def grouped_attention(
     unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
     if unsupported:
         raise ValueError(f"the torch engine does not compute attention with {unsupported} (model {type(module).__name__})")
+    return attend(query * scaling, key, value, attention_mask).transpose(1, 2).contiguous(), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(query key' + mask) value, [N, heads, Q, head_dim], for queries [N, heads, Q, head_dim] that carry the scale, keys and
+    values [N, kv_heads, length, head_dim] and an additive mask [N, 1, Q, length]; in float32 between the two products."""
     rows, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, head_dim)
-    weights = torch.matmul(grouped, key.transpose(2, 3)).mul_(scaling)
-    if attention_mask is not None:
-        weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(attention_mask[:, :, None])
+    weights = torch.matmul(grouped, key.transpose(2, 3))
+    if mask is not None:
+        weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(mask[:, :, None])
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
-    output = _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
-    return output.transpose(1, 2).contiguous(), None
+    return _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
 
 
 def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:

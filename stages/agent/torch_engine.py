@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from stages import seeding
-from stages.agent.cache import ATTENTION, SlotCache
+from stages.agent.cache import SlotCache
+from stages.agent.decoder import Pass, make_forward
 from stages.agent.engine import Sampling, Turn
 from stages.agent.sampling import draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
@@ -65,10 +66,11 @@ class TorchEngine:
             model.dtype,
             self.device,
         )
+        self._layers = make_forward(model, self.cache)
         self._columns = torch.arange(self.cache.capacity, device=self.device)
         self._low = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype, device=self.device)
         self._zero = torch.zeros((), dtype=model.dtype, device=self.device)
-        self._row_index = torch.arange(rows, device=self.device)[:, None]
+        self._row_index = torch.arange(rows, device=self.device)
         self.table = SlotTable(self.cache, slots, max_length)
         self._sessions: dict[int, Session] = {}
         self._queue: list[Session] = []
@@ -162,6 +164,7 @@ class TorchEngine:
         """Close every session; call it when the model's weights have changed, since caches belong to the old ones."""
         for session in sorted(self._sessions):
             self.close(session)
+        self._layers.refresh()
 
     def _idle(self, session: int) -> Session:
         state = self._sessions[session]
@@ -171,49 +174,47 @@ class TorchEngine:
 
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states [N, Q, D] of ids [N, Q] at positions [N, Q] under the additive mask [N, 1, Q, length]."""
-        config = self.model.config
-        trained_with = config._attn_implementation
-        config._attn_implementation = ATTENTION
-        try:
-            output = self.model.base_model(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-            )
-        finally:
-            config._attn_implementation = trained_with
+    def _forward(self, batch: Pass, rows: Tensor | slice, targets: Tensor) -> Tensor:
+        """Hidden states [n, D] of the tokens that `batch` wants; attention reads cache rows `rows`, `targets` [T] are written."""
         self._counters["forward_passes"] += 1
-        return output.last_hidden_state
+        self.cache.aim(rows, targets, batch.positions, batch.mask.shape[-1])
+        return self._layers(batch)
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
-        """Additive mask [N, 1, Q, length]: a token at a position sees positions up to its own."""
+        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: each sees positions up to its own."""
         return torch.where(self._columns[:length] > positions[:, None, :, None], self._low, self._zero)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
     def _feed_group(self, group: list[Session], counts: list[int], width: int) -> Tensor:
-        """Feed `counts[i]` pending tokens of each session, padded to `width`; hidden states [n, D] of the last ones."""
-        rows = round_up(len(group), ROWS)
-        ids = np.zeros((rows, width), dtype=np.int64)
-        targets = np.full((rows, width), self.cache.slots, dtype=np.int64)
-        positions = np.tile(np.arange(width), (rows, 1))
-        last = np.zeros(rows, dtype=np.int64)
-        for row, (session, count) in enumerate(zip(group, counts, strict=True)):
-            ids[row, :count] = session.tokens[session.cached : session.cached + count]
-            targets[row, :count] = session.slot
-            positions[row] += session.cached
-            last[row] = count - 1
+        """Feed `counts[i]` pending tokens of each session, at most `width`; hidden states [n, D] of the last ones."""
+        ids: list[int] = []
+        for session, count in zip(group, counts, strict=True):
+            ids += session.tokens[session.cached : session.cached + count]
+        number = np.array(counts)
+        slots = np.array([session.slot for session in group])
+        first = np.array([session.cached for session in group])
+        ends = np.cumsum(number) - 1
+        row = np.repeat(np.arange(len(group)), number)
+        column = np.arange(len(ids)) - np.repeat(ends + 1 - number, number)
+        # The first token again, up to a whole group of 4: what it writes a second time is the same.
+        order = np.concatenate([np.arange(len(ids)), np.zeros(-len(ids) % ROWS, dtype=np.int64)])
+        for session, count in zip(group, counts, strict=True):
             session.cached += count
-            self.table.position[session.slot] = session.cached
-        np.minimum(positions, self.cache.capacity - 1, out=positions)
-        length = min(round_up(int(max(session.cached for session in group)), LENGTH_STEP), self.cache.capacity)
-        reads = np.array([session.slot for session in group] + [self.cache.slots] * (rows - len(group)), dtype=np.int64)
-        position_tensor = self._to_device(positions)
-        self.cache.aim(self._to_device(reads), self._to_device(targets), position_tensor, length)
-        hidden = self._forward(self._to_device(ids), position_tensor, self._mask(position_tensor, length))
-        self._counters["fed_tokens"] += sum(counts)
-        return hidden[self._row_index[:rows, 0], self._to_device(last)]
+        self.table.position[slots] = first + number
+        length = min(round_up(int((first + number).max()), LENGTH_STEP), self.cache.capacity)
+        batch = Pass(
+            self._to_device(np.array(ids)[order]),
+            self._to_device((first[row] + column)[order]),
+            self._mask(self._to_device(first[:, None] + np.arange(width)), length),
+            self._to_device((row * width + column)[order]),
+            self._to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
+        )
+        together = bool((np.diff(slots) == 1).all())
+        reads = slice(int(slots[0]), int(slots[-1]) + 1) if together else self._to_device(slots)
+        self._counters["fed_tokens"] += len(ids)
+        return self._forward(batch, reads, self._to_device(slots[row][order]))
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
         """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
@@ -227,7 +228,7 @@ class TorchEngine:
                 width = round_up(sizes[left[start].id], QUERY_STEP)
                 # Padding beyond about two steps costs more than a pass of their own for the shorter ones.
                 group = [session for session in left[start:] if width - sizes[session.id] < 2 * QUERY_STEP]
-                group = group[: max(1, PASS_TOKENS // width)]
+                group = sorted(group[: max(1, PASS_TOKENS // width)], key=lambda session: session.slot)
                 hidden = self._feed_group(group, [sizes[session.id] for session in group], width)
                 after.update(zip((session.id for session in group), hidden, strict=False))
                 start += len(group)
@@ -295,10 +296,10 @@ class TorchEngine:
         width = round_up(int(slots[-1]) + 1, ROWS)
         length = min(round_up(int(self.table.position[slots].max()) + 1, LENGTH_STEP), self.cache.capacity)
         # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
-        positions = self._to_device(self.table.position[:width])[:, None]
-        self.cache.aim(width, self._row_index[:width], positions, length)
-        hidden = self._forward(self._to_device(self.table.last[:width])[:, None], positions, self._mask(positions, length))
-        ids, logprobs = self._draw(hidden[:, 0], slice(0, width))
+        positions = self._to_device(self.table.position[:width])
+        batch = Pass(self._to_device(self.table.last[:width]), positions, self._mask(positions[:, None], length))
+        hidden = self._forward(batch, slice(0, width), self._row_index[:width])
+        ids, logprobs = self._draw(hidden, slice(0, width))
         self.table.position[slots] += 1
         return self._take(slots, ids[slots], logprobs[slots])
 

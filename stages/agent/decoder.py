@@ -1,0 +1,217 @@
+"""The forward pass that the torch engine decodes with: the layers of Llama and its relatives, written out for one purpose.
+
+A small model spends most of its time between the matrix products. transformers' modules serve training, masks of many kinds and
+any cache; here the projections of queries, keys and values are one product, rotary embedding is one complex product in place,
+keys and values are stored together, and residuals are added by the products themselves. The numbers are those of the Hugging
+Face model up to rounding, which tests compare; architectures that are not known here run through the model itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stages.agent.cache import ATTENTION, SlotCache, attend
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose layers are RMS norm, rotary attention and a gated SiLU, in that order, and nothing else."""
+STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend on the position alone."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """T new tokens of N rows, at most Q each. They go through the layers without padding; attention alone sees them as [N, Q]."""
+
+    ids: Tensor
+    """[T] token ids."""
+    positions: Tensor
+    """[T] positions in their rows."""
+    mask: Tensor
+    """[N, 1, Q, length], added to attention's scores."""
+    place: Tensor | None = None
+    """[T] index of each token in the flattened [N, Q]. None: T = N, one token per row."""
+    ends: Tensor | None = None
+    """[n] which tokens' hidden states are wanted; the last layer works on these alone. None: all."""
+
+
+class Forward(Protocol):
+    """The model's layers over a `SlotCache` that has been aimed at the pass's tokens."""
+
+    def __call__(self, batch: Pass) -> Tensor:
+        """Hidden states [n, D], after the final norm, of the tokens wanted."""
+        ...
+
+    def refresh(self) -> None:
+        """Take over the model's weights, which have changed."""
+        ...
+
+
+def make_forward(model: Any, cache: SlotCache) -> Forward:
+    """The fastest forward pass for `model`."""
+    return LeanForward(model, cache) if serves(model) else StockForward(model, cache)
+
+
+class StockForward:
+    """The Hugging Face model's own layers, with attention that reads the slot cache in place."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+
+    def refresh(self) -> None:
+        return None
+
+    def __call__(self, batch: Pass) -> Tensor:
+        rows, queries = batch.mask.shape[0], batch.mask.shape[2]
+        place = torch.arange(rows, device=batch.ids.device) if batch.place is None else batch.place
+        ids, positions = (batch.ids.new_zeros(rows * queries).index_copy(0, place, part) for part in (batch.ids, batch.positions))
+        self.cache.place = place
+        config = self.model.config
+        trained_with = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            output = self.model.base_model(
+                input_ids=ids.view(rows, queries),
+                attention_mask=batch.mask,
+                position_ids=positions.view(rows, queries),
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        finally:
+            config._attn_implementation = trained_with
+        wanted = place if batch.ends is None else place[batch.ends]
+        return output.last_hidden_state.flatten(0, 1)[wanted]
+
+
+def serves(model: Any) -> bool:
+    """Whether `LeanForward` computes what `model` does: a known family, plain linear layers, rotary angles over whole heads."""
+    config, decoder = model.config, model.base_model
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+        return False
+    rotary = getattr(decoder, "rotary_emb", None)
+    if rotary is None or getattr(rotary, "rope_type", "default") not in STATIC_ROTARY:
+        return False
+    if 2 * rotary.inv_freq.numel() != _head_dim(config):
+        return False
+    linear = [
+        *(getattr(layer.self_attn, f"{name}_proj") for layer in decoder.layers for name in "qkvo"),
+        *(getattr(layer.mlp, f"{name}_proj") for layer in decoder.layers for name in ("gate", "up", "down")),
+    ]
+    return all(type(module) is nn.Linear for module in linear) and not any(_hooked(module) for module in decoder.modules())
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class LeanForward:
+    """See the module. Holds a copy of the query, key and value projections in which the two halves of each head's queries and
+    keys are interleaved, as a complex product wants them, and the queries carry attention's scale; scores stay the same."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+        config = model.config
+        self.head_dim, self.heads = _head_dim(config), config.num_attention_heads
+        self.rotated = self.heads + cache.kv_heads
+        half = self.head_dim // 2
+        self._order = torch.stack([torch.arange(half), torch.arange(half) + half], -1).flatten()
+        positions = torch.arange(cache.capacity, device=cache.data.device)
+        # In float32 whatever the model computes in.
+        reference = torch.zeros((), dtype=torch.float32, device=cache.data.device)
+        cos, sin = model.base_model.rotary_emb(reference, positions[None])
+        self._angles = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        self._projections: list[tuple[Tensor, Tensor | None]] = []
+        self._head_norms: list[Tensor | None] = []
+        self.refresh()
+
+    # ---- weights ------------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        with torch.no_grad():
+            self._projections = [self._joined(layer.self_attn) for layer in self.model.base_model.layers]
+            self._head_norms = [self._joined_norms(layer.self_attn) for layer in self.model.base_model.layers]
+
+    def _interleave(self, rows: Tensor) -> Tensor:
+        """rows [heads * head_dim, ...] with the halves of each head interleaved."""
+        return rows.unflatten(0, (-1, self.head_dim))[:, self._order.to(rows.device)].flatten(0, 1)
+
+    def _joined(self, attention: Any) -> tuple[Tensor, Tensor | None]:
+        """Weight [(heads + 2 kv_heads) * head_dim, D] and bias of queries, keys and values."""
+        # A norm over each head would take the scale out again; it is in the norm's weights then.
+        scale = 1.0 if hasattr(attention, "q_norm") else attention.scaling
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        weight = torch.cat([self._interleave(q.weight) * scale, self._interleave(k.weight), v.weight])
+        if q.bias is None:
+            return weight, None
+        return weight, torch.cat([self._interleave(q.bias) * scale, self._interleave(k.bias), v.bias])
+
+    def _joined_norms(self, attention: Any) -> Tensor | None:
+        """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, where the family has them."""
+        if not hasattr(attention, "q_norm"):
+            return None
+        q, k = self._interleave(attention.q_norm.weight), self._interleave(attention.k_norm.weight)
+        return torch.cat([(q * attention.scaling).expand(self.heads, -1), k.expand(self.cache.kv_heads, -1)])
+
+    # ---- the pass -----------------------------------------------------------------------------------------------------------
+
+    def __call__(self, batch: Pass) -> Tensor:
+        decoder = self.model.base_model
+        angles = self._angles[batch.positions, None]
+        hidden = decoder.embed_tokens(batch.ids)
+        last = len(decoder.layers) - 1
+        for index, layer in enumerate(decoder.layers):
+            normed = _norm(hidden, layer.input_layernorm)
+            mixed = self._attention(index, layer.self_attn, normed, angles, batch)
+            if index == last and batch.ends is not None:
+                hidden, mixed = hidden[batch.ends], mixed[batch.ends]
+            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
+            normed = _norm(hidden, layer.post_attention_layernorm)
+            gated = F.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
+            hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
+        return _norm(hidden, decoder.norm)
+
+    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+        """What the heads read, [T, heads * head_dim], for normed hidden states [T, D]."""
+        joined = F.linear(normed, *self._projections[index]).unflatten(-1, (-1, self.head_dim))
+        turning = joined[:, : self.rotated]
+        weights = self._head_norms[index]
+        if weights is not None:
+            epsilon = attention.q_norm.variance_epsilon
+            turning.copy_(F.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights))
+        _rotate(turning, angles)
+        # Keys and values lie behind one another, in the order in which the cache takes them.
+        keys, values = self.cache.store(joined[:, self.heads :], index)
+        queries = joined[:, : self.heads]
+        rows, width = batch.mask.shape[0], batch.mask.shape[2]
+        if batch.place is not None:
+            queries = queries.new_zeros(rows * width, *queries.shape[1:]).index_copy_(0, batch.place, queries)
+        queries = queries.view(rows, width, self.heads, self.head_dim).transpose(1, 2)
+        read = attend(queries, keys, values, batch.mask).transpose(1, 2).reshape(rows * width, -1)
+        return read if batch.place is None else read[batch.place]
+
+
+def _norm(hidden: Tensor, module: Any) -> Tensor:
+    return F.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear) -> Tensor:
+    """residual + module(states)."""
+    product = torch.addmm(residual, states, module.weight.t())
+    return product if module.bias is None else product.add_(module.bias)
+
+
+def _rotate(heads: Tensor, angles: Tensor) -> None:
+    """Turn neighbouring pairs of heads [n, heads, head_dim] by angles [n, 1, head_dim / 2] (unit complex numbers), in place."""
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(angles)
+    else:
+        turned = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2))) * angles
+        heads.copy_(torch.view_as_real(turned).flatten(-2))

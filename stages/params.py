@@ -242,9 +242,9 @@ class Rl(Section):
     sampling: SamplingParams = SamplingParams()
     dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups with equal rewards out of the forward pass; denominators do not change."""
-    share_prompts: bool = True
-    """Read a prompt once for all episodes that start with it, where that pays; False: read every episode whole. The same gradient
-    to float rounding."""
+    share_prefixes: bool = True
+    """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
+    episode whole. The same gradient to float rounding."""
     advantage: Advantage = Advantage()
     credit: Credit = Credit()
     loss: Loss = Loss()

@@ -47,7 +47,7 @@ class Forward(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Take over the model's weights, which have changed."""
+        """Take over the model's weights, which may have changed."""
         ...
 
 

@@ -103,6 +103,8 @@ class TorchEngine:
         tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
         if not tokens or len(tokens) > self.max_length:
             raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        if not self._sessions:
+            self._layers.refresh()
         session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
         self._next_id += 1
         self._sessions[session.id] = session
@@ -161,10 +163,9 @@ class TorchEngine:
             self.table.vacate(state)
 
     def reset(self) -> None:
-        """Close every session; call it when the model's weights have changed, since caches belong to the old ones."""
+        """Close every session. Weights may change while none is open; caches and snapshots belong to the old ones."""
         for session in sorted(self._sessions):
             self.close(session)
-        self._layers.refresh()
 
     def _idle(self, session: int) -> Session:
         state = self._sessions[session]

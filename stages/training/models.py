@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stages.agent.policy import token_logprobs
+from stages.agent.policy import States, predicting_states, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
@@ -20,7 +20,7 @@ from stages.training.batches import plan_micro_batches, take, trained_lengths, t
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
-from stages.training.shared_prompts import Block, can_share, plan_blocks, worth_sharing
+from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class Models:
     critic: Critic | None
     step_values: StepValueModel | None
     tokens_per_batch: int
-    share_prompts: bool
-    """Whether the policy reads a prompt once for all episodes that start with it, where that pays."""
+    sharing: bool
+    """Whether tokens that episodes have in common at their start are read once for all of them."""
     processes: int
 
     @classmethod
@@ -51,31 +51,45 @@ class Models:
         device = accelerator.device
         policy.to(device)
         reference = reference_of(policy)
-        critic = Critic(policy, algorithm.rl.critic.head) if algorithm.needs_critic else None
+        sharing = algorithm.rl.share_prefixes and can_share(policy)
+        states = sharing_states if sharing else predicting_states
+        critic = Critic(policy, algorithm.rl.critic.head, states) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
-        share = algorithm.rl.share_prompts
-        return cls(policy, reference, critic, step_values, tokens_per_batch, share, accelerator.num_processes)
+        return cls(policy, reference, critic, step_values, tokens_per_batch, sharing, accelerator.num_processes)
+
+    @property
+    def states(self) -> States:
+        """How hidden states are computed, for `token_logprobs`."""
+        return sharing_states if self.sharing else predicting_states
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in micro-batches: of rows that share tokens, one or more for each process, or of similar length."""
+        if not self.sharing:
+            return self.plan_dense(batch, rows)
+        budget = self.tokens_per_batch
+        plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+        while len(plan) < min(self.processes, len(rows)):
+            budget //= 2
+            plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+        return plan
+
+    def plan_dense(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches of similar trained length."""
         lengths = trained_lengths(batch.mask).tolist()
         plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
         return [[rows[place] for place in group] for group in plan]
 
-    def share(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[Block] | None:
-        """Rows of the batch in blocks that share prompts; None where every row is better read whole."""
-        if not (self.share_prompts and can_share(self.policy)):
-            return None
-        blocks = plan_blocks(batch, rows, self.tokens_per_batch, self.processes)
-        return blocks if worth_sharing(batch, blocks) else None
-
     def _per_row(
-        self, batch: TrajectoryBatch, rows: Sequence[int], shape: torch.Size, compute: Callable[[TrajectoryBatch], Tensor]
+        self,
+        batch: TrajectoryBatch,
+        plan: Sequence[Sequence[int]],
+        shape: torch.Size,
+        compute: Callable[[TrajectoryBatch], Tensor],
     ) -> Tensor:
-        """`compute` on micro-batches of `rows` put together as a tensor of `shape` on the CPU, 0 where there is nothing."""
+        """`compute` on the micro-batches of `plan` put together as a tensor of `shape` on the CPU, 0 where there is nothing."""
         result = torch.zeros(shape)
         with torch.no_grad():
-            for group in self.plan(batch, rows):
+            for group in plan:
                 part = compute(take(batch, group, self.policy.device)).float().cpu()
                 result[torch.tensor(group), : part.shape[1]] = part
         return result
@@ -84,9 +98,9 @@ class Models:
         """Log-probabilities [B, T] under the reference on the policy tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature)[0]
+            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature, states=self.states)[0]
 
-        return self._per_row(batch, rows, batch.mask.shape, compute)
+        return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute)
 
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
@@ -107,7 +121,8 @@ class Models:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
         critic, step_values = self.critic, self.step_values
         if critic is not None:
-            values = self._per_row(batch, rows, batch.mask.shape, lambda micro: critic.values(micro.token_ids, micro.mask))
+            plan = self.plan(batch, rows)
+            values = self._per_row(batch, plan, batch.mask.shape, lambda micro: critic.values(micro.token_ids, micro.mask))
             batch = batch.with_(values=values)
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
@@ -115,7 +130,8 @@ class Models:
             def turn_values(micro: TrajectoryBatch) -> Tensor:
                 return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
 
-            batch = batch.with_(turn_values=self._per_row(batch, rows, torch.Size((turns, count + 1)), turn_values))
+            plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
+            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values))
         return batch
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from stages.agent.policy import States, predicting_states, token_logprobs
+from stages.agent.policy import token_logprobs
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
@@ -16,7 +16,6 @@ from stages.training.batches import minibatches, take
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models
-from stages.training.shared_prompts import Block, SharedPrompts
 
 LOGPROB_TOLERANCE = 1e-5
 """Sampling and training log-probs agree if they differ by no more than this on average; tokens beyond it are counted ..."""
@@ -63,11 +62,11 @@ class PolicyUpdates:
         temperature, bonus = self.algorithm.rl.sampling.temperature, self.algorithm.rl.loss.entropy_coef > 0
         model = self.models.policy
 
-        def share(rows: list[int], states: States = predicting_states) -> LossTerms:
+        def loss(rows: list[int]) -> Iterator[LossTerms]:
             """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
             logprobs, entropy = token_logprobs(
-                *(model, micro.token_ids, micro.mask, temperature), states=states, entropy=True, entropy_gradient=bonus
+                *(model, micro.token_ids, micro.mask, temperature), states=self.models.states, entropy=True, entropy_gradient=bonus
             )
             assert entropy is not None
             self.ledger.saw(torch.tensor(rows), micro.mask)
@@ -77,21 +76,9 @@ class PolicyUpdates:
                 terms.sums["max_logprob_difference"] = difference.max()
                 terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.mask.sum()
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
-            return terms
+            yield terms
 
-        def dense(rows: list[int]) -> Iterator[LossTerms]:
-            yield share(rows)
-
-        def shared(block: Block) -> Iterator[LossTerms]:
-            prompts = SharedPrompts(model, batch, block)
-            for rows in block.micro_batches:
-                yield share(rows, prompts.states_of(rows))
-            yield LossTerms(prompts.carry(), {})
-
-        blocks = self.models.share(batch, rows)
-        if blocks is None:
-            return Update("policy", self.models.plan(batch, rows), dense)
-        return Update("policy", blocks, shared)
+        return Update("policy", self.models.plan(batch, rows), loss)
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef

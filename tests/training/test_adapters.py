@@ -25,7 +25,7 @@ from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.policy_updates import PolicyUpdates
 from stages.validation import ParamsError
-from training.test_shared_prompts import make_batch
+from training.test_shared_prefixes import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 
@@ -109,12 +109,12 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["down_proj"]])
-def test_shared_prompts_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
+def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
     """Contract: reading prompts once gives the adapters the same gradient, even where a layer's keys do not hang on them."""
     found = {}
     for share in (False, True):
         model = with_adapters(tiny_policy, targets=targets)
-        method = resolve(Rl(share_prompts=share))
+        method = resolve(Rl(share_prefixes=share))
         models = Models.make(method, model, None, make_accelerator(Resources()), 60)
         batch = method.prepare(models.annotate(make_batch(model.config.vocab_size), method))
         for update in PolicyUpdates(models, method, Ledger(), constant_length=64).updates(batch, 0, ("key",)):

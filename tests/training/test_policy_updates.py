@@ -35,7 +35,7 @@ def make_batch() -> TrajectoryBatch:
 def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) -> tuple[float, torch.Tensor]:
     """Loss and flat gradient of the first policy update of a step, episodes read whole."""
     model = copy.deepcopy(model)
-    algorithm = resolve(rl.model_copy(update={"share_prompts": False}))
+    algorithm = resolve(rl.model_copy(update={"share_prefixes": False}))
     models = Models.make(algorithm, model, None, make_accelerator(Resources()), tokens_per_batch)
     prepared = algorithm.prepare(models.annotate(batch, algorithm))
     maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
@@ -128,7 +128,7 @@ def test_agreement_of_logprobs_is_checked_in_float32():
 
 
 def test_tokens_whose_logprobs_are_apart_are_counted(model):
-    algorithm = resolve(Rl(algorithm="reinforce", share_prompts=False))
+    algorithm = resolve(Rl(algorithm="reinforce", share_prefixes=False))
     models = Models.make(algorithm, copy.deepcopy(model), None, make_accelerator(Resources()), 4096)
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
     own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)

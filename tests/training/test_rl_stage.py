@@ -183,7 +183,7 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
 
 def test_gradient_checkpointing_gives_the_same_training(make_context):
     """Contract: model.gradient_checkpointing changes memory and time, the history by rounding alone."""
-    settings = {**RL, "steps": 2, "share_prompts": False}
+    settings = {**RL, "steps": 2, "share_prefixes": False}
     plain = run(make_context("rl", "plain", rl=settings))
     path = make_context("rl", "plain").params.model.path
     checkpointing = {"path": path, "max_length": 128, "gradient_checkpointing": True}

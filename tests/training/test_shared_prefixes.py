@@ -1,10 +1,11 @@
-"""Prompts read once for several episodes: the same states, loss and gradients as reading every episode whole."""
+"""What episodes have in common read once: the same states, loss and gradients as reading every episode whole."""
 
 from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from stages.training.ledger import Ledger
 from stages.training.loop import make_accelerator
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates
-from stages.training.shared_prompts import SharedPrompts, can_share, plan_blocks, worth_sharing
+from stages.training.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
 from training.toys import make_episode
 
 PROMPTS = {"a": 30, "b": 45, "c": 12}
@@ -47,47 +48,67 @@ def make_batch(vocabulary: int) -> TrajectoryBatch:
     return trajectory_batch(episodes)
 
 
-def test_blocks_hold_every_row_once_and_respect_the_budget(model):
+def with_equal_turns(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """The batch with the first three tokens after the prompt of group a's second episode those of its first: then they part."""
+    token_ids = batch.token_ids.clone()
+    token_ids[1, 30:31] = token_ids[0, 30:31]
+    token_ids[2, 30:35] = token_ids[0, 30:35]
+    return batch.with_(token_ids=token_ids)
+
+
+def test_rows_are_ordered_by_their_tokens_each_with_what_it_has_in_common_with_those_before():
+    rows = [np.array(row) for row in ([7, 1, 2], [5, 1], [5, 1, 9, 9], [5, 2], [5, 1, 9], [5, 1, 9])]
+    assert in_order(rows) == [(1, 0), (4, 2), (5, 3), (2, 3), (3, 1), (0, 0)]
+
+
+def test_the_plan_holds_every_row_once_and_respects_the_budget(model):
     batch = make_batch(model.config.vocab_size)
     rows = list(range(batch.size))
-    (whole,) = plan_blocks(batch, rows, 4096)
-    assert sorted(row for part in whole.micro_batches for row in part) == rows
-    assert [whole.prompt_of[row] for row in rows] == [0, 0, 0, 0, 1, 1, 1, 2, 2]
-    assert whole.prompts == [0, 4, 7]
-    blocks = plan_blocks(batch, rows[::-1], 60)
-    assert [block.prompts for block in blocks] == [[8], [6], [3]]
-    assert [sorted(block.prompt_of) for block in blocks] == [[7, 8], [4, 5, 6], [0, 1, 2, 3]]
-    assert len(plan_blocks(batch, rows, 4096, at_least=2)) == 2
-    assert worth_sharing(batch, [whole])
-    alone = plan_blocks(batch, [0, 4, 7], 4096)
-    assert not worth_sharing(batch, alone)
+    whole = plan_shared(batch.token_ids, batch.mask, rows, 4096)
+    assert [sorted(part) for part in whole] == [rows]
+    parts = plan_shared(batch.token_ids, batch.mask, rows[::-1], 70)
+    assert sorted(row for part in parts for row in part) == rows
+    assert parts == plan_shared(batch.token_ids, batch.mask, rows, 70)
+    for part in parts:
+        layout = make_layout(*(getattr(take(batch, part), name) for name in ("token_ids", "mask")))
+        assert len(part) == 1 or len(layout.ids) <= 70
+
+
+def test_a_layout_holds_each_distinct_token_once(model):
+    batch = with_equal_turns(make_batch(model.config.vocab_size))
+    micro = take(batch, range(batch.size))
+    layout = make_layout(micro.token_ids, micro.mask)
+    ends = [int(row.nonzero().max()) for row in micro.mask]
+    prefixes = {tuple(row[: place + 1]) for row, end in zip(micro.token_ids.tolist(), ends, strict=True) for place in range(end)}
+    assert len(layout.ids) == len(prefixes) < sum(ends)
+    for row, end in enumerate(ends):
+        assert layout.ids[layout.nodes[row, :end]].tolist() == micro.token_ids[row, :end].tolist()
+        assert layout.positions[layout.nodes[row, :end]].tolist() == list(range(end))
 
 
 def test_states_are_those_of_the_dense_pass(model):
-    batch = make_batch(model.config.vocab_size)
-    for block in plan_blocks(batch, range(batch.size), 90):
+    batch = with_equal_turns(make_batch(model.config.vocab_size))
+    for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
+        micro = take(batch, rows)
         with torch.no_grad():
-            prompts = SharedPrompts(model, batch, block)
-            for rows in block.micro_batches:
-                micro = take(batch, rows)
-                expected = predicting_states(model, micro.token_ids, micro.mask)
-                found = prompts.states_of(rows)(model, micro.token_ids, micro.mask)
-                torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+            expected = predicting_states(model, micro.token_ids, micro.mask)
+            found = sharing_states(model, micro.token_ids, micro.mask)
+        torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens_per_batch", [4096, 60])
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce"])
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce", "ppo"])
 def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_per_batch):
     """Contract: loss to 1e-6, gradients to 1e-5 relative, whatever the micro-batches; the ledger sees every policy token once."""
     found = {}
     for share in (False, True):
         twin = copy.deepcopy(model)
-        method = resolve(Rl(algorithm=algorithm, share_prompts=share, loss={"entropy_coef": 0.01}))
+        method = resolve(Rl(algorithm=algorithm, share_prefixes=share, loss={"entropy_coef": 0.01}))
         models = Models.make(method, twin, None, make_accelerator(Resources()), tokens_per_batch)
-        batch = method.prepare(models.annotate(make_batch(model.config.vocab_size), method))
-        assert (models.share(batch, range(batch.size)) is not None) == share
+        assert models.sharing == share
+        batch = method.prepare(models.annotate(with_equal_turns(make_batch(model.config.vocab_size)), method))
         ledger, total = Ledger(), 0.0
-        for update in PolicyUpdates(models, method, ledger, constant_length=64).updates(batch, 0, ("key",)):
+        for update in PolicyUpdates(models, method, ledger, constant_length=64).updates(batch, 9, ("key",)):  # past the critic's warm-up
             for micro in update.micro_batches:
                 for terms in update.loss(micro):
                     terms.loss.backward()
@@ -101,28 +122,21 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
     torch.testing.assert_close(shared, dense, atol=1e-5, rtol=1e-4)
 
 
-def test_the_prompts_get_their_gradient_from_every_episode(model):
-    """By finite differences: move one embedding that only the shared prompt holds; loss of all its rows answers."""
+def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
+    """By finite differences: move one embedding that only the shared prompt holds; the loss of all its rows answers."""
     twin = copy.deepcopy(model).double()
-    batch = make_batch(model.config.vocab_size)
-    block = plan_blocks(batch, [0, 1, 2, 3], 4096)[0]
+    micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
 
     def total() -> torch.Tensor:
-        prompts = SharedPrompts(twin, batch, block)
-        losses = []
-        for rows in block.micro_batches:
-            micro = take(batch, rows)
-            losses.append(token_logprobs(twin, micro.token_ids, micro.mask, states=prompts.states_of(rows))[0].sum())
-            if torch.is_grad_enabled():
-                losses[-1].backward()
+        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)[0].sum()
         if torch.is_grad_enabled():
-            prompts.carry().backward()
-        return torch.stack(losses).sum().detach()
+            loss.backward()
+        return loss.detach()
 
     total()
     weight = twin.get_input_embeddings().weight
-    token = int(batch.token_ids[0, 10])
-    assert token not in batch.token_ids[:4, 30:].tolist()
+    token = int(micro.token_ids[0, 10])
+    assert token not in micro.token_ids[:, 30:].tolist()
     gradient = float(weight.grad[token, 2])
     with torch.no_grad():
         step = 1e-4

@@ -1,7 +1,7 @@
 """A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
 
-Before each forward pass the engine says which rows and positions the new tokens go to; `update` then scatters their keys and
-values and hands back the rows that attention reads. Rows have their own lengths: masks and position ids come from the engine.
+Before each forward pass the cache is aimed at the rows and positions that the new tokens go to; `store` then scatters their keys
+and values, and `read` gives the rows that attention reads; `update` does both for a Hugging Face model. Rows have their own lengths: masks and position ids come from the engine.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ class SlotCache(Cache):
         self._targets = torch.zeros(0, dtype=torch.long, device=device)
         self._rows: Tensor | slice = slice(0, 0)
         self._length = 0
-        self.place: Tensor | None = None
-        """[T] which of the padded tokens that `update` is given are stored, in the order of the targets; None: all."""
+        self._place = self._targets
 
-    def aim(self, rows: Tensor | slice, target_rows: Tensor, positions: Tensor, length: int) -> None:
-        """Set up the next forward pass of T new tokens of N rows.
-
-        rows: what attention reads: a slice of the rows (no copy), or [N] int64; target_rows, positions: [T] int64, where each new
-        token is written; length: attention reads positions [0, length).
-        """
+    def aim(self, rows: Tensor, positions: Tensor) -> None:
+        """Say where the next pass's T new tokens are written: rows and positions [T] int64."""
         # [T, 2, kv_heads]: keys, then values.
-        index = (target_rows[:, None] * self.kv_heads + self._heads) * self.capacity + positions[:, None]
+        index = (rows[:, None] * self.kv_heads + self._heads) * self.capacity + positions[:, None]
         self._targets = torch.stack([index, index + self._values_start], 1).flatten()
-        self._rows, self._length = rows, length
 
-    def store(self, states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """states: [T, 2 kv_heads, head_dim], keys before values -> the rows' keys and values [N, kv_heads, length, head_dim]."""
+    def store(self, states: Tensor, layer_idx: int) -> None:
+        """Write states [T, 2 kv_heads, head_dim], keys before values, to where the cache is aimed at."""
         self._flat[layer_idx].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
-        keys, values = (self.data[layer_idx, part, :, :, : self._length] for part in (0, 1))
-        if isinstance(self._rows, slice):
-            return keys[self._rows], values[self._rows]
-        return keys.index_select(0, self._rows), values.index_select(0, self._rows)
+
+    def read(self, rows: Tensor | slice, length: int, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, kv_heads, length, head_dim] of N rows: [N] int64, or a slice, which spares a copy."""
+        keys, values = (self.data[layer_idx, part, :, :, :length] for part in (0, 1))
+        if isinstance(rows, slice):
+            return keys[rows], values[rows]
+        return keys.index_select(0, rows), values.index_select(0, rows)
+
+    def look(self, rows: Tensor | slice, length: int, place: Tensor) -> None:
+        """Say what `update` returns, and which of the padded tokens it is given, [T], are stored."""
+        self._rows, self._length, self._place = rows, length, place
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """key_states, value_states: [N, kv_heads, Q, head_dim] -> the rows' keys and values [N, kv_heads, length, head_dim]."""
-        states = torch.cat([key_states, value_states], 1).transpose(1, 2).flatten(0, 1)
-        return self.store(states if self.place is None else states[self.place], layer_idx)
+        self.store(torch.cat([key_states, value_states], 1).transpose(1, 2).flatten(0, 1)[self._place], layer_idx)
+        return self.read(self._rows, self._length, layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""

@@ -24,23 +24,38 @@ STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows of a pass that attend together: n rows with at most Q new tokens each."""
+
+    rows: Tensor | slice
+    """Rows of the cache, [n] or a slice (which spares a copy)."""
+    mask: Tensor
+    """[n, 1, Q, length], added to attention's scores; positions of the cache from `length` on are not read."""
+    start: int
+    stop: int
+    """The rows' tokens, among the pass's [T]."""
+    place: Tensor | None = None
+    """[stop - start] index of each token in the flattened [n, Q]. None: one token per row, in order."""
+
+
+@dataclass(frozen=True)
 class Pass:
-    """T new tokens of N rows, at most Q each. They go through the layers without padding; attention alone sees them as [N, Q]."""
+    """T new tokens of some rows. They go through the layers without padding; attention alone sees rows."""
 
     ids: Tensor
     """[T] token ids."""
+    targets: Tensor
+    """[T] rows of the cache that their keys and values go to."""
     positions: Tensor
-    """[T] positions in their rows."""
-    mask: Tensor
-    """[N, 1, Q, length], added to attention's scores."""
-    place: Tensor | None = None
-    """[T] index of each token in the flattened [N, Q]. None: T = N, one token per row."""
+    """[T] positions in these rows."""
+    parts: list[Part]
+    """Tokens after the last part's are padding."""
     ends: Tensor | None = None
     """[n] which tokens' hidden states are wanted; the last layer works on these alone. None: all."""
 
 
 class Forward(Protocol):
-    """The model's layers over a `SlotCache` that has been aimed at the pass's tokens."""
+    """The model's layers over a `SlotCache`."""
 
     def __call__(self, batch: Pass) -> Tensor:
         """Hidden states [n, D], after the final norm, of the tokens wanted."""
@@ -66,25 +81,30 @@ class StockForward:
         return None
 
     def __call__(self, batch: Pass) -> Tensor:
-        rows, queries = batch.mask.shape[0], batch.mask.shape[2]
-        place = torch.arange(rows, device=batch.ids.device) if batch.place is None else batch.place
-        ids, positions = (batch.ids.new_zeros(rows * queries).index_copy(0, place, part) for part in (batch.ids, batch.positions))
-        self.cache.place = place
         config = self.model.config
         trained_with = config._attn_implementation
         config._attn_implementation = ATTENTION
         try:
-            output = self.model.base_model(
-                input_ids=ids.view(rows, queries),
-                attention_mask=batch.mask,
-                position_ids=positions.view(rows, queries),
-                past_key_values=self.cache,
-                use_cache=True,
-            )
+            hidden = torch.cat([self._part(batch, part) for part in batch.parts])
         finally:
             config._attn_implementation = trained_with
-        wanted = place if batch.ends is None else place[batch.ends]
-        return output.last_hidden_state.flatten(0, 1)[wanted]
+        return hidden if batch.ends is None else hidden[batch.ends]
+
+    def _part(self, batch: Pass, part: Part) -> Tensor:
+        """Hidden states of a part's tokens; the model itself wants them padded."""
+        rows, queries, own = part.mask.shape[0], part.mask.shape[2], slice(part.start, part.stop)
+        place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
+        ids, positions = (batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions))
+        self.cache.aim(batch.targets[own], batch.positions[own])
+        self.cache.look(part.rows, part.mask.shape[-1], place)
+        output = self.model.base_model(
+            input_ids=ids.view(rows, queries),
+            attention_mask=part.mask,
+            position_ids=positions.view(rows, queries),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state.flatten(0, 1)[place]
 
 
 def serves(model: Any) -> bool:
@@ -164,6 +184,7 @@ class LeanForward:
 
     def __call__(self, batch: Pass) -> Tensor:
         decoder = self.model.base_model
+        self.cache.aim(batch.targets, batch.positions)
         angles = self._angles[batch.positions, None]
         hidden = decoder.embed_tokens(batch.ids)
         last = len(decoder.layers) - 1
@@ -188,14 +209,21 @@ class LeanForward:
             turning.copy_(F.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights))
         _rotate(turning, angles)
         # Keys and values lie behind one another, in the order in which the cache takes them.
-        keys, values = self.cache.store(joined[:, self.heads :], index)
-        queries = joined[:, : self.heads]
-        rows, width = batch.mask.shape[0], batch.mask.shape[2]
-        if batch.place is not None:
-            queries = queries.new_zeros(rows * width, *queries.shape[1:]).index_copy_(0, batch.place, queries)
+        self.cache.store(joined[:, self.heads :], index)
+        read = [self._read(index, joined[part.start : part.stop, : self.heads], part) for part in batch.parts]
+        if batch.parts[-1].stop < len(joined):
+            read.append(joined.new_zeros(len(joined) - batch.parts[-1].stop, self.heads * self.head_dim))
+        return read[0] if len(read) == 1 else torch.cat(read)
+
+    def _read(self, index: int, queries: Tensor, part: Part) -> Tensor:
+        """What the heads read for a part's queries [t, heads, head_dim]: [t, heads * head_dim]."""
+        rows, width = part.mask.shape[0], part.mask.shape[2]
+        keys, values = self.cache.read(part.rows, part.mask.shape[-1], index)
+        if part.place is not None:
+            queries = queries.new_zeros(rows * width, *queries.shape[1:]).index_copy_(0, part.place, queries)
         queries = queries.view(rows, width, self.heads, self.head_dim).transpose(1, 2)
-        read = attend(queries, keys, values, batch.mask).transpose(1, 2).reshape(rows * width, -1)
-        return read if batch.place is None else read[batch.place]
+        read = attend(queries, keys, values, part.mask).transpose(1, 2).reshape(rows * width, -1)
+        return read if part.place is None else read[part.place]
 
 
 def _norm(hidden: Tensor, module: Any) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stages import seeding
 from stages.agent.cache import SlotCache
-from stages.agent.decoder import Pass, make_forward
+from stages.agent.decoder import Part, Pass, make_forward
 from stages.agent.engine import Sampling, Turn
 from stages.agent.sampling import draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
@@ -34,7 +34,9 @@ LENGTH_STEP = 32
 CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
-"""Most padded tokens fed in one pass."""
+"""Most tokens fed in one pass, each row's rounded up."""
+WIDER = 1.5
+"""Rows attend together while the one with most new tokens has at most about this many times those of the others."""
 
 
 class TorchEngine:
@@ -175,47 +177,58 @@ class TorchEngine:
 
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, batch: Pass, rows: Tensor | slice, targets: Tensor) -> Tensor:
-        """Hidden states [n, D] of the tokens that `batch` wants; attention reads cache rows `rows`, `targets` [T] are written."""
+    def _forward(self, batch: Pass) -> Tensor:
+        """Hidden states [n, D] of the tokens that the pass wants."""
         self._counters["forward_passes"] += 1
-        self.cache.aim(rows, targets, batch.positions, batch.mask.shape[-1])
         return self._layers(batch)
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
         """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: each sees positions up to its own."""
         return torch.where(self._columns[:length] > positions[:, None, :, None], self._low, self._zero)
 
+    def _length(self, longest: int) -> int:
+        """How far attention reads for rows of at most `longest` tokens."""
+        return min(round_up(longest, LENGTH_STEP), self.cache.capacity)
+
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    def _feed_group(self, group: list[Session], counts: list[int], width: int) -> Tensor:
-        """Feed `counts[i]` pending tokens of each session, at most `width`; hidden states [n, D] of the last ones."""
-        ids: list[int] = []
-        for session, count in zip(group, counts, strict=True):
-            ids += session.tokens[session.cached : session.cached + count]
-        number = np.array(counts)
+    def _part(self, group: Sequence[Session], counts: np.ndarray, start: int) -> tuple[Part, np.ndarray, np.ndarray]:
+        """Sessions that attend together, with `counts` [n] new tokens each; also the tokens' rows and positions. The tokens come
+        from place `start` on in the pass."""
         slots = np.array([session.slot for session in group])
         first = np.array([session.cached for session in group])
-        ends = np.cumsum(number) - 1
-        row = np.repeat(np.arange(len(group)), number)
-        column = np.arange(len(ids)) - np.repeat(ends + 1 - number, number)
-        # The first token again, up to a whole group of 4: what it writes a second time is the same.
-        order = np.concatenate([np.arange(len(ids)), np.zeros(-len(ids) % ROWS, dtype=np.int64)])
-        for session, count in zip(group, counts, strict=True):
-            session.cached += count
-        self.table.position[slots] = first + number
-        length = min(round_up(int((first + number).max()), LENGTH_STEP), self.cache.capacity)
+        width = round_up(int(counts.max()), QUERY_STEP)
+        row = np.repeat(np.arange(len(group)), counts)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        together = bool((np.diff(slots) == 1).all())
+        rows = slice(int(slots[0]), int(slots[-1]) + 1) if together else self._to_device(slots)
+        mask = self._mask(self._to_device(first[:, None] + np.arange(width)), self._length(int((first + counts).max())))
+        part = Part(rows, mask, start, start + len(row), self._to_device(row * width + column))
+        return part, slots[row], first[row] + column
+
+    def _feed_pass(self, groups: list[list[Session]], sizes: dict[int, int]) -> Tensor:
+        """Feed `sizes[id]` pending tokens of each session in one pass; hidden states [n, D] of the last ones, in order."""
+        counts = [np.array([sizes[session.id] for session in group]) for group in groups]
+        starts = np.cumsum([0, *(int(number.sum()) for number in counts)]).tolist()
+        made = [self._part(*arguments) for arguments in zip(groups, counts, starts, strict=False)]
+        ids: list[int] = []
+        for session in (session for group in groups for session in group):
+            ids += session.tokens[session.cached : session.cached + sizes[session.id]]
+            session.cached += sizes[session.id]
+            self.table.position[session.slot] = session.cached
+        ends = np.cumsum(np.concatenate(counts)) - 1
+        # Up to a whole group of 4, which the cache's spare row takes.
+        fill = -len(ids) % ROWS
         batch = Pass(
-            self._to_device(np.array(ids)[order]),
-            self._to_device((first[row] + column)[order]),
-            self._mask(self._to_device(first[:, None] + np.arange(width)), length),
-            self._to_device((row * width + column)[order]),
+            self._to_device(np.array(ids + [0] * fill)),
+            self._to_device(np.concatenate([*(rows for _, rows, _ in made), np.full(fill, self.cache.slots)])),
+            self._to_device(np.concatenate([*(positions for _, _, positions in made), np.zeros(fill, dtype=np.int64)])),
+            [part for part, _, _ in made],
             self._to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
         )
-        together = bool((np.diff(slots) == 1).all())
-        reads = slice(int(slots[0]), int(slots[-1]) + 1) if together else self._to_device(slots)
         self._counters["fed_tokens"] += len(ids)
-        return self._forward(batch, reads, self._to_device(slots[row][order]))
+        return self._forward(batch)
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
         """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
@@ -224,15 +237,21 @@ class TorchEngine:
         while left:
             sizes = {session.id: min(len(session.tokens) - keep - session.cached, CHUNK) for session in left}
             left.sort(key=lambda session: (-sizes[session.id], session.id))
-            start = 0
-            while start < len(left):
-                width = round_up(sizes[left[start].id], QUERY_STEP)
-                # Padding beyond about two steps costs more than a pass of their own for the shorter ones.
-                group = [session for session in left[start:] if width - sizes[session.id] < 2 * QUERY_STEP]
-                group = sorted(group[: max(1, PASS_TOKENS // width)], key=lambda session: session.slot)
-                hidden = self._feed_group(group, [sizes[session.id] for session in group], width)
-                after.update(zip((session.id for session in group), hidden, strict=False))
-                start += len(group)
+            chosen, tokens = [], 0
+            for session in left:
+                tokens += round_up(sizes[session.id], QUERY_STEP)
+                if chosen and tokens > PASS_TOKENS:
+                    break
+                chosen.append(session)
+            # Those whose attention would be mostly padding attend apart.
+            groups: list[list[Session]] = []
+            for session in chosen:
+                if not groups or sizes[groups[-1][0].id] > WIDER * sizes[session.id] + QUERY_STEP:
+                    groups.append([])
+                groups[-1].append(session)
+            groups = [sorted(group, key=lambda session: session.slot) for group in groups]
+            hidden = self._feed_pass(groups, sizes)
+            after.update(zip((session.id for group in groups for session in group), hidden, strict=False))
             left = [session for session in left if len(session.tokens) - keep > session.cached]
         return after
 
@@ -295,11 +314,11 @@ class TorchEngine:
         """One token for every active row."""
         slots = np.flatnonzero(self.table.active)
         width = round_up(int(slots[-1]) + 1, ROWS)
-        length = min(round_up(int(self.table.position[slots].max()) + 1, LENGTH_STEP), self.cache.capacity)
         # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
         positions = self._to_device(self.table.position[:width])
-        batch = Pass(self._to_device(self.table.last[:width]), positions, self._mask(positions[:, None], length))
-        hidden = self._forward(batch, slice(0, width), self._row_index[:width])
+        mask = self._mask(positions[:, None], self._length(int(self.table.position[slots].max()) + 1))
+        part = Part(slice(0, width), mask, 0, width)
+        hidden = self._forward(Pass(self._to_device(self.table.last[:width]), self._row_index[:width], positions, [part]))
         ids, logprobs = self._draw(hidden, slice(0, width))
         self.table.position[slots] += 1
         return self._take(slots, ids[slots], logprobs[slots])

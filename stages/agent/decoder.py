@@ -51,7 +51,8 @@ class Pass:
     parts: list[Part]
     """Tokens after the last part's are padding."""
     ends: Tensor | None = None
-    """[n] which tokens' hidden states are wanted; the last layer works on these alone. None: all."""
+    """[n] which tokens' hidden states are wanted: one for each row of each part, then padding; the last layer computes these alone.
+    None: all."""
 
 
 class Forward(Protocol):
@@ -190,30 +191,54 @@ class LeanForward:
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
             normed = _norm(hidden, layer.input_layernorm)
-            mixed = self._attention(index, layer.self_attn, normed, angles, batch)
             if index == last and batch.ends is not None:
-                hidden, mixed = hidden[batch.ends], mixed[batch.ends]
+                mixed, hidden = self._attention_of_ends(index, layer.self_attn, normed, angles, batch), hidden[batch.ends]
+            else:
+                mixed = self._attention(index, layer.self_attn, normed, angles, batch)
             hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
             normed = _norm(hidden, layer.post_attention_layernorm)
             gated = F.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
             hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
         return _norm(hidden, decoder.norm)
 
-    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
-        """What the heads read, [T, heads * head_dim], for normed hidden states [T, D]."""
-        joined = F.linear(normed, *self._projections[index]).unflatten(-1, (-1, self.head_dim))
-        turning = joined[:, : self.rotated]
+    def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor, which: slice) -> Tensor:
+        """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated."""
+        weight, bias = self._projections[index]
+        rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
+        joined = F.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
+        turning = joined[:, : self.rotated - which.start]
         weights = self._head_norms[index]
         if weights is not None:
             epsilon = attention.q_norm.variance_epsilon
-            turning.copy_(F.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights))
+            turning.copy_(F.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights[which.start : which.stop]))
         _rotate(turning, angles)
-        # Keys and values lie behind one another, in the order in which the cache takes them.
+        return joined
+
+    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+        """What the heads read, [T, heads * head_dim], for normed hidden states [T, D]."""
+        joined = self._heads(index, attention, normed, angles, slice(0, self.rotated + self.cache.kv_heads))
         self.cache.store(joined[:, self.heads :], index)
         read = [self._read(index, joined[part.start : part.stop, : self.heads], part) for part in batch.parts]
-        if batch.parts[-1].stop < len(joined):
-            read.append(joined.new_zeros(len(joined) - batch.parts[-1].stop, self.heads * self.head_dim))
-        return read[0] if len(read) == 1 else torch.cat(read)
+        return _filled(read, len(joined))
+
+    def _attention_of_ends(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+        """What the heads read for the wanted tokens, [n, heads * head_dim]: one per row of each part, in the rows' order."""
+        ends = batch.ends
+        assert ends is not None
+        joined = self._heads(index, attention, normed, angles, slice(self.heads, self.rotated + self.cache.kv_heads))
+        self.cache.store(joined, index)
+        queries = self._heads(index, attention, normed[ends], angles[ends], slice(0, self.heads))
+        read, start = [], 0
+        for part in batch.parts:
+            assert part.place is not None
+            count = part.mask.shape[0]
+            own = slice(start, start + count)
+            place = part.place[ends[own] - part.start]
+            mask = part.mask.flatten(0, 2)[place].view(count, 1, 1, -1)
+            keys, values = self.cache.read(part.rows, part.mask.shape[-1], index)
+            read.append(attend(queries[own, :, None], keys, values, mask).reshape(count, -1))
+            start += count
+        return _filled(read, len(ends))
 
     def _read(self, index: int, queries: Tensor, part: Part) -> Tensor:
         """What the heads read for a part's queries [t, heads, head_dim]: [t, heads * head_dim]."""
@@ -224,6 +249,14 @@ class LeanForward:
         queries = queries.view(rows, width, self.heads, self.head_dim).transpose(1, 2)
         read = attend(queries, keys, values, part.mask).transpose(1, 2).reshape(rows * width, -1)
         return read if part.place is None else read[part.place]
+
+
+def _filled(parts: list[Tensor], count: int) -> Tensor:
+    """The parts behind one another, filled with zeros to `count` rows."""
+    missing = count - sum(len(part) for part in parts)
+    if missing:
+        parts = [*parts, parts[0].new_zeros(missing, parts[0].shape[1])]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _norm(hidden: Tensor, module: Any) -> Tensor:

@@ -27,7 +27,7 @@ from stages.agent.engine import Sampling, Turn
 from stages.agent.sampling import draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
-QUERY_STEP = 16
+QUERY_STEP = 8
 """Fed tokens per row are padded to a multiple of this."""
 LENGTH_STEP = 32
 """Attention reads the cache up to a multiple of this."""

@@ -139,7 +139,13 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
     candidates = train_step.candidates(options, size, mine, group)
     outcome = compared(Side("bellwether", mine.run), candidates, options, before, "seconds", "s", train_step.AGAINST)
-    work = {"rows": tasks * group, "prompt": prompt, "answer": answer, **asdict(method), "prefixes_shared": mine.maker.models.sharing}
+    work = {
+        "rows": tasks * group,
+        "prompt": prompt,
+        "answer": answer,
+        **asdict(method),
+        "prefixes_shared": mine.maker.models.sharing,
+    }
     return {**outcome, "work": work, "difference": {name: rounded(value) for name, value in difference.items()}}
 
 

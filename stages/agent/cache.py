@@ -1,7 +1,8 @@
 """A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
 
 Before each forward pass the cache is aimed at the rows and positions that the new tokens go to; `store` then scatters their keys
-and values, and `read` gives the rows that attention reads; `update` does both for a Hugging Face model. Rows have their own lengths: masks and position ids come from the engine.
+and values, and `read` gives the rows that attention reads; `update` does both for a Hugging Face model. Rows have their own
+lengths: masks and position ids come from the engine.
 """
 
 from __future__ import annotations
@@ -102,8 +103,11 @@ def grouped_attention(
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(query key' + mask) value, [N, heads, Q, head_dim], for queries [N, heads, Q, head_dim] that carry the scale, keys and
-    values [N, kv_heads, length, head_dim] and an additive mask [N, 1, Q, length]; in float32 between the two products."""
+    """softmax(query key' + mask) value, [N, heads, Q, head_dim].
+
+    query: [N, heads, Q, head_dim], scaled already; key, value: [N, kv_heads, length, head_dim]; mask: additive [N, 1, Q, length].
+    In float32 between the two products.
+    """
     rows, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, head_dim)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from stages.agent.cache import ATTENTION, SlotCache, attend
 
@@ -51,8 +51,8 @@ class Pass:
     parts: list[Part]
     """Tokens after the last part's are padding."""
     ends: Tensor | None = None
-    """[n] which tokens' hidden states are wanted: one for each row of each part, then padding; the last layer computes these alone.
-    None: all."""
+    """[n] which tokens' hidden states are wanted: one for each row of each part, then padding. The last layer computes these
+    alone. None: all."""
 
 
 class Forward(Protocol):
@@ -69,7 +69,14 @@ class Forward(Protocol):
 
 def make_forward(model: Any, cache: SlotCache) -> Forward:
     """The fastest forward pass for `model`."""
-    return LeanForward(model, cache) if serves(model) else StockForward(model, cache)
+    if not serves(model):
+        return StockForward(model, cache)
+    lean = LeanForward(model, cache)
+    if cache.data.device.type != "cuda":
+        return lean
+    from stages.agent.graphs import GraphedForward
+
+    return GraphedForward(lean)
 
 
 class StockForward:
@@ -95,7 +102,9 @@ class StockForward:
         """Hidden states of a part's tokens; the model itself wants them padded."""
         rows, queries, own = part.mask.shape[0], part.mask.shape[2], slice(part.start, part.stop)
         place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
-        ids, positions = (batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions))
+        ids, positions = (
+            batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions)
+        )
         self.cache.aim(batch.targets[own], batch.positions[own])
         self.cache.look(part.rows, part.mask.shape[-1], place)
         output = self.model.base_model(
@@ -157,8 +166,17 @@ class LeanForward:
 
     def refresh(self) -> None:
         with torch.no_grad():
-            self._projections = [self._joined(layer.self_attn) for layer in self.model.base_model.layers]
-            self._head_norms = [self._joined_norms(layer.self_attn) for layer in self.model.base_model.layers]
+            for index, layer in enumerate(self.model.base_model.layers):
+                found = self._joined(layer.self_attn)
+                if index == len(self._projections):
+                    self._projections.append(found)
+                    self._head_norms.append(self._joined_norms(layer.self_attn))
+                    continue
+                # In place, since recorded passes (see graphs) know the tensors by their addresses.
+                kept = (*self._projections[index], self._head_norms[index])
+                for old, new in zip(kept, (*found, self._joined_norms(layer.self_attn)), strict=True):
+                    if old is not None and new is not None:
+                        old.copy_(new)
 
     def _interleave(self, rows: Tensor) -> Tensor:
         """rows [heads * head_dim, ...] with the halves of each head interleaved."""
@@ -197,7 +215,7 @@ class LeanForward:
                 mixed = self._attention(index, layer.self_attn, normed, angles, batch)
             hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
             normed = _norm(hidden, layer.post_attention_layernorm)
-            gated = F.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
+            gated = functional.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
             hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
         return _norm(hidden, decoder.norm)
 
@@ -205,12 +223,12 @@ class LeanForward:
         """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated."""
         weight, bias = self._projections[index]
         rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
-        joined = F.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
+        joined = functional.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
         turning = joined[:, : self.rotated - which.start]
         weights = self._head_norms[index]
         if weights is not None:
             epsilon = attention.q_norm.variance_epsilon
-            turning.copy_(F.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights[which.start : which.stop]))
+            turning.copy_(functional.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights[which.start : which.stop]))
         _rotate(turning, angles)
         return joined
 
@@ -260,7 +278,7 @@ def _filled(parts: list[Tensor], count: int) -> Tensor:
 
 
 def _norm(hidden: Tensor, module: Any) -> Tensor:
-    return F.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
 
 
 def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear) -> Tensor:

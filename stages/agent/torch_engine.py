@@ -31,6 +31,8 @@ QUERY_STEP = 8
 """Fed tokens per row are padded to a multiple of this."""
 LENGTH_STEP = 32
 """Attention reads the cache up to a multiple of this."""
+ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
+"""On a GPU, decoding passes have a multiple of this many rows and read the cache up to a multiple of this."""
 CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
@@ -69,6 +71,8 @@ class TorchEngine:
             self.device,
         )
         self._layers = make_forward(model, self.cache)
+        # A GPU records a pass for each shape (see graphs); there, few shapes are worth more than small ones.
+        self._row_step, self._length_step = (ROWS, LENGTH_STEP) if self.device.type == "cpu" else (ROW_STEP_GPU, LENGTH_STEP_GPU)
         self._columns = torch.arange(self.cache.capacity, device=self.device)
         self._low = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype, device=self.device)
         self._zero = torch.zeros((), dtype=model.dtype, device=self.device)
@@ -188,7 +192,7 @@ class TorchEngine:
 
     def _length(self, longest: int) -> int:
         """How far attention reads for rows of at most `longest` tokens."""
-        return min(round_up(longest, LENGTH_STEP), self.cache.capacity)
+        return min(round_up(longest, self._length_step), self.cache.capacity)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -313,7 +317,7 @@ class TorchEngine:
     def _step(self) -> list[Turn]:
         """One token for every active row."""
         slots = np.flatnonzero(self.table.active)
-        width = round_up(int(slots[-1]) + 1, ROWS)
+        width = min(round_up(int(slots[-1]) + 1, self._row_step), self.cache.slots)
         # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
         positions = self._to_device(self.table.position[:width])
         mask = self._mask(positions[:, None], self._length(int(self.table.position[slots].max()) + 1))

@@ -66,7 +66,10 @@ class PolicyUpdates:
             """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
             logprobs, entropy = token_logprobs(
-                *(model, micro.token_ids, micro.mask, temperature), states=self.models.states, entropy=True, entropy_gradient=bonus
+                *(model, micro.token_ids, micro.mask, temperature),
+                states=self.models.states,
+                entropy=True,
+                entropy_gradient=bonus,
             )
             assert entropy is not None
             self.ledger.saw(torch.tensor(rows), micro.mask)

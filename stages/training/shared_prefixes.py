@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
@@ -165,7 +165,7 @@ def _attention(
             states.index_select(0, part.nodes.flatten()).view(rows, longest, kv_heads, head_dim).transpose(1, 2)
             for states in (keys, values)
         ]
-        answer = F.scaled_dot_product_attention(
+        answer = functional.scaled_dot_product_attention(
             asked.view(rows, width, heads, head_dim).transpose(1, 2),
             *seen,
             attn_mask=part.visible,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.agent.decoder import FAMILIES
 from stages.agent.episode import Owner
 from stages.agent.policy import load_policy, predicting_states, token_logprobs
 from stages.algorithms.compose import resolve
@@ -86,7 +87,10 @@ def test_a_layout_holds_each_distinct_token_once(model):
         assert layout.positions[layout.nodes[row, :end]].tolist() == list(range(end))
 
 
-def test_states_are_those_of_the_dense_pass(model):
+@pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
+def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
+    """Contract: by the layers' modules, and by the forward pass of a model whose family is not known."""
+    monkeypatch.setattr("stages.training.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
         micro = take(batch, rows)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -23,15 +22,13 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.pages import REPORT_URL, mlflow_page
 from flows.pipeline import Done
 
 PROGRESS = Path(".bellwether") / "progress"
 """Where stages/progress.py keeps how far each stage is: one JSON file per stage at work."""
 RESULTS = Path("reports") / "evaluation.csv"
 REPORT = Path("reports") / "report.html"
-REPORT_URL, MLFLOW_URL = "BELLWETHER_REPORT_URL", "BELLWETHER_MLFLOW_URL"
-"""Environment variables by which flows/serve.py tells where the two are served."""
-EXPERIMENT = "bellwether"
 
 
 def key(*parts: str) -> str:
@@ -113,21 +110,3 @@ def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[Done, float]])
     page = mlflow_page(lifecycle)
     if page:
         create_link_artifact(page, link_text="MLflow run", key="mlflow", description="Runs, curves and traces in MLflow")
-
-
-def mlflow_page(lifecycle: str) -> str | None:
-    """Address of the lifecycle's run in MLflow's UI, of its experiment where it has none (nothing ran), None without a UI."""
-    server = os.environ.get(MLFLOW_URL) or os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not server.startswith("http"):
-        return None
-    api = f"{server.rstrip('/')}/api/2.0/mlflow"
-    try:
-        with httpx.Client(timeout=5.0) as client:
-            found = client.get(f"{api}/experiments/get-by-name", params={"experiment_name": EXPERIMENT})
-            experiment = found.raise_for_status().json()["experiment"]["experiment_id"]
-            wanted = {"experiment_ids": [experiment], "filter": f"tags.lifecycle = '{lifecycle}'", "max_results": 1}
-            runs = client.post(f"{api}/runs/search", json=wanted).raise_for_status().json().get("runs", [])
-    except (httpx.HTTPError, KeyError, ValueError):
-        return server
-    page = f"{server.rstrip('/')}/#/experiments/{experiment}"
-    return f"{page}/runs/{runs[0]['info']['run_id']}" if runs else f"{page}/runs"

@@ -96,7 +96,10 @@ def show_stage(stage: str, done: Done, seconds: float) -> None:
 
 def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[Done, float]]) -> None:
     """The run's own artifacts; those for which there is nothing yet are left out."""
-    rows = [{"stage": stage, "state": result.verdict, "what": str(result), "seconds": round(s, 1)} for stage, (result, s) in done.items()]
+    rows = [
+        {"stage": stage, "state": result.verdict, "what": str(result), "seconds": round(s, 1)}
+        for stage, (result, s) in done.items()
+    ]
     create_table_artifact(rows, key="stages", description="What each stage did")
     if (root / RESULTS).exists():
         with (root / RESULTS).open(encoding="utf-8", newline="") as handle:
@@ -104,7 +107,9 @@ def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[Done, float]])
     if (root / REPORT).exists():
         link = os.environ.get(REPORT_URL)
         if link:
-            create_link_artifact(link, link_text="report.html", key="report", description="The report of this checkout's last run")
+            create_link_artifact(
+                link, link_text="report.html", key="report", description="The report of this checkout's last run"
+            )
         else:
             create_markdown_artifact(f"`{root / REPORT}`: open it in a browser.", key="report", description="The report")
     page = mlflow_page(lifecycle)

@@ -85,7 +85,9 @@ def deploy(root: Path = ROOT) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server."
+    )
     parser.add_argument("--no-workers", action="store_true", help="no worker is at work: end runs that look as if one were")
     options = parser.parse_args()
     if not os.environ.get("PREFECT_API_URL"):

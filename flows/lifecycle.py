@@ -154,7 +154,9 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."
+    )
     parser.add_argument("--until", metavar="STAGE", choices=list(stage_graph(ROOT)), help="stop after this stage")
     parser.add_argument("--jobs", type=int, metavar="N", help="domains of a stage that run at once")
     options = parser.parse_args()

@@ -144,7 +144,9 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], str]:
     if not given.startswith("http"):  # a server of its own has its own UI
         mlflow = f"http://{HOST}:{ports.mlflow_port}"
         ui = [*python, "mlflow", "ui", "--host", HOST, "--port", str(ports.mlflow_port), "--workers", "1"]
-        found.append(Part("mlflow-ui", [*ui, "--backend-store-uri", given or f"sqlite:///{ROOT / 'mlflow.db'}"], f"{mlflow}/health"))
+        found.append(
+            Part("mlflow-ui", [*ui, "--backend-store-uri", given or f"sqlite:///{ROOT / 'mlflow.db'}"], f"{mlflow}/health")
+        )
     worker = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
     return [
         *found,
@@ -166,7 +168,9 @@ def serve(ports: argparse.Namespace) -> int:
     taken = [port for port in (ports.port, ports.mlflow_port, ports.report_port) if not port_is_free(port)]
     if taken:
         numbers = ", ".join(map(str, taken))
-        print(f"serve: port {numbers} is taken. Give others: make serve SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011'")
+        print(
+            f"serve: port {numbers} is taken. Give others: make serve SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011'"
+        )
         return 2
     all_parts, mlflow = parts(ports)
     settings = environment(ports, mlflow)
@@ -212,7 +216,9 @@ def start(ports: argparse.Namespace) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"serve: already at work (process {running().get('pid', 'unknown')}); 'make serve-stop' ends it", file=sys.stderr)
+            print(
+                f"serve: already at work (process {running().get('pid', 'unknown')}); 'make serve-stop' ends it", file=sys.stderr
+            )
             return 2
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
@@ -248,7 +254,9 @@ def stop() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1."
+    )
     parser.add_argument("--stop", action="store_true", help="end the one that is at work")
     parser.add_argument("--port", type=int, default=4200, help="of Prefect's UI and API")
     parser.add_argument("--mlflow-port", type=int, default=5000)

@@ -89,7 +89,10 @@ def start_run(reason: str) -> None:
         if deployment.paused:
             print(f"watch: {reason}; {DEPLOYMENT} is paused", flush=True)
             return
-        waiting = {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}}}
+        waiting = {
+            "deployment_id": {"any_": [deployment.id]},
+            "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}},
+        }
         if client.read_flow_runs(flow_run_filter=FlowRunFilter(**waiting), limit=1):
             print(f"watch: {reason}; a run is waiting already", flush=True)
             return

@@ -31,3 +31,48 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "source.txt").write_text("source\n")
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     return tmp_path
+
+
+WORK_PY = '''
+"""A stage that does what the file `how` says: it ends, fails, or works until it is killed, with a child in a session of its own."""
+import json, pathlib, subprocess, sys, time
+
+how = pathlib.Path("how").read_text().split()
+with open("attempts", "a") as attempts:
+    attempts.write("x")
+if how[0] == "hold":
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    progress = pathlib.Path(".bellwether/progress")
+    progress.mkdir(parents=True, exist_ok=True)
+    state = {"label": "work: training", "done": 3, "total": 12, "unit": "step"}
+    (progress / "work.json").write_text(json.dumps(state))
+    pathlib.Path("pids").write_text(f"{child.pid}")
+    time.sleep(300)
+if how[0] == "fail" and len(pathlib.Path("attempts").read_text()) <= int(how[1]):
+    sys.exit("the disk is full")
+if how[0] == "bad":
+    print("work: params.yaml: unknown key 'rl.step'. Did you mean 'steps'?", file=sys.stderr)
+    sys.exit(2)
+pathlib.Path("worked.txt").write_text("done\\n")
+'''
+WORK = """
+  work:
+    cmd: python work.py
+    deps: [joined.txt]
+    params: [scale]
+    outs: [worked.txt]
+"""
+
+
+def do(root: Path, how: str) -> None:
+    """Tell the stage `work` of a project what to do, and that it has not been tried."""
+    (root / "how").write_text(how)
+    (root / "attempts").unlink(missing_ok=True)
+    (root / "pids").unlink(missing_ok=True)
+
+
+def add_work(root: Path) -> Path:
+    (root / "dvc.yaml").write_text((root / "dvc.yaml").read_text() + WORK)
+    (root / "work.py").write_text(WORK_PY)
+    do(root, "end")
+    return root

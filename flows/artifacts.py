@@ -1,4 +1,4 @@
-"""What a run shows in Prefect's UI: a bar per long stage, what was done per stage, the results, links to the report and to MLflow.
+"""What a run shows in Prefect's UI: a bar per long stage, what was done per stage, the results, links to report and MLflow.
 
 Showing never stops a run: what a server refuses is said once and let go.
 """

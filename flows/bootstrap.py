@@ -17,10 +17,7 @@ import yaml
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
 from flows.pipeline import ROOT
@@ -62,17 +59,6 @@ def make_limits(client: SyncPrefectClient) -> None:
             print(f"bootstrap: concurrency limit {name} made: {limit}")
 
 
-def end_lost_runs(client: SyncPrefectClient) -> int:
-    """Runs of deployments that count as running although no worker is there to run them become Crashed; returns how many."""
-    at_work = {"state": {"type": {"any_": [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]}}}
-    lost = [run for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(**at_work)) if run.deployment_id]
-    for run in lost:
-        state = Crashed(message="The worker that ran this was ended. Start the deployment again: stages go on from checkpoints.")
-        client.set_flow_run_state(run.id, state, force=True)
-        print(f"bootstrap: run {run.name} was lost with its worker")
-    return len(lost)
-
-
 def deploy(root: Path = ROOT) -> None:
     """Make or update all deployments of prefect.yaml. Raises CalledProcessError after showing what Prefect said."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
@@ -88,16 +74,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server."
     )
-    parser.add_argument("--no-workers", action="store_true", help="no worker is at work: end runs that look as if one were")
-    options = parser.parse_args()
+    parser.parse_args()
     if not os.environ.get("PREFECT_API_URL"):
         print("bootstrap: set PREFECT_API_URL to the server's, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
         return 2
     with get_client(sync_client=True) as client:
         make_pools(client)
         make_limits(client)
-        if options.no_workers:
-            end_lost_runs(client)
     try:
         deploy()
     except subprocess.CalledProcessError:

@@ -27,9 +27,7 @@ def only_run(root: Path, say: Callable[[str], None] = print) -> Iterator[None]:
             except BlockingIOError:
                 if not told:
                     handle.seek(0)
-                    say(
-                        f"another run is at work in {root} (process {handle.read().strip() or 'unknown'}); waiting until it is done"
-                    )
+                    say(f"another run is at work in {root} (process {handle.read().strip() or 'unknown'}); waiting for its end")
                     told = True
                 time.sleep(POLL_S)
         handle.truncate(0)

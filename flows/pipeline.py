@@ -168,7 +168,10 @@ def run_stage(
     echo: Callable[[str], None] = print,
     children: Children | None = None,
 ) -> Done:
-    """Bring one stage (all its domains) or one of its items up to date; lines are echoed as they come. Raises StageFailedError."""
+    """Bring one stage (all its domains) or one of its items up to date; lines are echoed as they come.
+
+    Raises StageFailedError.
+    """
     dvc = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     source = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -221,9 +224,10 @@ def run_group(
     jobs: int = 1,
     tick: Callable[[], None] = lambda: None,
 ) -> Done:
-    """Bring `items`, none of which depends on another, up to date, `jobs` DVC commands at once; `tick` is called every few seconds.
+    """Bring `items`, none of which depends on another, up to date, `jobs` DVC commands at once.
 
-    An item that fails leaves the others at work. Raises the first StageFailedError when all have come to their end.
+    `tick` is called every few seconds. An item that fails leaves the others at work; the first StageFailedError is raised when
+    all have come to their end.
     """
     children = Children()
     with ThreadPoolExecutor(jobs) as pool:

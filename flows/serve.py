@@ -1,4 +1,4 @@
-"""`make serve`: Prefect's server and worker, the deployments, the watch for changed inputs, MLflow's UI and the report, in one command.
+"""`make serve`: Prefect's server and worker, the deployments, the watch for changes, MLflow's UI and the report, in one command.
 
 All of it is bound to 127.0.0.1, needs no network, reports to nobody, and ends together: at Ctrl-C, at `make serve-stop`, when one
 part ends by itself, and when this process is killed. Logs are in .bellwether/serve.
@@ -7,6 +7,7 @@ part ends by itself, and when this process is killed. Logs are in .bellwether/se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -15,12 +16,11 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from flows.pages import MLFLOW_URL, REPORT_URL
@@ -86,14 +86,18 @@ class Part:
         while self.ready is not None:
             self.check()
             try:
-                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.ready, timeout=5):
-                    return
-            except urllib.error.HTTPError:
+                httpx.get(self.ready, timeout=5.0, trust_env=False)
                 return
-            except OSError:
+            except httpx.HTTPError:
                 if time.monotonic() > deadline:
                     raise FailedError(f"{self.name} did not answer within {READY_S:.0f} s; see {self.log}") from None
                 time.sleep(0.1)
+
+    def finish(self) -> None:
+        """Until it has done its work. Raises FailedError if it could not."""
+        while self.process is not None and self.process.poll() != 0:
+            self.check()
+            time.sleep(0.1)
 
     def end(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -130,8 +134,8 @@ def environment(ports: argparse.Namespace, mlflow: str) -> dict[str, str]:
     }
 
 
-def parts(ports: argparse.Namespace) -> tuple[list[Part], str]:
-    """What to start, in this order, and MLflow's address."""
+def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
+    """What serves; what works once the deployments are made; MLflow's address."""
     python = [sys.executable, "-m"]
     server = [*python, "prefect", "server", "start", "--host", HOST, "--port", str(ports.port), "--log-level", "WARNING"]
     report = [*python, "http.server", str(ports.report_port), "--bind", HOST, "--directory", str(ROOT / "reports")]
@@ -148,47 +152,52 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], str]:
             Part("mlflow-ui", [*ui, "--backend-store-uri", given or f"sqlite:///{ROOT / 'mlflow.db'}"], f"{mlflow}/health")
         )
     worker = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
-    return [
-        *found,
-        Part("worker", worker, grace_s=WORKER_GRACE_S),
-        Part("watch", [*python, "flows.watch"]),
-    ], mlflow
+    works = [Part("worker", worker, grace_s=WORKER_GRACE_S), Part("watch", [*python, "flows.watch"])]
+    return found, works, mlflow
 
 
-def bootstrap(settings: dict[str, str]) -> None:
-    """Pools, limits and deployments; raises FailedError with what was said."""
-    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "flows.bootstrap", "--no-workers"]
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False, start_new_session=True)
-    if done.returncode:
-        raise FailedError(f"the deployments could not be made:\n{done.stdout}{done.stderr}")
+def end_lost_runs(api: str) -> None:
+    """Runs that a worker was to run become Crashed where they count as running although no worker is there."""
+    wanted = {
+        "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}, "deployment_id": {"is_null_": False}}
+    }
+    message = "Its worker was ended. Run the deployment again: stages go on from their checkpoints."
+    state = {"type": "CRASHED", "name": "Crashed", "message": message}
+    with httpx.Client(timeout=10.0, trust_env=False) as client, contextlib.suppress(httpx.HTTPError):
+        for run in client.post(f"{api}/flow_runs/filter", json=wanted).raise_for_status().json():
+            if run["deployment_id"]:
+                client.post(f"{api}/flow_runs/{run['id']}/set_state", json={"state": state, "force": True})
+                print(f"serve: run {run['name']} was ended with its worker", flush=True)
 
 
 def serve(ports: argparse.Namespace) -> int:
     """Run until told to end, or until a part ends by itself. Exit code: 0 told, 1 a part failed."""
     taken = [port for port in (ports.port, ports.mlflow_port, ports.report_port) if not port_is_free(port)]
     if taken:
-        numbers = ", ".join(map(str, taken))
+        numbers, others = ", ".join(map(str, taken)), "--port 4210 --mlflow-port 5010 --report-port 5011"
         print(
             f"serve: port {numbers} is taken. Give others: make serve SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011'"
         )
         return 2
-    all_parts, mlflow = parts(ports)
+    first, then, mlflow = parts(ports)
     settings = environment(ports, mlflow)
-    early, late = [part for part in all_parts if part.ready], [part for part in all_parts if not part.ready]
+    bootstrap = Part("bootstrap", [sys.executable, "-m", "flows.bootstrap"])
     try:
-        for part in early:
+        for part in first:
             part.start(settings)
-        for part in early:
+        for part in first:
             part.wait()
-        bootstrap(settings)
-        for part in late:
+        end_lost_runs(settings["PREFECT_API_URL"])
+        bootstrap.start(settings)
+        bootstrap.finish()
+        for part in then:
             part.start(settings)
         print(f"serve: Prefect   http://{HOST}:{ports.port}", flush=True)
         print(f"serve: MLflow    {mlflow}", flush=True)
         print(f"serve: report    {settings[REPORT_URL]}", flush=True)
         print(f"serve: logs in {FOLDER.relative_to(ROOT)}; Ctrl-C or 'make serve-stop' ends all of it", flush=True)
         while True:
-            for part in all_parts:
+            for part in (*first, *then):
                 part.check()
             time.sleep(0.5)
     except _StopError:
@@ -200,8 +209,11 @@ def serve(ports: argparse.Namespace) -> int:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        # The server last: the others still tell it how their work ended.
-        for part in reversed(all_parts):
+        # The server last: it is still told how runs ended.
+        for part in (*reversed(then), bootstrap):
+            part.end()
+        end_lost_runs(settings["PREFECT_API_URL"])
+        for part in reversed(first):
             part.end()
         STATE.unlink(missing_ok=True)
 
@@ -244,11 +256,12 @@ def stop() -> int:
         return 0
     process = psutil.Process(state["pid"])
     process.terminate()
-    try:
-        process.wait(STOP_S)
-    except psutil.TimeoutExpired:
-        print(f"serve: process {process.pid} is still ending after {STOP_S:.0f} s; its logs are in {FOLDER}", file=sys.stderr)
-        return 1
+    deadline = time.monotonic() + STOP_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            print(f"serve: process {process.pid} is still ending after {STOP_S:.0f} s; its logs are in {FOLDER}", file=sys.stderr)
+            return 1
+        time.sleep(0.1)
     print("serve: stopped")
     return 0
 

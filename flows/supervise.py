@@ -1,9 +1,9 @@
 """`python -m flows.supervise COMMAND...`: run a command so that nothing of it is left when this process goes.
 
-DVC leaves a stage's processes running when it is killed, a Prefect worker its flow runs, and Prefect's ways to cancel a run do not
-all reach what the run has started. Here the command and all its descendants, in whatever process group or session, are ended when
-this process is told to end, and the kernel tells it so when its parent dies. While the command runs, processes that it leaves behind
-become this one's children (Linux), so that none escapes.
+DVC leaves a stage's processes running when it is killed, a Prefect worker its flow runs, and Prefect's ways to cancel a run do
+not all reach what the run has started. Here the command and all its descendants, in whatever process group or session, are ended
+when this process is told to end, and the kernel tells it so when its parent dies. While the command runs, processes that it
+leaves behind become this one's children (Linux), so that none escapes.
 """
 
 from __future__ import annotations

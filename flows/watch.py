@@ -1,7 +1,7 @@
 """`python -m flows.watch`: start the deployment lifecycle-on-change whenever params.yaml or data/raw changed.
 
-A look costs a few file stats; bytes are read, and Prefect imported, only where those differ. A change counts once it has stood still
-for one look, so that a file that is being written is left alone. What was last seen is kept in .bellwether/watch.json: a change
+A look costs a few file stats; bytes are read, and Prefect imported, only where those differ. A change counts once it has stood
+still for one look, so that a file that is being written is left alone. What was last seen is in .bellwether/watch.json: a change
 made while nobody watched is seen at the next start; the first look of all starts nothing.
 """
 

@@ -34,7 +34,7 @@ def project(tmp_path: Path) -> Path:
 
 
 WORK_PY = '''
-"""A stage that does what the file `how` says: it ends, fails, or works until it is killed, with a child in a session of its own."""
+"""Do what the file `how` says: end, fail, or work until killed, with a child in a session of its own."""
 import json, pathlib, subprocess, sys, time
 
 how = pathlib.Path("how").read_text().split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -142,9 +141,3 @@ class Served:
             self.process.wait(90)
         for process in self.processes():
             process.kill()
-
-
-def held_pids(root: Path) -> list[int]:
-    """Of the stage that works until it is killed: its child in another session."""
-    text = (root / "pids").read_text() if (root / "pids").exists() else ""
-    return json.loads(f"[{text}]")

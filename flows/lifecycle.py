@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger, runtime, task
 from prefect.concurrency.sync import concurrency
 from prefect.states import Completed, State
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows import artifacts
 from flows.checkout import only_run
@@ -43,14 +43,21 @@ GPU_LEASE_S = 60
 REPLAY_S = 60
 
 
+def known_stage(name: str) -> str:
+    if name not in stage_graph(ROOT):
+        raise ValueError(f"no stage of dvc.yaml is called '{name}'; there are {', '.join(stage_graph(ROOT))}")
+    return name
+
+
+StageName = Annotated[str, AfterValidator(known_stage), WithJsonSchema({"type": "string", "enum": list(stage_graph(ROOT))})]
+
+
 class Settings(BaseModel):
     """How to run, not what: that is params.yaml."""
 
     model_config = ConfigDict(extra="forbid")
 
-    until: Annotated[str | None, Field(json_schema_extra={"enum": [None, *stage_graph(ROOT)]})] = Field(
-        None, title="Last stage", description="Stop after this stage; empty: run all of them."
-    )
+    until: StageName | None = Field(None, title="Last stage", description="Stop after this stage; empty: run all of them.")
     jobs: int | None = Field(
         None,
         ge=1,
@@ -116,7 +123,7 @@ def send_what_is_left(flow: Any, run: Any, state: State) -> None:
 
 
 @flow(name="lifecycle", on_cancellation=[send_what_is_left], on_crashed=[send_what_is_left])
-def lifecycle(settings: Settings = Settings(), root: str = "") -> dict[str, Done]:  # noqa: B008  (frozen by Prefect into a schema)
+def lifecycle(settings: Settings = Settings(), root: str = "") -> dict[str, Done]:  # noqa: B008
     """Bring the pipeline of this checkout up to date. Returns what was done per stage; fails with the first that fails.
 
     Args:

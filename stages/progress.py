@@ -60,7 +60,8 @@ class Progress:
     def close(self) -> None:
         """The work has ended, and with it the file."""
         if self.file is not None:
-            self.file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.file.unlink()
 
     def _show(self, count: int, note: str) -> None:
         now = time.monotonic()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -17,7 +19,10 @@ ENDED_WITHIN_S = 10.0
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    found = Served.start(add_work(make_project(tmp_path_factory.mktemp("served"))))
+    root = add_work(make_project(tmp_path_factory.mktemp("served")))
+    text = (root / "dvc.yaml").read_text()
+    (root / "dvc.yaml").write_text(text.replace("echo ${item.domain} ${scale} >", "echo $LIFECYCLE_RUN_ID >"))
+    found = Served.start(root)
     try:
         yield found
     finally:
@@ -43,6 +48,19 @@ def test_a_schedule_makes_runs(served: Served) -> None:
     assert {"stages", "stage-make", "stage-join", "stage-work"} <= set(served.artifacts(run))
     messages = {name: task["state"]["message"] for name, task in served.tasks(run).items()}
     assert messages["make"] == "ran: make@a, make@b"
+    # All stages of a run know it by one name, under which MLflow keeps them together.
+    assert (served.root / "joined.txt").read_text().split() == [run, run]
+
+
+def test_from_a_terminal_it_is_the_same_flow_and_does_nothing_twice(served: Served) -> None:
+    environment = {**served.environment, "PREFECT_API_URL": f"http://127.0.0.1:{served.port}/api"}
+    command = [sys.executable, "-m", "flows.lifecycle", "--until", "join"]
+    done = subprocess.run(command, cwd=served.root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "lifecycle: make       up to date: make@a, make@b\nlifecycle: join       up to date: join\n" in done.stdout.replace(
+        "make@b, make@a", "make@a, make@b"
+    )
+    assert "work" not in done.stdout
 
 
 def test_a_change_starts_a_run_and_cancelling_it_ends_every_process(served: Served) -> None:

@@ -57,19 +57,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    until: StageName | None = Field(None, title="Last stage", description="Stop after this stage; empty: run all of them.")
+    until: StageName | None = Field(
+        default=None, title="Last stage", description="Stop after this stage; empty: run all of them."
+    )
     jobs: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=64,
         title="Domains side by side",
         description="Domains of one stage that run at once; empty: as many as the cores carry at resources.threads each.",
     )
     retries: int = Field(
-        2, ge=0, le=10, title="Retries", description="How often a stage that fails for an outside reason is tried again."
+        default=2, ge=0, le=10, title="Retries", description="How often a stage that fails for an outside reason is tried again."
     )
     retry_delay_s: int = Field(
-        30, ge=0, le=3600, title="Seconds before a retry", description="The stage then goes on from its last checkpoint."
+        default=30, ge=0, le=3600, title="Seconds before a retry", description="The stage then goes on from its last checkpoint."
     )
 
 
@@ -115,8 +117,8 @@ def check_params(root: str) -> None:
         raise StageFailedError(f"params.yaml cannot be run:\n{checked.stderr.strip()}", BAD_PARAMETERS)
 
 
-def send_what_is_left(flow: Any, run: Any, state: State) -> None:
-    """When a run was ended from outside, MLflow is told of the stages that were killed with it (flows/lifecycle.py, hooks)."""
+def send_what_is_left(flow: Any, flow_run: Any, state: State) -> None:
+    """A run was ended from outside: tell MLflow of the stages killed with it, should their followers have had no time."""
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.tracking", "--replay"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(command, cwd=ROOT, timeout=REPLAY_S, capture_output=True, check=False)

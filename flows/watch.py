@@ -93,7 +93,7 @@ def start_run(reason: str) -> None:
             "deployment_id": {"any_": [deployment.id]},
             "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}},
         }
-        if client.read_flow_runs(flow_run_filter=FlowRunFilter(**waiting), limit=1):
+        if client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting), limit=1):
             print(f"watch: {reason}; a run is waiting already", flush=True)
             return
         run = client.create_flow_run_from_deployment(deployment.id, state=Scheduled(message=reason))

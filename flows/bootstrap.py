@@ -1,7 +1,7 @@
 """`python -m flows.bootstrap`: make on a Prefect server (PREFECT_API_URL) what the flows need there; safe to run again.
 
-A work pool of processes with the queues that prefect.yaml names, of which `checkout` runs one at a time; the concurrency limit
-`gpu` of one; the deployments of prefect.yaml. A limit that is there already is left as it is set.
+A work pool of processes with the queues that prefect.yaml names, each of one run at a time; the concurrency limit `gpu` of one; the
+deployments of prefect.yaml. A limit that is there already is left as it is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from flows.pipeline import ROOT
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""
-QUEUE_LIMITS = {"checkout": 1}
+QUEUE_LIMITS = {"checkout": 1, "experiments": 1}
+"""Runs of a queue at a time."""
 
 
 def deployments(root: Path = ROOT) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """`python -m flows.bootstrap`: make on a Prefect server (PREFECT_API_URL) what the flows need there; safe to run again.
 
-A work pool of processes with the queues that prefect.yaml names, each of one run at a time; the concurrency limit `gpu` of one; the
+A work pool of processes with the queues that prefect.yaml names, each of one run at a time; the concurrency limit `gpu`, one; the
 deployments of prefect.yaml. A limit that is there already is left as it is set.
 """
 

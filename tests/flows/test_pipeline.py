@@ -88,7 +88,7 @@ def test_domains_run_side_by_side(project: Path) -> None:
 
 def test_an_item_that_fails_leaves_the_other_at_work_and_says_why(project: Path) -> None:
     text = (project / "dvc.yaml").read_text()
-    command = "[ ${item.domain} = b ] || { echo no such key >&2; exit 2; } && mkdir -p made"
+    command = "if [ ${item.domain} = a ]; then echo no such key >&2; exit 2; fi; mkdir -p made"
     (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {command}"))
     with pytest.raises(StageFailedError, match="no such key") as caught:
         run_group(["make@a", "make@b"], project, echo=lambda line: None, jobs=2)

@@ -83,15 +83,16 @@ class Part:
     def wait(self) -> None:
         """Until it answers. Raises FailedError if it ends first, or takes too long."""
         deadline = time.monotonic() + READY_S
-        while self.ready is not None:
-            self.check()
-            try:
-                httpx.get(self.ready, timeout=5.0, trust_env=False)
-                return
-            except httpx.HTTPError:
-                if time.monotonic() > deadline:
-                    raise FailedError(f"{self.name} did not answer within {READY_S:.0f} s; see {self.log}") from None
-                time.sleep(0.1)
+        with httpx.Client(timeout=5.0, trust_env=False) as client:
+            while self.ready is not None:
+                self.check()
+                try:
+                    client.get(self.ready)
+                    return
+                except httpx.HTTPError:
+                    if time.monotonic() > deadline:
+                        raise FailedError(f"{self.name} did not answer within {READY_S:.0f} s; see {self.log}") from None
+                    time.sleep(0.25)
 
     def finish(self) -> None:
         """Until it has done its work. Raises FailedError if it could not."""
@@ -180,6 +181,7 @@ def serve(ports: argparse.Namespace) -> int:
     first, then, mlflow = parts(ports)
     settings = environment(ports, mlflow)
     bootstrap = Part("bootstrap", [sys.executable, "-m", "flows.bootstrap"])
+    print("serve: starting", flush=True)
     try:
         for part in first:
             part.start(settings)

@@ -30,7 +30,7 @@ FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"
 HOST = "127.0.0.1"
 POOL = "bellwether"
-READY_S = 180.0
+READY_S = 300.0
 """How long a part may take to answer; a server that makes its database on a busy disk takes a while."""
 WORKER_GRACE_S, GRACE_S = 15.0, 5.0
 """The worker ends its runs and reports them before it goes."""

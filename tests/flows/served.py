@@ -19,7 +19,7 @@ import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 240.0
+START_S = 600.0
 
 
 def free_port() -> int:

@@ -99,10 +99,8 @@ def stage(name: str, items: list[str], root: str, lifecycle: str, jobs: int, on_
     """Bring one stage of dvc.yaml up to date. The state's name says whether it ran, was restored or was up to date."""
     say, started = echo(), time.monotonic()
     bars = artifacts.Bars(Path(root), name, say)
-    # One DVC command for all domains where they cannot run side by side: it starts once.
-    targets = items if jobs > 1 and len(items) > 1 and not on_gpu else [name]
     with gpu(on_gpu):
-        done = run_group(targets, Path(root), {"LIFECYCLE_RUN_ID": lifecycle}, say, jobs, bars.update)
+        done = run_group(items, Path(root), {"LIFECYCLE_RUN_ID": lifecycle}, say, jobs, bars.update)
     bars.finish()
     artifacts.show_stage(name, done, time.monotonic() - started)
     return Completed(name=done.verdict, message=str(done), data=(done, time.monotonic() - started))
@@ -142,15 +140,16 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
     identity = str(runtime.flow_run.id)
     if (root / "stages" / "params.py").exists():
         check_params(str(root))
-    items, gpu_stages = stage_items(root), on_gpu(root)
-    jobs = settings.jobs or side_by_side(root)
+    gpu_stages, jobs = on_gpu(root), settings.jobs or side_by_side(root)
+    # One DVC command for all domains of a stage where they cannot run side by side: it starts once.
+    items = stage_items(root) if jobs > 1 else {}
     states: dict[str, State] = {}
     done: dict[str, tuple[Done, float]] = {}
     for name, needs in stage_graph(root).items():
         states[name] = stage.with_options(
             name=name, task_run_name=name, retries=settings.retries, retry_delay_seconds=settings.retry_delay_s
         )(
-            *(name, items[name], str(root), identity, jobs, name in gpu_stages),
+            *(name, [name] if name in gpu_stages else items.get(name, [name]), str(root), identity, jobs, name in gpu_stages),
             wait_for=[states[need] for need in needs],
             return_state=True,
         )

@@ -127,7 +127,7 @@ def environment(ports: argparse.Namespace, mlflow: str) -> dict[str, str]:
         "no_proxy": local,
         "PREFECT_API_URL": f"http://{HOST}:{ports.port}/api",
         "PREFECT_LOGGING_LEVEL": "INFO",
-        "PREFECT_WORKER_QUERY_SECONDS": "5",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # without it the UI is two processes and leaves none behind
         REPORT_URL: f"http://{HOST}:{ports.report_port}/report.html",

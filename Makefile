@@ -1,6 +1,6 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
-# make serve       Prefect, its schedules, MLflow and report  make serve-stop   end them
+# make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #

@@ -1,5 +1,6 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
+# make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #
@@ -9,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui bench lock clean
+.PHONY: help install lifecycle test lint ui serve serve-stop bench lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -21,7 +22,7 @@ export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
@@ -63,6 +64,13 @@ ui: install
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+# SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011' for other ports.
+serve: install
+	@exec python -m flows.serve $(SERVE_ARGS)
+
+serve-stop:
+	@python -m flows.serve --stop
 
 # The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
 bench: install

@@ -11,8 +11,9 @@ import hashlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,15 @@ from typing import Any
 import yaml
 
 from stages.params import Params, load_params
+from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
 from stages.tracking import Tracker, open_tracker
+from stages.tracking.spool import locked
 from stages.validation import ParamsError
+
+FAILED, BAD_PARAMETERS = 1, 2
+"""Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
+checkpoint, may help; parameters or input are wrong, and it cannot. An exception nobody foresaw counts as the first."""
 
 
 @dataclass
@@ -54,7 +61,8 @@ class StageContext:
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-        with progress(f"{self.title}: {label}", total, unit) as bar:
+        file = self.root / PROGRESS / f"{self.title}.json"
+        with progress(f"{self.title}: {label}", total, unit, file) as bar:
             yield bar
 
     def log_params(self, values: dict[str, Any]) -> None:
@@ -65,6 +73,32 @@ class StageContext:
 
     def artifact(self, path: Path) -> None:
         self.tracker.artifact(path)
+
+
+@contextmanager
+def own_gpu(device: str, title: str) -> Iterator[None]:
+    """Hold the GPU that `device` (`cuda`, `cuda:1`) is on this machine, against other stages of this user, in whatever checkout
+    and however started. While another holds it, wait, after saying so. Of a launcher's processes (LOCAL_RANK) the first holds it
+    for all."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    number = int(device.partition(":")[2] or 0)
+    name = visible[number] if number < len(visible) else str(number)
+    path = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}-gpu-{name.replace('/', '_')}.lock"
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        yield
+        return
+    with locked(path, wait=False) as mine:
+        if mine:
+            yield
+            return
+    print(f"{title}: GPU {name} is in use by another stage; waiting until it is free ({path})", flush=True)
+    with locked(path, wait=True):
+        yield
+
+
+def uses_gpu(root: Path, name: str, params: Params) -> bool:
+    """Whether the stage computes on a GPU: params.yaml names one, and dvc.yaml lists resources.device for the stage."""
+    return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])
 
 
 def die_with_parent() -> None:
@@ -146,7 +180,7 @@ def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
 
 
 def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool = False) -> int:
-    """Run one stage from the command line; returns the exit code (0 done, 1 failed, 2 bad parameters or input)."""
+    """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS)."""
     parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
     if per_domain:
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
@@ -160,14 +194,15 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
             raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
     except ParamsError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        return BAD_PARAMETERS
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
     tracker = open_tracker(root, name, domain, params)
     context = StageContext(name, domain, params, root, tracker)
     status = "FAILED"
     try:
         tracker.tags({f"in:{key}": value for key, value in input_hashes(root, name, domain).items()})
-        run(context)
+        with own_gpu(params.resources.device, context.title) if uses_gpu(root, name, params) else nullcontext():
+            run(context)
         tracker.tags({f"out:{key}": value for key, value in output_hashes(root, name, domain).items()})
         status = "FINISHED"
         return 0
@@ -175,7 +210,7 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
         print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
-        return 2 if isinstance(error, ParamsError) else 1
+        return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
     except KeyboardInterrupt:
         status = "KILLED"
         return 130

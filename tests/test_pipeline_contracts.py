@@ -17,7 +17,7 @@ from stages.params import Params, PerDomain
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
     Path("stages") / f"{name}.py"
-    for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
+    for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "costs", "__init__")
 ) | frozenset(source_files("stages/tracking"))
 """Files that change no output (see the head of dvc.yaml)."""
 SPEED_ALONE = {"threads", "slots", "workers"}

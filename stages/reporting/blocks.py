@@ -33,14 +33,20 @@ class Figures:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; columns after the first `text_columns` are set flush right. `folded` hides it behind its title."""
+    """Cells are text; columns after the first `text_columns` are set flush right, but for those (from 0) in `left`. `folded`
+    hides it behind its title."""
 
     kind: ClassVar[str] = "table"
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
+    left: Sequence[int] = ()
     folded: bool = False
+
+    def flush_right(self, column: int) -> bool:
+        """Whether `column` (from 0) holds numbers."""
+        return column >= self.text_columns and column not in self.left
 
 
 @dataclass(frozen=True)

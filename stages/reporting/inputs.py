@@ -6,14 +6,18 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stages.agent.episode import read_json, read_rows
 from stages.params import Params
+from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
+from stages.runtime import hash_path
 
 History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
@@ -35,6 +39,9 @@ NODE_COLUMNS = (
     "terminal",
     "truncated",
 )
+
+
+OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,12 @@ class Inputs:
     """In the order of params.yaml."""
     tokenizer: Any | None
     """A `tokenizers.Tokenizer`, or None without data/models/sft."""
+    outcomes: Sequence[Mapping[str, Any]] = ()
+    """OUTCOME_COLUMNS of data/evaluation/rows.parquet."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Path of a stage's code -> hash of it."""
+    kept: Sequence[Run] = ()
+    """reports/runs.jsonl, oldest first."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
@@ -126,6 +139,16 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
     )
 
 
+def code_hashes(root: Path) -> dict[str, str]:
+    """Every path below stages/ that dvc.yaml lists as code of a stage (but of the report) -> hash; {} without dvc.yaml."""
+    path = root / "dvc.yaml"
+    if not path.exists():
+        return {}
+    stages = yaml.safe_load(path.read_text(encoding="utf-8")).get("stages", {})
+    listed = {dep for name, entry in stages.items() if name != "report" for dep in entry.get("deps", [])}
+    return {dep: hash_path(root / dep) for dep in sorted(listed) if dep.startswith("stages/") and (root / dep).exists()}
+
+
 def load_inputs(root: Path, params: Params) -> Inputs:
     """Read all of it below `root`. Raises FileNotFoundError without reports/evaluation.json, ValueError for a malformed file."""
     path = root / "reports" / "evaluation.json"
@@ -143,4 +166,7 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         merge=optional_json(root / "reports" / "merge.json"),
         domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
         tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
+        outcomes=optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS),
+        code=code_hashes(root),
+        kept=read_kept(root),
     )

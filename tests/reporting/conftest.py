@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -13,9 +14,14 @@ import pytest
 import yaml
 
 from stages.agent.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
+from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import Params, parse_params
+from stages.reporting.inputs import load_inputs
+from stages.reporting.kept import Run, append
+from stages.reporting.this_run import this_run
 
 DOMAINS = ("textworld", "search")
+ATTEMPTS = 2
 TRUE_SUCCESS = {
     "base": {"textworld": 0.02, "search": 0.01},
     "sft": {"textworld": 0.44, "search": 0.38},
@@ -75,7 +81,44 @@ def _evaluation() -> dict[str, Any]:
             for domain in DOMAINS
             for a, b in [*pairs, (f"rl@{domain}", "sft"), ("merged", f"rl@{domain}")]
         ],
+        "attempts": ATTEMPTS,
     }  # fmt: skip
+
+
+def _outcomes(rng: random.Random) -> list[dict[str, Any]]:
+    """Rows of data/evaluation/rows.parquet: ATTEMPTS attempts of every model at 40 tasks of each domain, four to a cluster."""
+    rows = []
+    for model, by_domain in TRUE_SUCCESS.items():
+        for domain, p in by_domain.items():
+            for task, attempt in itertools.product(range(40), range(ATTEMPTS)):
+                outcome = {
+                    "model": model,
+                    "domain": domain,
+                    "task_id": f"{domain}-test-{task:04d}",
+                    "attempt": attempt,
+                    "cluster": f"{domain}-{task // 4}",
+                    "success": rng.random() < p,
+                }
+                rows.append({field.name: outcome.get(field.name) for field in EVALUATION_SCHEMA})
+    return rows
+
+
+def _keep_an_earlier_run(root: Path, params: Params) -> None:
+    """reports/runs.jsonl with one run before this: PPO instead of GRPO, half as good on search, measured on another machine."""
+    now = this_run(load_inputs(root, params))
+    values = now.model_dump()
+    values["params"]["rl"]["algorithm"] = "ppo"
+    values["solved"]["merged"]["search"] = [count // 2 for count in values["solved"]["merged"]["search"]]
+    values["success"]["merged"]["search"]["mean"] /= 2
+    took = {
+        "seconds": 83.4,
+        "cpu_seconds": 150.0,
+        "peak_bytes": 1_100_000_000,
+        "peak_gpu_bytes": 0,
+        "machine": "Test CPU, 2 cores",
+    }
+    values["measured"] = {stage: {**took, "runs": 1} for stage in values["work"]}
+    append(root, Run(**{**values, "note": "PPO first", "commit": "0123456789ab"}))
 
 
 def _curate(domain: str, rng: random.Random) -> dict[str, Any]:
@@ -339,7 +382,10 @@ def make_run(root: Path, seed: int = 0) -> Params:
         write_json(reports / "rl" / f"{domain}.json", {"algorithm": "grpo", "episodes": 2560, "success_last": 0.7})
         write_table(root / "data" / "annotated" / domain / "nodes.parquet", NODE_SCHEMA, _nodes(domain, rng))
         _write_episodes(root, domain, rng, tokenizer)
-    return parse_params(values)
+    write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, _outcomes(rng))
+    params = parse_params(values)
+    _keep_an_earlier_run(root, params)
+    return params
 
 
 @pytest.fixture(scope="session")

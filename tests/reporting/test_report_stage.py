@@ -85,7 +85,7 @@ def test_page_is_well_formed_and_loads_nothing(page):
 
 
 def test_page_tells_the_whole_story(page):
-    for chapter in ("results", "data", "sft", "rollouts", "trees", "rl", "merge", "episodes", "parameters"):
+    for chapter in ("results", "changes", "cost", "data", "sft", "rollouts", "trees", "rl", "merge", "episodes", "parameters"):
         assert f'id="{chapter}"' in page
     assert 'class="note"' not in re.sub(r"<noscript>.*?</noscript>|<script.*?</script>", "", page, flags=re.S), (
         "nothing is missing"
@@ -143,7 +143,7 @@ def test_episode_data_survives_hostile_text(full_run, tmp_path):
         "task_id": hostile,
         "messages": [{"role": "user", "content": hostile}],
     }
-    page = render_page(inputs, [], browser_data({"search": {"sft rollout": [row]}}, 1, None, 0))
+    page = render_page(inputs, [], [], browser_data({"search": {"sft rollout": [row]}}, 1, None, 0))
     assert hostile not in page
     embedded = re.search(r'id="episode-data">(.*?)</script>', page, re.S)
     assert embedded is not None

@@ -36,8 +36,6 @@ def _row(change: SuccessChange) -> list[str]:
     cells += [_percent(item.mean) if item else "–" for item in (change.before, change.now)]
     if change.test is None:
         return [*cells, "–", "–", "–", change.why]
-    if change.equal:
-        return [*cells, "0", "–", "–", "same on every task"]
     test = change.test
     interval = f"{signed(100 * test.low)} to {signed(100 * test.high)}"
     return [*cells, signed(100 * test.difference), interval, p_value(test.p, bare=True), verdict_mark(test.verdict)]
@@ -46,9 +44,11 @@ def _row(change: SuccessChange) -> list[str]:
 def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains: Sequence[str]) -> list[Block]:
     if changes and all(change.equal for change in changes):
         return [Text("Success is the same, task by task, for every model.")]
+    equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]
+    differing = [change for change in changes if not change.equal]
     header = ("domain", "model", "before", "now", "points", f"{100 * confidence:g} % interval", "p", "verdict")
     blocks: list[Block] = [
-        Table("Success, then and now", header, [_row(change) for change in changes], text_columns=2, left=(7,))
+        Table("Success, then and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
     ]
     tested = [
         {
@@ -59,12 +59,14 @@ def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains:
             "low": change.test.low,
             "high": change.test.high,
         }
-        for change in changes
-        if change.test is not None and not change.equal
+        for change in differing
+        if change.test is not None
     ]
     if tested:
         caption = "Success now minus success then, same tasks. A filled mark means that the interval leaves out zero."
         blocks.insert(0, Figures([draw("changes", caption, differences, tested, domains)]))
+    if equal:
+        blocks.append(Text(f"The same on every task: {', '.join(equal)}."))
     return blocks
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw, number, slug
+from stages.reporting.blocks import Block, Drawing, Figures, Section, Table, Text, draw, number, slug
+from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
 from stages.reporting.inputs import Inputs
 from stages.reporting.results import (
@@ -102,10 +103,10 @@ def results_table(inputs: Inputs) -> Table:
                 if (item := find_comparison(evaluation, model, other, domain)) is not None
             ]
             body.append(own + (pairs[0] if pairs else [""] * 5))
-            body += [["", "", "", "", *pair] for pair in pairs[1:]]
+            body += [[domain, "", "", "", *pair] for pair in pairs[1:]]
     level = f"{100 * confidence_of(inputs):g} % interval"
     header = ("domain", "model", "success", level, "against", "points", level, "p", "verdict")
-    return Table("Results", header, body, text_columns=2, left=(4, 8))
+    return Table("Results", header, body, text_columns=2, left=(4, 8), grouped=True)
 
 
 def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
@@ -141,14 +142,26 @@ def numbers_table(inputs: Inputs) -> Table:
         numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
         body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
     header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"pass@{k}" for k in ks))
-    return Table("Reward, turns, tokens and pass@k", header, body, text_columns=2, folded=True)
+    return Table("Reward, turns, tokens and pass@k", header, body, text_columns=2, grouped=True, folded=True)
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]], confidence: float) -> Table:
+def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:
     """Every paired comparison: first model minus second, on the same tasks."""
-    rows = [[item["domain"], item["a"], item["b"], *_comparison_cells(item)] for item in comparisons]
+    ordered = sorted(comparisons, key=lambda item: domains.index(item["domain"]))
+    rows = [[item["domain"], item["a"], item["b"], *_comparison_cells(item)] for item in ordered]
     header = ("domain", "model", "compared with", "points", f"{100 * confidence:g} % interval", "p", "verdict")
-    return Table("Every paired comparison", header, rows, text_columns=3, left=(6,), folded=True)
+    return Table("Every paired comparison", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
+
+
+def learning_curve(inputs: Inputs) -> Drawing | None:
+    """Success over the steps of reinforcement learning; None without a history."""
+    histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
+    if not has_column(histories, "success"):
+        return None
+    caption = "Success in training, over the steps of reinforcement learning; tasks are drawn anew in each step."
+    return draw(
+        "rl-success", caption, rl_panel, histories, inputs.params.domains, "success", "Training success, share of episodes"
+    )
 
 
 def outcome_section(inputs: Inputs) -> Section:
@@ -169,16 +182,17 @@ def outcome_section(inputs: Inputs) -> Section:
         for domain in domains
         if any(len(row.get(domain, {}).get("by_difficulty") or {}) > 1 for row in inputs.evaluation["models"].values())
     ]  # fmt: skip
-    journeys = draw(
-        "journey", "Success along the way, each domain with its own specialist.", journey_lines, inputs.evaluation, domains
-    )
+    caption = "Success along the way, each domain with its own specialist."
+    top = [draw("journey", caption, journey_lines, inputs.evaluation, domains)]
+    if (curve := learning_curve(inputs)) is not None:
+        top.append(curve)
     compared = [item for item in inputs.evaluation["comparisons"] if item["domain"] in domains]
-    blocks: list[Block] = [Figures([journeys]), Figures(bars), results_table(inputs), panels_text(inputs)]
+    blocks: list[Block] = [Figures(top), Figures(bars), results_table(inputs), panels_text(inputs)]
     blocks.append(numbers_table(inputs))
     if compared:
         caption = "Paired differences, first model minus second. A filled mark means that the interval leaves out zero."
         blocks.insert(2, Figures([draw("differences", caption, differences, compared, every)]))
-        blocks.append(comparison_table(compared, confidence))
+        blocks.append(comparison_table(compared, domains, confidence))
     absent = [
         f"{model} on {domain}"
         for domain in domains

@@ -20,6 +20,7 @@ from stages.reporting.results import (
     success,
     verdict_mark,
 )
+from stages.reporting.style import domain_colour
 
 INTRO = (
     "Every model plays the same frozen panel of tasks, none of which was seen in training. A bar is the share of attempts that "
@@ -106,7 +107,7 @@ def results_table(inputs: Inputs) -> Table:
             body += [[domain, "", "", "", *pair] for pair in pairs[1:]]
     level = f"{100 * confidence_of(inputs):g} % interval"
     header = ("domain", "model", "success", level, "against", "points", level, "p", "verdict")
-    return Table("Results", header, body, text_columns=2, left=(4, 8), grouped=True)
+    return Table("Success and verdicts", header, body, text_columns=2, left=(4, 8), grouped=True)
 
 
 def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
@@ -186,8 +187,9 @@ def outcome_section(inputs: Inputs) -> Section:
     top = [draw("journey", caption, journey_lines, inputs.evaluation, domains)]
     if (curve := learning_curve(inputs)) is not None:
         top.append(curve)
+    legend = [(domain_colour(every.index(domain)), domain) for domain in domains]
     compared = [item for item in inputs.evaluation["comparisons"] if item["domain"] in domains]
-    blocks: list[Block] = [Figures(top), Figures(bars), results_table(inputs), panels_text(inputs)]
+    blocks: list[Block] = [Figures(top, legend), Figures(bars), results_table(inputs), panels_text(inputs)]
     blocks.append(numbers_table(inputs))
     if compared:
         caption = "Paired differences, first model minus second. A filled mark means that the interval leaves out zero."

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.agent.episode import read_json, read_rows
 from stages.params import Params
 from stages.reporting.kept import Run, read_kept
@@ -41,6 +39,21 @@ NODE_COLUMNS = (
 )
 
 
+NO_EFFECT = (
+    "__init__.py",
+    "checkpoints.py",
+    "costs.py",
+    "domains.py",
+    "params.py",
+    "progress.py",
+    "report.py",
+    "reporting",
+    "runtime.py",
+    "tracking",
+    "validation.py",
+    "workers.py",
+)
+"""What of stages/ changes no result (see the head of dvc.yaml)."""
 OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
 
 
@@ -140,13 +153,9 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
 
 
 def code_hashes(root: Path) -> dict[str, str]:
-    """Every path below stages/ that dvc.yaml lists as code of a stage (but of the report) -> hash; {} without dvc.yaml."""
-    path = root / "dvc.yaml"
-    if not path.exists():
-        return {}
-    stages = yaml.safe_load(path.read_text(encoding="utf-8")).get("stages", {})
-    listed = {dep for name, entry in stages.items() if name != "report" for dep in entry.get("deps", [])}
-    return {dep: hash_path(root / dep) for dep in sorted(listed) if dep.startswith("stages/") and (root / dep).exists()}
+    """Everything directly below stages/ that bears on results -> hash of it, sorted; {} without stages/."""
+    parts = sorted((root / "stages").glob("*"))
+    return {f"stages/{part.name}": hash_path(part) for part in parts if part.name not in {*NO_EFFECT, "__pycache__"}}
 
 
 def load_inputs(root: Path, params: Params) -> Inputs:

@@ -57,7 +57,7 @@ class Run(Section):
     params: dict[str, Any]
     """params.yaml as it resolves."""
     code: dict[str, str]
-    """Path that dvc.yaml lists as code of a stage -> hash of it."""
+    """Part of stages/ that bears on results -> hash of it."""
     panels: dict[str, str]
     """Domain -> hash of its evaluation panel."""
     success: dict[str, dict[str, Success]]

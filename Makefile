@@ -48,7 +48,7 @@ lifecycle: install
 	@python -m stages.params > /dev/null
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
 	dvc --wait-for-lock repro
-	@dvc metrics show
+	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
 test: install

@@ -1,7 +1,7 @@
 """`python -m screenshots`: the pictures in README, taken from the run in this checkout with headless Chromium.
 
 Run `make lifecycle` first. Servers that are not running are started for the occasion. `--only NAME ...` takes some of them; the
-names are those of the files in docs/screenshots.
+names are those of the files in docs/screenshots. README's block `screenshots` then shows the pictures that are there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from screenshots.chromium import Browser, open_browser
 from screenshots.servers import mlflow_server, prefect_server
+from stages.reporting.readme import replace_block
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs") / "screenshots"
@@ -151,6 +152,14 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
         save(browser, ROOT / FOLDER / "prefect-run.png")
 
 
+CAPTIONS = {
+    "report": "The report: figures, results with verdicts, what changed, what it cost, episodes",
+    "mlflow-runs": "MLflow: one parent run per lifecycle, a child per stage and domain",
+    "mlflow-charts": "MLflow: the curves of an RL run",
+    "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
+    "prefect-run": "Prefect: a lifecycle as a flow run",
+}
+"""In README's order."""
 TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
     take_report: ("report",),
     take_mlflow: ("mlflow-runs", "mlflow-charts", "mlflow-trace"),
@@ -158,8 +167,24 @@ TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
 }
 
 
+def readme_block(root: Path) -> str:
+    """The pictures that exist, two beside each other, each linked to itself in full size."""
+    lines = []
+    for name, caption in CAPTIONS.items():
+        path = FOLDER / f"{name}.png"
+        if (root / path).exists():
+            lines.append(f'<a href="{path}"><img src="{path}" width="49%" alt="{caption}" title="{caption}"></a>')
+    return "\n".join(lines)
+
+
+def write_readme(root: Path) -> None:
+    path = root / "README.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(replace_block(text, "screenshots", readme_block(root)), encoding="utf-8")
+
+
 def main() -> int:
-    every = [name for names in TAKERS.values() for name in names]
+    every = list(CAPTIONS)
     parser = argparse.ArgumentParser(
         prog="python -m screenshots", description="Take README's pictures of the run in this checkout."
     )
@@ -174,6 +199,7 @@ def main() -> int:
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 print(f"screenshots: {', '.join(wanted)}: {error}", file=sys.stderr)
                 failed = True
+    write_readme(ROOT)
     return int(failed)
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from screenshots.chromium import Browser, open_browser
 from screenshots.servers import mlflow_server, prefect_server
@@ -69,8 +70,8 @@ def take_report(browser: Browser, names: Sequence[str]) -> None:
     save(browser, ROOT / FOLDER / "report.png")
 
 
-def mlflow_runs(address: str) -> tuple[str, str, str, str]:
-    """(experiment, newest whole lifecycle, one of its RL runs, one of its traces) of the server, by id.
+def mlflow_runs(address: str) -> tuple[str, str, Any]:
+    """(experiment's id, an RL run's id, a trace) of the newest lifecycle that has a finished RL run.
 
     Raises RuntimeError if there is no lifecycle with a finished rl run, or it has no trace.
     """
@@ -94,17 +95,17 @@ def mlflow_runs(address: str) -> tuple[str, str, str, str]:
     if not traces:
         raise RuntimeError(f"the lifecycle {parent} has no trace of an episode")
     longest = max(traces, key=lambda trace: (len(trace.data.spans), trace.info.trace_id))
-    return experiment.experiment_id, parent, rl[0].info.run_id, longest.info.trace_id
+    return experiment.experiment_id, rl[0].info.run_id, longest
 
 
 def take_mlflow(browser: Browser, names: Sequence[str]) -> None:
     with mlflow_server(ROOT) as address:
-        experiment, _, run, trace = mlflow_runs(address)
+        experiment, run, trace = mlflow_runs(address)
         start = f"{address}/#/experiments/{experiment}"
         pages: dict[str, tuple[str, tuple[str, ...]]] = {
             "mlflow-runs": (f"{start}/runs", ("rl@", "evaluate", "sft")),
             "mlflow-charts": (f"{start}/runs/{run}/model-metrics", ("success", "entropy")),
-            "mlflow-trace": (f"{start}/traces?selectedEvaluationId={trace}", ("turn 1",)),
+            "mlflow-trace": (f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", (trace.data.spans[-1].name,)),
         }
         browser.view(SIZE)
         for name in names:

@@ -26,7 +26,7 @@ SIZE = (1280, 860)
 COLOURS = 160
 LARGEST = 200_000
 """Bytes of a picture: README loads all of them."""
-SETTLE_S, PATIENCE_S = 1.5, 90.0
+SETTLE_S, PATIENCE_S = 1.5, 240.0
 
 
 def save(browser: Browser, path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HOST = "127.0.0.1"
-READY_S = 180.0
+READY_S = 600.0
 GRACE_S = 10.0
 
 

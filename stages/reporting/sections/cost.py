@@ -12,6 +12,7 @@ INTRO = (
     "Work is counted and does not depend on the machine. Time and memory are measured while a stage runs; this page, which is "
     "the same bytes for the same inputs, knows them of runs that were kept (make keep)."
 )
+ORDER = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate")
 COUNTS = (
     ("episodes", "episodes"),
     ("steps", "steps"),
@@ -41,7 +42,7 @@ def _total(items: list[Work], name: str) -> int | None:
 
 def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
     """Stages in order, and their sum; columns of time and memory where something was measured."""
-    stages = [*now.work, *(stage for stage in measured if stage not in now.work)]
+    stages = sorted({**now.work, **measured}, key=lambda stage: ORDER.index(stage.split("@")[0]))  # domains in their order
     rows = []
     for stage in stages:
         row = [stage, *(number(getattr(now.work.get(stage, Work()), name)) for name, _ in COUNTS)]

@@ -87,15 +87,14 @@ def mlflow_runs(address: str) -> tuple[str, str, Any]:
         raise RuntimeError("MLflow has no finished rl run; run 'make lifecycle' first, with tracking on")
     parent = rl[0].data.tags["mlflow.parentRunId"]
     siblings = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
+    place = experiment.experiment_id
     traces = [
-        trace
-        for run in siblings
-        for trace in client.search_traces([experiment.experiment_id], run_id=run.info.run_id, max_results=20, include_spans=True)
+        trace for run in siblings for trace in client.search_traces(locations=[place], run_id=run.info.run_id, max_results=20)
     ]
     if not traces:
         raise RuntimeError(f"the lifecycle {parent} has no trace of an episode")
     longest = max(traces, key=lambda trace: (len(trace.data.spans), trace.info.trace_id))
-    return experiment.experiment_id, rl[0].info.run_id, longest
+    return place, rl[0].info.run_id, longest
 
 
 def take_mlflow(browser: Browser, names: Sequence[str]) -> None:

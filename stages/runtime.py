@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from stages.costs import measured
 from stages.params import Params, load_params
 from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
@@ -169,6 +170,11 @@ def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     return hashes
 
 
+def identity(hashes: dict[str, str]) -> str:
+    """16 hex digits over `input_hashes`: what a stage was run on."""
+    return hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
+
+
 def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     """Hash of every output the stage has written."""
     outputs: list[str] = []
@@ -200,8 +206,10 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
     context = StageContext(name, domain, params, root, tracker)
     status = "FAILED"
     try:
-        tracker.tags({f"in:{key}": value for key, value in input_hashes(root, name, domain).items()})
-        with own_gpu(params.resources.device, context.title) if uses_gpu(root, name, params) else nullcontext():
+        hashes = input_hashes(root, name, domain)
+        tracker.tags({f"in:{key}": value for key, value in hashes.items()})
+        alone = own_gpu(params.resources.device, context.title) if uses_gpu(root, name, params) else nullcontext()
+        with alone, measured(root, context.title, identity(hashes)):
             run(context)
         tracker.tags({f"out:{key}": value for key, value in output_hashes(root, name, domain).items()})
         status = "FINISHED"

@@ -13,12 +13,15 @@ import yaml
 from source_imports import ROOT, closure, imports, module_path, source_files
 
 from stages.params import Params, PerDomain
+from stages.reporting import inputs
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
-    Path("stages") / f"{name}.py"
-    for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
-) | frozenset(source_files("stages/tracking"))
+    path
+    for name in inputs.NO_EFFECT
+    if not name.startswith("report")
+    for path in ([Path("stages") / name] if name.endswith(".py") else source_files(f"stages/{name}"))
+)
 """Files that change no output (see the head of dvc.yaml)."""
 SPEED_ALONE = {"threads", "slots", "workers"}
 ENVIRONMENTS = "stages/environments"

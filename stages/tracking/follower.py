@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stages.tracking.sender import Sender, Server
-from stages.tracking.spool import FOLDER, Spool, locked, spools
+from stages.tracking.sender import Sender
+from stages.tracking.server import Server
+from stages.tracking.spool import FOLDER, Spool, locked
+from stages.tracking.sweep import replay, sweep
 
 SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
@@ -20,6 +22,8 @@ LINGER_S = 60.0
 """How long the follower of a stage that is gone goes on sending."""
 LINGER_UNREACHABLE_S = 5.0
 """The same, while the server does not answer."""
+OTHERS_AT_MOST = 20
+"""Runs of other stages that are sent between two looks at the own one."""
 
 
 class Sampler:
@@ -71,13 +75,6 @@ class Sampler:
         self.step += 1
 
 
-def ended(spool: Spool) -> bool:
-    """Whether the last whole line of the file is the end of the run."""
-    with spool.path.open("rb") as handle:
-        handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
-        return b'"kind": "end"' in handle.read().rsplit(b"\n", 2)[-2:][0]
-
-
 def follow(path: Path) -> int:
     """Send `path` until its run ends. The stage holds the other end of stdin: it closes when the stage ends, however it ends."""
     # Ctrl-C and a terminated process group reach the stage and this process alike; what the stage still says must be sent.
@@ -96,6 +93,7 @@ class Follower:
         self.sampler = Sampler(parent)
         self.sender: Sender | None = None
         self.failures = 0
+        self.swept = False
         self.left_at: float | None = None
         self.next_send = self.next_sample = 0.0
 
@@ -129,70 +127,30 @@ class Follower:
         if ready or os.getppid() != self.parent:
             self.left_at = time.monotonic()
             self.next_send = 0.0
-            if not ended(self.spool):
+            if not self.spool.ended():
                 self.spool.end_killed()
+
+    def _look_after_others(self, server: Server, over: bool) -> None:
+        """Send what stages before this one left, and once end the runs of those that are gone. What fails is left to the next."""
+        try:
+            replay(self.root, server, at_most=None if over else OTHERS_AT_MOST)
+            if not self.swept:
+                self.swept = True
+                sweep(server)
+        except Exception as error:
+            print(f"{time.strftime('%H:%M:%S')} others: {type(error).__name__}: {error}", flush=True)
 
     def _send(self) -> bool:
         """Send what there is; True when all is sent and the run is over. A server that fails is tried again, ever later."""
         try:
             if self.sender is None:
                 self.sender = Sender(Server(self.root), self.spool)
-            if self.sender.send():
-                return True
-            if self.left_at is None:
-                self.failures = 0
-                replay(self.root, self.sender.server, at_most=1)
+            over = self.sender.send()
+            self.failures = 0
+            self._look_after_others(self.sender.server, over)
+            return over
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
             self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
         return False
-
-
-def alive(pid: int, started_ms: int) -> bool:
-    """Whether process `pid` is the one that was running at `started_ms`, not a later one with its number."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time() * 1000 <= started_ms + 1000
-    except psutil.NoSuchProcess:
-        return False
-
-
-def replay(root: Path, server: Server, at_most: int | None = None) -> int:
-    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely."""
-    done = 0
-    for spool in spools(root):
-        if at_most is not None and done >= at_most:
-            break
-        with locked(spool.path.with_suffix(".lock"), wait=False) as mine:
-            if not mine or not spool.path.exists():
-                continue
-            header = spool.header()
-            if header is None:
-                spool.remove()
-                continue
-            if not ended(spool):
-                if alive(header["pid"], header["t"]):
-                    continue
-                spool.end_killed()
-            done += Sender(server, spool).send()
-    return done
-
-
-def replay_all(root: Path) -> int:
-    """`--replay`: exit code 0 when nothing is left to send."""
-    waiting = spools(root)
-    if not waiting:
-        print("nothing to send")
-        return 0
-    try:
-        server = Server(root)
-        print(f"sent {replay(root, server)} of {len(waiting)} runs to {server.uri}")
-    except Exception as error:
-        print(
-            f"the tracking server does not answer: {type(error).__name__}: {error}\nNothing is lost; try again later",
-            file=sys.stderr,
-        )
-        return 1
-    return 0 if not spools(root) else 1

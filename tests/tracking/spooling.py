@@ -58,15 +58,15 @@ def runs(server: Server) -> dict[str, Any]:
 
 
 STAGE = f"""
-import os, sys, time
+import os, sys
 from pathlib import Path
 from stages.params import parse_params
 from stages.tracking import open_tracker
 tracker = open_tracker(Path.cwd(), "rl", "search", parse_params({PARAMS!r}))
 tracker.metric("loss", 1.0, 0)
 print("started", flush=True)
-if sys.argv[1] == "hang":
-    time.sleep(60)
+if sys.argv[1] == "wait":
+    sys.stdin.readline()
 tracker.metric("loss", 0.5, 1)
 tracker.close("FINISHED")
 """
@@ -75,7 +75,13 @@ tracker.close("FINISHED")
 def start_stage(root: Path, how: str, **environment: str) -> subprocess.Popen:
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.Popen(
-        [sys.executable, "-c", STAGE, how], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", STAGE, how],
+        cwd=root,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

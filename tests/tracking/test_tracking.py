@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> No
 
 def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 leaves no run that stays RUNNING for ever."""
-    process = start_stage(root, "hang")
+    process = start_stage(root, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     os.kill(process.pid, signal.SIGKILL)

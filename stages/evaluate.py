@@ -17,6 +17,7 @@ from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.runtime import StageContext, stage_run
+from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
@@ -64,7 +65,7 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         for domain, values in by_domain.items():
             context.metric(f"success/{domain}/{model}", values["success"]["mean"])
             context.metric(f"reward/{domain}/{model}", values["reward"]["mean"])
-    context.tracker.headline(headline(evaluation))
+    context.tracker.headline(flatten(headline(evaluation)))
     for episodes in samples.values():
         context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):

@@ -199,17 +199,12 @@ class SpoolTracker(Tracker):
     def close(self, status: str) -> None:
         self.metric("tracking/stage_seconds", round(self.spent_s, 3))
         self._event({"kind": "end", "status": status})
-        if self.follower is None:
+        if self.follower is None or self.follower.stdin is None:
             return
-        try:
-            if self.follower.stdin is not None:
-                self.follower.stdin.close()
-        except BrokenPipeError:
-            print("tracking: the follower ended early; see .bellwether/tracking/follower.log", file=sys.stderr)
+        self.follower.stdin.close()
         started = time.monotonic()
-        while self.spool.path.exists() and self.follower.poll() is None and not self.spool.load_sent().error:
-            if time.monotonic() - started > CLOSE_WAIT_S:
-                break
+        while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
+            self._follow()
             time.sleep(0.02)
         self._say_what_is_left()
 

@@ -29,11 +29,10 @@ OTHERS_AT_MOST = 20
 class Sampler:
     """System metrics of one process and its children, under the names that MLflow's UI shows as such."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, folder: Path) -> None:
         import psutil
 
-        self.psutil = psutil
-        self.started = time.monotonic()
+        self.psutil, self.folder = psutil, folder
         self.seen: dict[int, Any] = {}
         self.step = 0
         self.stage = psutil.Process(pid)
@@ -52,7 +51,7 @@ class Sampler:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
     def sample(self) -> dict[str, float]:
-        """CPU in percent of one core, memory in MB; per GPU utilisation in percent and memory in MB."""
+        """CPU in percent of one core, memory and free disk in MB; per GPU utilisation in percent, memory in MB, power in W."""
         cpu = memory = 0.0
         for process in [self.stage, *self.stage.children(recursive=True)]:
             if process.pid == os.getpid():
@@ -63,10 +62,15 @@ class Sampler:
                 memory += process.memory_info().rss / 1e6
             except self.psutil.NoSuchProcess:
                 del self.seen[process.pid]
-        values = {"system/cpu_utilization_percentage": cpu, "system/system_memory_usage_megabytes": memory}
+        values = {
+            "system/cpu_utilization_percentage": cpu,
+            "system/system_memory_usage_megabytes": memory,
+            "system/disk_available_megabytes": self.psutil.disk_usage(str(self.folder)).free / 1e6,
+        }
         for index, gpu in enumerate(self.gpus):
             values[f"system/gpu_{index}_utilization_percentage"] = float(self.pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
             values[f"system/gpu_{index}_memory_usage_megabytes"] = self.pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+            values[f"system/gpu_{index}_power_usage_watts"] = self.pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
         return values
 
     def append_to(self, spool: Spool) -> None:
@@ -90,7 +94,7 @@ def follow(path: Path) -> int:
 class Follower:
     def __init__(self, root: Path, spool: Spool, parent: int) -> None:
         self.root, self.spool, self.parent = root, spool, parent
-        self.sampler = Sampler(parent)
+        self.sampler = Sampler(parent, root)
         self.sender: Sender | None = None
         self.failures = 0
         self.swept = False

@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.tracking.server import Server, create_database
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database; making one takes seconds, copying it none."""
-    folder = tmp_path_factory.mktemp("database")
-    create_database(folder / "mlflow.db", folder / "artifacts")
-    return folder / "mlflow.db"
+from stages.tracking.server import Server
 
 
 @pytest.fixture

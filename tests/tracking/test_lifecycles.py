@@ -148,6 +148,7 @@ def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Serve
     follower = follower_of(stage)
     assert follower is not None
     follower.send_signal(signal.SIGKILL)
+    assert until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
     stage.stdin.write("go on\n")
     stage.stdin.close()
     stage.wait(60)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from spooling import EPISODE, PARAMS, ROOT, attach, runs, spooled, start_stage, until
@@ -15,6 +16,7 @@ from spooling import EPISODE, PARAMS, ROOT, attach, runs, spooled, start_stage, 
 from stages.params import parse_params
 from stages.tracking import SpoolTracker, Tracker, flatten, open_tracker
 from stages.tracking.episodes import trace_of
+from stages.tracking.follower import Sampler
 from stages.tracking.header import Lifecycle
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server, create_database
@@ -204,6 +206,32 @@ def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch
     assert run.info.status == "KILLED"
     assert run.data.metrics["loss"] == 1.0
     assert run.data.metrics["system/system_memory_usage_megabytes"] > 0
+
+
+TWO_GPUS = SimpleNamespace(
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 2,
+    nvmlDeviceGetHandleByIndex=int,
+    nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=50 + gpu),
+    nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=2_000_000_000),
+    nvmlDeviceGetPowerUsage=lambda gpu: 300_500,
+)
+"""What NVIDIA's library says on a machine with two."""
+
+
+def test_system_metrics_of_the_stage_and_of_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", TWO_GPUS)
+    values = Sampler(os.getpid(), tmp_path).sample()
+    assert values["system/gpu_1_utilization_percentage"] == 51.0
+    assert values["system/gpu_0_memory_usage_megabytes"] == 2000.0
+    assert values["system/gpu_0_power_usage_watts"] == 300.5
+    assert values["system/system_memory_usage_megabytes"] > 1
+    assert values["system/disk_available_megabytes"] > 0
+
+
+def test_without_a_gpu_there_are_no_gpu_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert not [name for name in Sampler(os.getpid(), tmp_path).sample() if "gpu" in name]
 
 
 def test_a_full_disk_is_reported_once_and_the_stage_goes_on(

@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from stages.tracking.server import Server
 
 
-def promote(server: Server, settings: dict[str, float], number: str | None) -> int:
+def promote(server: Server, settings: dict[str, float], wanted: int | None) -> int:
     """Exit code: 0 if the version is champion in the end, 1 if it is not, 2 if there is no such version."""
-    from stages.tracking.registry import champion, judge, versions
+    from stages.tracking.registry import champion, judge, number, versions
 
-    found = {version.version: version for version in versions(server, REGISTERED_MODEL)}
-    if not found or (number is not None and number not in found):
-        what = f"version {number}" if found else "version"
+    found = {number(version): version for version in versions(server, REGISTERED_MODEL)}
+    if not found or (wanted is not None and wanted not in found):
+        what = f"version {wanted}" if found else "version"
         print(f"promote: there is no {what} of {REGISTERED_MODEL} in {server.uri}; 'dvc repro' registers one", file=sys.stderr)
         return 2
-    version = found[number] if number is not None else list(found.values())[-1]
+    version = found[wanted] if wanted is not None else list(found.values())[-1]
     print(f"{REGISTERED_MODEL} version {version.version}: {version.tags['dvc.path']}, DVC hash {version.tags['dvc.md5']}")
     decision = judge(server, REGISTERED_MODEL, version, settings)
     for line in decision.lines:
         print(line)
     holder = champion(server, REGISTERED_MODEL)
     print(f"champion: {f'version {holder.version}' if holder is not None else 'none'}")
-    return 0 if holder is not None and holder.version == version.version else 1
+    return 0 if holder is not None and number(holder) == number(version) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.promote", description=__doc__)
-    parser.add_argument("--version", help="the version to hold against the champion; the newest if not given")
+    parser.add_argument("--version", type=int, help="the version to hold against the champion; the newest if not given")
     parser.add_argument(
         "--retire",
         action="store_true",

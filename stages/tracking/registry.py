@@ -22,6 +22,11 @@ FIRST_HOLDER = "sft"
 """Whom a model has to beat where there is no champion."""
 
 
+def number(version: Any) -> int:
+    """MLflow gives it as text or as a number."""
+    return int(version.version)
+
+
 def champion(server: Server, name: str) -> Any | None:
     """The version that holds the alias, if there is one."""
     try:
@@ -35,7 +40,7 @@ def champion(server: Server, name: str) -> Any | None:
 def versions(server: Server, name: str) -> list[Any]:
     """All versions, oldest first; [] for a model that was never registered."""
     found = server.client.search_model_versions(f"name = '{name}'", max_results=10_000)
-    return sorted(found, key=lambda version: int(version.version))
+    return sorted(found, key=number)
 
 
 def rows_path(server: Server, version: Any, folder: Path) -> Path:
@@ -47,7 +52,7 @@ def rows_path(server: Server, version: Any, folder: Path) -> Path:
 def judge(server: Server, name: str, version: Any, settings: Mapping[str, Any]) -> Decision:
     """Hold `version` against the champion and move the alias if it is better; the decision is kept as a tag of the version."""
     holder = champion(server, name)
-    if holder is not None and holder.version == version.version:
+    if holder is not None and number(holder) == number(version):
         return Decision(False, (f"version {version.version} is the champion",))
     if holder is not None and holder.tags.get("sampling") != version.tags.get("sampling"):
         told = f"({version.tags.get('sampling')} here, {holder.tags.get('sampling')} there)"
@@ -62,12 +67,12 @@ def judge(server: Server, name: str, version: Any, settings: Mapping[str, Any]) 
             other, called = rows_of(theirs, holder.tags["model"]), f"champion version {holder.version}"
     decision = decide(rows_of(rows, version.tags["model"]), other, called, settings)
     if decision.promoted:
-        server.client.set_registered_model_alias(name, ALIAS, version.version)
+        server.client.set_registered_model_alias(name, ALIAS, str(version.version))
     return _tell(server, name, version, decision)
 
 
 def _tell(server: Server, name: str, version: Any, decision: Decision) -> Decision:
-    server.client.set_model_version_tag(name, version.version, "champion.decision", "; ".join(decision.lines)[:5000])
+    server.client.set_model_version_tag(name, str(version.version), "champion.decision", "; ".join(decision.lines)[:5000])
     return decision
 
 

@@ -34,6 +34,7 @@ for _name, _value in {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_ENABLE_ASYNC_TRACE_LOGGING": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }.items():
@@ -104,7 +105,9 @@ class Server:
                 self.client.restore_experiment(found.experiment_id)
             return found.experiment_id
         location = (self.root / "mlartifacts").as_uri() if self.local else None
-        return self.client.create_experiment(EXPERIMENT, artifact_location=location)
+        # Else the UI takes traces for a sign that nothing is trained here, and hides the charts.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        return self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags)
 
     def runs(self, at_most: int = MAX_CHILDREN, /, **tags: str) -> list[Any]:
         """Runs whose tags have these values (`__` in a name stands for a dot), oldest first."""

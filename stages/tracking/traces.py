@@ -7,6 +7,7 @@ from typing import Any
 
 from stages.tracking.server import Server
 
+NAME_CHARACTERS = 60
 FEEDBACK = ("reward", "success")
 """Outcomes that are shown as assessments, in columns of their own."""
 
@@ -50,7 +51,7 @@ def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) 
     for number, turn in enumerate(event["turns"]):
         thought = {name: turn[name] for name in ("tokens", "logprob", "advantage") if name in turn}
         policy = begin(
-            f"turn {number + 1}: policy",
+            f"turn {number + 1}: {turn['action'][:NAME_CHARACTERS]}",
             span_type="CHAT_MODEL",
             parent_span=root,
             inputs={"messages": [{"role": "user", "content": seen}]},

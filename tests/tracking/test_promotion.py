@@ -17,7 +17,7 @@ from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.lineage import dvc_hash
 from stages.tracking.pointer import write_pointer
 from stages.tracking.promotion import decide
-from stages.tracking.registry import champion, retire, versions
+from stages.tracking.registry import champion, number, retire, versions
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
 
@@ -81,9 +81,9 @@ def evaluated(server: Server, digest: str, merged: dict[str, int], panel: str = 
     assert Sender(server, spool).send()
 
 
-def holder(server: Server) -> str | None:
+def holder(server: Server) -> int | None:
     found = champion(server, "bellwether")
-    return found.version if found is not None else None
+    return number(found) if found is not None else None
 
 
 def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
@@ -92,15 +92,15 @@ def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
     evaluated(server, "11.dir", {"a": 11})
     assert holder(server) is None
     evaluated(server, "22.dir", {"a": 25})
-    assert holder(server) == "2"
+    assert holder(server) == 2
     evaluated(server, "33.dir", {"a": 24})
-    assert holder(server) == "2"
+    assert holder(server) == 2
     evaluated(server, "44.dir", {"a": 40}, sampling={"temperature": 1.0})
-    assert holder(server) == "2"
+    assert holder(server) == 2
     evaluated(server, "44.dir", {"a": 40})
-    assert holder(server) == "5"
+    assert holder(server) == 5
     evaluated(server, "22.dir", {"a": 25})
-    assert holder(server) == "5"
+    assert holder(server) == 5
     found = versions(server, "bellwether")
     assert [version.tags["dvc.md5"] for version in found] == ["11.dir", "22.dir", "33.dir", "44.dir", "44.dir"]
     told = [version.tags["champion.decision"] for version in found]
@@ -111,7 +111,7 @@ def test_the_champion_is_who_was_better(root: Path, server: Server) -> None:
     assert runs(server)["evaluate"].data.tags["model.version"].startswith("bellwether/")
     retired = retire(server, "bellwether")
     assert retired is not None
-    assert retired.version == "5"
+    assert number(retired) == 5
     assert holder(server) is None
 
 

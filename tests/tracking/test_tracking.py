@@ -80,15 +80,15 @@ def test_a_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, serve
     assert Sender(server, spool).send()
     trace = server.client.search_traces(locations=[server.experiment])[0]
     assert trace.info.trace_metadata["mlflow.sourceRun"] == runs(server)["rl@search"].info.run_id
-    names = ["task-1", *(f"turn {number}: {who}" for number in (1, 2) for who in ("policy", "environment"))]
+    names = ["task-1", "turn 1: go", "turn 1: environment", "turn 2: take", "turn 2: environment"]
     spans = {span.name: span for span in trace.data.spans}
     assert sorted(spans) == sorted(names)
-    policy, tool = spans["turn 1: policy"], spans["turn 1: environment"]
+    policy, tool = spans["turn 1: go"], spans["turn 1: environment"]
     assert policy.outputs["messages"][0]["content"] == "go"
     assert (policy.attributes["logprob"], policy.attributes["advantage"]) == (-1.5, 1.0)
     assert tool.inputs == {"action": "go"}
     assert tool.outputs == {"observation": "a room", "reward": 0.0, "accepted": True, "cost": 1.0, "advantage": 1.0}
-    assert spans["turn 2: policy"].inputs["messages"][0]["content"] == "a room"
+    assert spans["turn 2: take"].inputs["messages"][0]["content"] == "a room"
     assert {item.name: item.value for item in trace.info.assessments} == {"reward": 1.0, "success": True}
 
 

@@ -1,4 +1,4 @@
-"""README's generated parts: the pipeline's diagram, the results table, the method table and the figure docs/figures/lifecycle.svg.
+"""README's generated parts: the pipeline's diagram, the tables of results and methods, and docs/figures/lifecycle.svg.
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
 reports/evaluation.json), in the same way `pipeline` (from dvc.yaml) and `methods` (from the methods' cards).

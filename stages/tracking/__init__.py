@@ -210,9 +210,13 @@ class SpoolTracker(Tracker):
 
     def _say_what_is_left(self) -> None:
         """On standard error, why the server lacks something; nothing where the follower is about to have sent it."""
-        error = self.spool.load_sent().error
-        alive = self.follower is not None and self.follower.poll() is None
-        if not self.spool.path.exists() or (alive and not error):
+        sent = self.spool.load_sent()
+        error, alive = sent.error, self.follower is not None and self.follower.poll() is None
+        if not self.spool.path.exists():
+            return
+        if alive and not error:
+            if not sent.run_id:
+                print("tracking: MLflow has not answered yet; what there is to tell is sent in the background", file=sys.stderr)
             return
         print(
             f"tracking: not everything was sent ({error or 'see .bellwether/tracking/follower.log'}). It is kept in {FOLDER}; "

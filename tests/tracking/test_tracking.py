@@ -221,7 +221,7 @@ TWO_GPUS = SimpleNamespace(
 
 def test_system_metrics_of_the_stage_and_of_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", TWO_GPUS)
-    values = Sampler(os.getpid(), tmp_path).sample()
+    values = Sampler(os.getppid(), tmp_path).sample()
     assert values["system/gpu_1_utilization_percentage"] == 51.0
     assert values["system/gpu_0_memory_usage_megabytes"] == 2000.0
     assert values["system/gpu_0_power_usage_watts"] == 300.5
@@ -231,7 +231,7 @@ def test_system_metrics_of_the_stage_and_of_every_gpu(tmp_path: Path, monkeypatc
 
 def test_without_a_gpu_there_are_no_gpu_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert not [name for name in Sampler(os.getpid(), tmp_path).sample() if "gpu" in name]
+    assert not [name for name in Sampler(os.getppid(), tmp_path).sample() if "gpu" in name]
 
 
 def test_a_full_disk_is_reported_once_and_the_stage_goes_on(

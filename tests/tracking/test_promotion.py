@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from spooling import ROOT, attach, runs, spooled
+from spooling import ROOT, attach, spooled
 
 from stages.agent.episode import write_table
 from stages.evaluation.panels import EVALUATION_SCHEMA

@@ -14,7 +14,7 @@ from stages.tracking.header import Lifecycle
 from stages.tracking.server import Server
 from stages.tracking.spool import Spool
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PARAMS = {"domains": ["search"], "per_domain": {"search": {"rl": {"steps": 7}}}}
 TURNS = [
     {"action": "go", "observation": "a room", "reward": 0.0, "accepted": True, "cost": 1.0, "start": 2, "end": 4},

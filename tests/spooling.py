@@ -85,7 +85,7 @@ def start_stage(root: Path, how: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def until(condition: Any, within_s: float = 60.0) -> bool:
+def until(condition: Any, within_s: float = 240.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if condition():

@@ -151,7 +151,7 @@ def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Serve
     assert until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
     stage.stdin.write("go on\n")
     stage.stdin.close()
-    stage.wait(60)
+    stage.wait(240)
     assert until(lambda: not spools(root))
     run = runs(server)["rl@search"]
     assert run.info.status == "FINISHED"

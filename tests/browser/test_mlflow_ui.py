@@ -15,6 +15,10 @@ from stages.tracking.sender import Sender
 from stages.tracking.server import Server
 
 
+EXPANDER = '[data-component-id*="runnamecellrenderer"]'
+"""The arrow in front of a parent run in the list of runs."""
+
+
 @pytest.fixture
 def tracked(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A store with one lifecycle: sft, and rl@search with a curve and a trace."""
@@ -34,18 +38,22 @@ def tracked(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
     return server
 
 
-def shows(browser: Any, address: str, *texts: str, within_s: float = 120.0) -> str:
-    """Open a page and wait until all texts are on it; its text."""
-    browser.open("about:blank")
-    browser.open(address)
+def shows(browser: Any, *texts: str, within_s: float = 240.0) -> str:
+    """Wait until all texts are on the page; its text."""
     deadline = time.monotonic() + within_s
     while True:
         text = str(browser.run("return document.body.innerText"))
         lacking = [item for item in texts if item not in text]
         if not lacking:
             return text
-        assert time.monotonic() < deadline, f"{address} does not show {lacking}:\n{text[:2000]}"
-        time.sleep(0.5)
+        assert time.monotonic() < deadline, f"the page does not show {lacking}:\n{text[:2000]}"
+        time.sleep(0.2)
+
+
+def opened(browser: Any, address: str, *texts: str) -> str:
+    browser.open("about:blank")  # else another place on the same page would not be loaded anew
+    browser.open(address)
+    return shows(browser, *texts)
 
 
 def test_parent_children_and_a_trace_are_there_to_be_seen(browser: Any, tracked: Server) -> None:
@@ -55,16 +63,12 @@ def test_parent_children_and_a_trace_are_there_to_be_seen(browser: Any, tracked:
     trace = tracked.client.search_traces(locations=[tracked.experiment])[0]
     with serving(tracked.root) as server:
         start = f"{server.url}/#/experiments/{tracked.experiment}"
-        listed = shows(browser, f"{start}/runs", parent.info.run_name, "sft", "rl@search")
-        # Children stand below the parent that can be folded.
+        opened(browser, f"{start}/runs", parent.info.run_name)
+        browser.run(f"document.querySelector('{EXPANDER}').click()")
+        listed = shows(browser, "sft", "rl@search")
         assert listed.index(parent.info.run_name) < min(listed.index("sft"), listed.index("rl@search"))
-        shows(browser, f"{start}/runs/{child.info.run_id}", "rl@search", "success", "Parent run", parent.info.run_name)
-        page = shows(
-            browser,
-            f"{start}/traces?selectedEvaluationId={trace.info.trace_id}",
-            "turn 1: go",
-            "turn 2: take",
-            "turn 2: environment",
-        )
+        opened(browser, f"{start}/runs/{child.info.run_id}", "rl@search", "success", "Parent run", parent.info.run_name)
+        turns = ("turn 1: go", "turn 2: take", "turn 2: environment")
+        page = opened(browser, f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", *turns)
         assert "reward" in page
         assert "take it" in page

@@ -14,7 +14,6 @@ from stages.tracking.episodes import trace_of
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
 
-
 EXPANDER = '[data-component-id*="runnamecellrenderer"]'
 """The arrow in front of a parent run in the list of runs."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from prefect import flow, runtime, task
 
 from flows.pipeline import ROOT, Done, StageFailedError, run_stage, stage_graph
+from flows.tracked import tell_mlflow
 
 
 def say(line: str) -> None:
@@ -38,6 +39,7 @@ def lifecycle(root: str = str(ROOT)) -> dict[str, Done]:
         done[name] = states[name].result()
     for name, result in done.items():
         say(f"lifecycle: {name:<10} {result}")
+    tell_mlflow(done.values(), Path(root), identity, str(runtime.flow_run.name), say)
     return done
 
 

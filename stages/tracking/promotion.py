@@ -55,9 +55,9 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
         found = compare_models(*pair, settings["confidence"], settings["resamples"], settings["seed"])
         verdicts.append(found["verdict"])
         lines.append(
-            f"{domain}: {found['verdict']}, {100 * found['difference']:+.1f} points against {name} "
+            f"{domain}: {100 * found['difference']:+.1f} points against {name}, {found['verdict']} "
             f"({100 * settings['confidence']:g} % interval {100 * found['low']:+.1f} to {100 * found['high']:+.1f}, "
-            f"p = {found['p']:.3f}, n = {found['n']})"
+            f"p = {found['p']:.3f}, n = {found['n']} tasks)"
         )
     if "worse" in verdicts:
         return Decision(False, (*lines, f"not promoted: worse than {name} on {_where(ours, verdicts, 'worse')}"))

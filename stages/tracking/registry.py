@@ -61,7 +61,7 @@ def judge(server: Server, name: str, version: Any, settings: Mapping[str, Any]) 
     with tempfile.TemporaryDirectory() as folder:
         rows = read_rows(rows_path(server, version, Path(folder) / "challenger"))
         if holder is None:
-            other, called = rows_of(rows, FIRST_HOLDER), f"its own start, {FIRST_HOLDER} (there is no champion yet)"
+            other, called = rows_of(rows, FIRST_HOLDER), f"{FIRST_HOLDER}, its own start"
         else:
             theirs = read_rows(rows_path(server, holder, Path(folder) / "holder"))
             other, called = rows_of(theirs, holder.tags["model"]), f"champion version {holder.version}"

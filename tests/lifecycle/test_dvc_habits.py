@@ -49,7 +49,7 @@ def experiments(checkout: Checkout) -> list[dict[str, str]]:
 
 def test_experiments_are_queued_run_compared_and_told_apart(committed: Checkout) -> None:
     """`dvc exp run -S`, a queue, `dvc exp show` with few columns, metrics, params and plots diff; each has a run in MLflow."""
-    dvc(committed, "exp", "run", "--queue", "--name", "average", "-S", "merge.method=linear", "-S", "evaluate.resamples=50")
+    dvc(committed, "exp", "run", "--queue", "--name", "average", "-S", "merge.method=linear", "-S", "evaluate.resamples=150")
     dvc(committed, "queue", "start", BELLWETHER_TRACKING="on")
     deadline = time.monotonic() + 600
     while "Running" in (listed := dvc(committed, "queue", "status")) or "Queued" in listed:

@@ -15,6 +15,7 @@ from spooling import PARAMS, ROOT, runs, spooled, start_stage, until
 
 from stages.lineage import Locked
 from stages.params import parse_params
+from stages.tracking.__main__ import parse_states, tell_states
 from stages.tracking.cached import noted, tell, tell_what_came_before
 from stages.tracking.header import Lifecycle
 from stages.tracking.sender import Sender
@@ -176,3 +177,28 @@ def test_stage_and_follower_killed_are_found_by_whoever_comes_next(root: Path, s
     assert done.returncode == 0, done.stderr
     assert "sent 1 of 1 runs" in done.stdout
     assert {run.info.status for run in runs(server).values()} == {"KILLED"}
+
+
+def test_whoever_drives_dvc_says_what_it_did(root: Path, server: Server) -> None:
+    """`--state` from a flow: skipped stages get children with their state; those that ran have runs of their own."""
+    (root / "dvc.lock").write_text(LOCK)
+    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    states = parse_states(["sft=unchanged", "merge=restored", "rl@search=ran", "gone=restored"])
+    assert tell_states(root, states) == ["sft", "merge"]
+    replay(root, server)
+    found = {name: run.data.tags.get("dvc.state") for name, run in runs(server).items() if name != "lifecycle"}
+    assert found == {"sft": "unchanged", "merge": "restored"}
+    with pytest.raises(ValueError, match="write STAGE=STATE with one of ran, restored, unchanged, cached"):
+        parse_states(["merge=skipped"])
+
+
+def test_without_a_driver_dvc_says_which_stages_are_up_to_date(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that `dvc status` calls changed, and those the lifecycle knows, are not told of."""
+    (root / "dvc.lock").write_text(LOCK)
+    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    monkeypatch.setattr("stages.tracking.__main__.changed_stages", lambda root: {"merge"})
+    assert tell_states(root, {}) == ["curate@search", "sft"]
+    assert tell_states(root, {}) == []
+    monkeypatch.setattr("stages.tracking.__main__.changed_stages", lambda root: None)
+    monkeypatch.setenv("LIFECYCLE_RUN_ID", "another")
+    assert tell_states(root, {}) == []

@@ -36,6 +36,7 @@ from flows.pipeline import (
     stage_graph,
     stage_items,
 )
+from flows.tracked import tell_mlflow
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; a run without that server has the stages' own file lock."""
@@ -157,6 +158,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
         say(f"lifecycle: {name:<10} {done[name][0]}")
         if name == settings.until:
             break
+    tell_mlflow([result for result, _ in done.values()], root, identity, str(runtime.flow_run.name), say)
     artifacts.show_run(root, identity, done)
     return {name: result for name, (result, _) in done.items()}
 

@@ -23,7 +23,7 @@ FOLDER = Path(".bellwether") / "costs"
 
 @dataclass(frozen=True)
 class Cost:
-    """`inputs` names what the stage was run on (see `runtime.identity`); `runs`: how often it was started until it was done."""
+    """`inputs` names what the stage was run on (see `lineage.identity`); `runs`: how often it was started until it was done."""
 
     inputs: str
     seconds: float = 0.0

@@ -17,6 +17,7 @@ from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.runtime import StageContext, stage_run
+from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
@@ -64,13 +65,18 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         for domain, values in by_domain.items():
             context.metric(f"success/{domain}/{model}", values["success"]["mean"])
             context.metric(f"reward/{domain}/{model}", values["reward"]["mean"])
-    for domain, episodes in samples.items():
-        for sample in episodes:
-            tags = {"domain": domain, "model": "merged", "outcome": "success" if sample["success"] else "failure"}
-            context.tracker.trace(sample["task_id"], [{"action": "", "prompt": sample["prompt"]}, *sample["turns"]], tags)
+    context.tracker.headline(flatten(headline(evaluation)))
+    for episodes in samples.values():
+        context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
-    context.tracker.register_model("bellwether", context.data / "models" / "merged")
+    evaluate = context.params.evaluate
+    settings = {
+        "model": "merged",
+        "seed": context.params.seed,
+        **evaluate.model_dump(include={"confidence", "resamples", "sampling"}),
+    }
+    context.tracker.register_model(context.data / "models" / "merged", context.data / "evaluation" / "rows.parquet", settings)
 
 
 def run(context: StageContext) -> None:

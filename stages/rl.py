@@ -49,6 +49,8 @@ def run(context: StageContext) -> None:
         save_policy(policy.model, policy.tokenizer, folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
     write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, job.samples)
+    for step in sorted({sample["step"] for sample in job.samples}):
+        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}")
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"
     write_history(history_path, history)
     window = max(1, len(history) // 5)

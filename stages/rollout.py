@@ -13,7 +13,7 @@ import numpy as np
 
 from stages import seeding
 from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, read_tasks, write_episodes, write_json
+from stages.agent.episode import Episode, episode_row, read_tasks, write_episodes, write_json
 from stages.checkpoints import Checkpoints
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
@@ -138,6 +138,7 @@ def run(context: StageContext) -> None:
         context.metric(f"pass_at_{k}", value)
     for name in ("reward", "turns", "tokens"):
         context.metric(name, report[name]["mean"])
+    context.tracker.episodes([episode_row(episode) for episode in episodes], "measured difficulty", count=3)
     context.artifact(context.reports / "rollout" / f"{context.domain}.json")
     Checkpoints(context).clear()
     passes = ", ".join(f"pass@{k} {value:.3f}" for k, value in report["pass_at_k"].items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import hashlib
 import os
 import signal
 import sys
@@ -18,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.costs import measured
+from stages.lineage import identity, input_hashes, output_hashes, stage_entry
 from stages.params import Params, load_params
 from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
@@ -122,69 +120,6 @@ def quiet_environment(threads: int, local_model: bool = True) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def stage_entry(root: Path, name: str, domain: str | None) -> dict[str, Any]:
-    """This stage's entry in dvc.yaml with `${item.domain}` filled in; {} where there is none (a stage run by hand)."""
-    path = root / "dvc.yaml"
-    if not path.exists():
-        return {}
-    entry = yaml.safe_load(path.read_text(encoding="utf-8")).get("stages", {}).get(name, {})
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.replace("${item.domain}", domain or "")
-        if isinstance(value, list):
-            return [fill(item) for item in value]
-        if isinstance(value, dict):
-            return {fill(key): fill(item) for key, item in value.items()}
-        return value
-
-    return fill(entry)
-
-
-def hash_path(path: Path) -> str:
-    """16 hex digits over a file's bytes, or over the sorted names and bytes of all files below a folder."""
-    digest = hashlib.sha256()
-    files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
-    for item in files:
-        if "__pycache__" in item.parts:
-            continue
-        digest.update(str(item.relative_to(path)).encode() + b"\0")
-        with item.open("rb") as handle:
-            digest.update(hashlib.file_digest(handle, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
-def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
-    """Hash of every dependency that dvc.yaml lists for the stage and of its parameters; the stage's identity for resuming."""
-    entry = stage_entry(root, name, domain)
-    hashes = {dep: hash_path(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
-    values = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    for key in entry.get("params", []):
-        if isinstance(key, dict):  # a whole file
-            hashes.update({f"params:{file}": hash_path(root / file) for file in key})
-            continue
-        node: Any = values
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        hashes[f"params:{key}"] = hashlib.sha256(repr(node).encode()).hexdigest()[:16]
-    return hashes
-
-
-def identity(hashes: dict[str, str]) -> str:
-    """16 hex digits over `input_hashes`: what a stage was run on."""
-    return hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
-
-
-def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
-    """Hash of every output the stage has written."""
-    outputs: list[str] = []
-    entry = stage_entry(root, name, domain)
-    for kind in ("outs", "metrics", "plots"):
-        for item in entry.get(kind, []):
-            outputs.extend([item] if isinstance(item, str) else item.keys())
-    return {out: hash_path(root / out) for out in outputs if (root / out).exists()}
-
-
 def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool = False) -> int:
     """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS)."""
     parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
@@ -207,11 +142,11 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
     status = "FAILED"
     try:
         hashes = input_hashes(root, name, domain)
-        tracker.tags({f"in:{key}": value for key, value in hashes.items()})
+        tracker.inputs(hashes)
         alone = own_gpu(params.resources.device, context.title) if uses_gpu(root, name, params) else nullcontext()
         with alone, measured(root, context.title, identity(hashes)):
             run(context)
-        tracker.tags({f"out:{key}": value for key, value in output_hashes(root, name, domain).items()})
+        tracker.outputs(output_hashes(root, name, domain))
         status = "FINISHED"
         return 0
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:

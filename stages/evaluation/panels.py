@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from stages.agent.engine import Sampling
-from stages.agent.episode import Episode
+from stages.agent.episode import Episode, episode_row
 from stages.curation.panel import Panel, read_panel
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
@@ -85,7 +85,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What a job gave: rows of EVALUATION_SCHEMA but for `model`, and a few episodes to look at."""
+    """What a job gave: rows of EVALUATION_SCHEMA but for `model`, and rows of EPISODE_SCHEMA for a few episodes to look at."""
 
     rows: list[dict[str, Any]]
     samples: list[dict[str, Any]]
@@ -147,15 +147,6 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str) -> dict[str, 
     }
 
 
-def sample_of(episode: Episode) -> dict[str, Any]:
-    """An episode as MLflow shows it: what was asked, and each turn's action and what it brought."""
-    turns = [
-        {"action": turn.action, "observation": turn.observation, "reward": turn.reward, "accepted": turn.accepted}
-        for turn in episode.turns
-    ]
-    return {"task_id": episode.task_id, "success": episode.success, "prompt": episode.messages[0]["content"], "turns": turns}
-
-
 def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
@@ -176,7 +167,7 @@ def play(job: Job, settings: Settings) -> Outcome:
         rows.append(row_of(episode, request.task, request.attempt, job.panel))
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
-            samples.append(sample_of(episode))
+            samples.append(episode_row(episode))
     return Outcome(rows, samples)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import read_json, read_rows
+from stages.lineage import dvc_hash
 from stages.params import Params
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
-from stages.runtime import hash_path
 
 History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
@@ -44,6 +44,7 @@ NO_EFFECT = (
     "checkpoints.py",
     "costs.py",
     "domains.py",
+    "lineage.py",
     "params.py",
     "progress.py",
     "report.py",
@@ -155,7 +156,7 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
 def code_hashes(root: Path) -> dict[str, str]:
     """Everything directly below stages/ that bears on results -> hash of it, sorted; {} without stages/."""
     parts = sorted((root / "stages").glob("*"))
-    return {f"stages/{part.name}": hash_path(part) for part in parts if part.name not in {*NO_EFFECT, "__pycache__"}}
+    return {f"stages/{part.name}": dvc_hash(part) for part in parts if part.name not in {*NO_EFFECT, "__pycache__"}}
 
 
 def load_inputs(root: Path, params: Params) -> Inputs:

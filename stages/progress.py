@@ -73,10 +73,17 @@ class _Bar(Progress):
         self.bar.update(self.task, advance=count, rate=f"{self.rate:.3g} {self.unit}s/s", note=self.note)
 
 
+class _Silent(Progress):
+    def _show(self, count: int, note: str) -> None:
+        return None
+
+
 @contextmanager
-def progress(label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-    """Show `total` units of work as they are done."""
-    if sys.stdout.isatty():
+def progress(label: str, total: int, unit: str = "step", shown: bool = True) -> Iterator[Progress]:
+    """Show `total` units of work as they are done, unless another process shows the same."""
+    if not shown:
+        yield _Silent(label, total, unit)
+    elif sys.stdout.isatty():
         bar = _Bar(label, total, unit)
         try:
             yield bar

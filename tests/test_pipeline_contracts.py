@@ -17,10 +17,12 @@ from stages.params import Params, PerDomain
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
     Path("stages") / f"{name}.py"
-    for name in ("params", "validation", "runtime", "checkpoints", "progress", "domains", "workers", "__init__")
+    for name in (
+        *("params", "resources", "validation", "runtime", "shards", "checkpoints", "progress", "domains", "workers", "__init__"),
+    )
 ) | frozenset(source_files("stages/tracking"))
 """Files that change no output (see the head of dvc.yaml)."""
-SPEED_ALONE = {"threads", "slots", "workers"}
+SPEED_ALONE = {"threads", "slots", "workers", "shards"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
 
@@ -161,6 +163,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
         ("model.lora", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
         ("resources.slots", {"report"}),
+        ("resources.engine.kind", {"rollout", "annotate", "rl", "merge", "evaluate", "report"}),
+        ("resources.engine.base_url", {"report"}),
         ("resources.threads", {"report"}),
     ],
 )

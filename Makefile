@@ -1,5 +1,6 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
+# make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #
@@ -9,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui bench lock clean
+.PHONY: help install lifecycle test lint ui experiments plots bench lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -21,7 +22,7 @@ export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
@@ -46,6 +47,7 @@ lifecycle: install
 	@python -m stages.params > /dev/null
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
 	dvc --wait-for-lock repro
+	@python -m stages.tracking || true
 	@dvc metrics show
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs"
 
@@ -59,10 +61,20 @@ lint: install
 	mypy
 
 # Job execution off: without it the UI is two processes and leaves none behind.
+# UI_ARGS='--port 5005' for another port.
 ui: install
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
-		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}" $(UI_ARGS)
+
+# What differs between experiments, without the hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...
+experiments: install
+	@dvc exp show --no-pager --only-changed --drop '^(data|reports|stages)/' $(EXP_ARGS)
+
+# REVS='main ties': lay commits, branches or experiments over each other.
+plots: install
+	@python -c 'import vl_convert' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[plots]'
+	@python -m stages.reporting.plots $(REVS)
 
 # The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
 bench: install

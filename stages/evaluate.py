@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.engine import Sampling
+from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
@@ -77,7 +78,8 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import check_folder, policy_hash
 
     params, evaluate = context.params, context.params.evaluate
-    keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
+    if not context.shard:
+        keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains)
 
@@ -97,12 +99,13 @@ def run(context: StageContext) -> None:
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
-        max_length=params.model.max_length,
-        slots=params.resources.slots,
-        device=params.resources.device,
-        precision=params.resources.precision,
+        engine=EngineSettings.of(params.resources, params.model.max_length),
     )
-    outcomes = play_all(context, [job for jobs in jobs_by_hash.values() for job in jobs], settings)
+    jobs = [job for of_model in jobs_by_hash.values() for job in of_model]
+    if context.shard:
+        play_all(context, [job for number, job in enumerate(jobs) if context.shard.owns(number)], settings)
+        return
+    outcomes = play_all(context, jobs, settings)
 
     # One row per (model, task, attempt).
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in panels} for name in folders}
@@ -133,4 +136,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run))
+    raise SystemExit(stage_run("evaluate", run, sharded=True))

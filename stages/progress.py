@@ -106,10 +106,16 @@ class _Bar(Progress):
         self.bar.update(self.task, advance=count, rate=f"{self.rate:.3g} {self.unit}s/s", note=self.note)
 
 
+class _Silent(Progress):
+    def _show(self, count: int, note: str) -> None:
+        return None
+
+
 @contextmanager
-def progress(label: str, total: int, unit: str = "step", file: Path | None = None) -> Iterator[Progress]:
-    """Show `total` units of work as they are done, in `file` too if one is given."""
-    bar = (_Bar if sys.stdout.isatty() else Progress)(label, total, unit, file)
+def progress(label: str, total: int, unit: str = "step", file: Path | None = None, shown: bool = True) -> Iterator[Progress]:
+    """Show `total` units of work as they are done, in `file` too if one is given; not where another process shows the same."""
+    kind = (_Bar if sys.stdout.isatty() else Progress) if shown else _Silent
+    bar = kind(label, total, unit, file)
     try:
         yield bar
     finally:

@@ -24,7 +24,7 @@ def run(context: StageContext) -> None:
     from stages.agent.rollout import EnvironmentPool
     from stages.algorithms.compose import resolve
     from stages.training.adapters import prepare_model, save_adapters, weight_precision
-    from stages.training.loop import run_loop, write_history
+    from stages.training.loop import make_processes, run_loop, write_history
     from stages.training.reinforcement import RlJob
 
     assert context.domain is not None
@@ -34,19 +34,23 @@ def run(context: StageContext) -> None:
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
     precision = weight_precision(context.params)
-    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
+    processes = make_processes(context.params.resources)
+    policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
-        job = RlJob(context, algorithm, policy, pool)
+        job = RlJob(context, algorithm, policy, pool, processes)
         history = run_loop(context, checkpoints, job, section.steps, section.checkpoint_every, "training")
+    job.models.refresh_player()
+    if not context.main:
+        return
 
     folder = context.data / "models" / "rl" / context.domain
     if context.params.model.lora.rank:
         save_adapters(policy.model, policy.tokenizer, folder, base=START)
     else:
-        save_policy(policy.model, policy.tokenizer, folder)
+        save_policy(job.models.player, policy.tokenizer, folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
     write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, job.samples)
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"
@@ -73,4 +77,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rl", run, per_domain=True))
+    raise SystemExit(stage_run("rl", run, per_domain=True, launched=True))

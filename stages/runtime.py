@@ -24,6 +24,7 @@ from stages.costs import measured
 from stages.params import Params, load_params
 from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
+from stages.shards import BESIDE, Shard, run_shards
 from stages.tracking import Tracker, open_tracker
 from stages.tracking.spool import locked
 from stages.validation import ParamsError
@@ -42,6 +43,10 @@ class StageContext:
     params: Params
     root: Path
     tracker: Tracker
+    main: bool = True
+    """Whether this process writes outputs, checkpoints and metrics: the first of those that `accelerate launch` started."""
+    shard: Shard | None = None
+    """The share of the stage's chunks to leave as checkpoints, where it is not the whole stage that runs."""
 
     @property
     def title(self) -> str:
@@ -62,8 +67,9 @@ class StageContext:
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-        file = self.root / PROGRESS / f"{self.title}.json"
-        with progress(f"{self.title}: {label}", total, unit, file) as bar:
+        # The shards' files would be one.
+        file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
+        with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
             yield bar
 
     def log_params(self, values: dict[str, Any]) -> None:
@@ -185,11 +191,41 @@ def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     return {out: hash_path(root / out) for out in outputs if (root / out).exists()}
 
 
-def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool = False) -> int:
-    """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS)."""
+def share_machine(params: Params, beside: int) -> Params:
+    """Parameters of one of `beside` processes that share this machine's threads and workers."""
+    own = {name: max(1, getattr(params.resources, name) // beside) for name in ("threads", "workers")}
+    return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
+
+
+LAUNCHED = "LOCAL_RANK"
+"""In the environment of the processes that `accelerate launch` starts."""
+
+
+def launch(root: Path, name: str, config: str) -> None:
+    """Start this stage again under `accelerate launch`, in place of this process. Raises ParamsError without the file."""
+    if not (root / config).is_file():
+        raise ParamsError(
+            f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
+            "profiles/accelerate/ddp.yaml, or null for one process"
+        )
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(root / config)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
+
+
+def stage_run(
+    name: str, run: Callable[[StageContext], None], per_domain: bool = False, *, launched: bool = False, sharded: bool = False
+) -> int:
+    """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS).
+
+    launched: the stage trains, and starts under `accelerate launch` if resources.launch says so; sharded: it can be divided
+    (--shard, resources.shards).
+    """
     parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
     if per_domain:
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+    if sharded:
+        parser.add_argument("--shard", metavar="I/N", help="do the I-th of N shares alone and leave it for the whole stage's run")
     options = parser.parse_args()
     domain: str | None = getattr(options, "domain", None)
     die_with_parent()
@@ -198,20 +234,31 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
         params = load_params(root / "params.yaml")
         if domain is not None and domain not in params.domains:
             raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+        shard = Shard.parse(options.shard) if sharded and options.shard else None
+        if launched and params.resources.launch and LAUNCHED not in os.environ:
+            launch(root, name, params.resources.launch)
     except ParamsError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return BAD_PARAMETERS
+    if shard or (launched and LAUNCHED in os.environ):
+        params = share_machine(params, int(os.environ.get(BESIDE, "1")))
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
-    tracker = open_tracker(root, name, domain, params)
-    context = StageContext(name, domain, params, root, tracker)
+    main = not launched or os.environ.get("RANK", "0") == "0"
+    tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
+    context = StageContext(name, domain, params, root, tracker, main, shard)
     status = "FAILED"
     try:
         hashes = input_hashes(root, name, domain)
-        tracker.tags({f"in:{key}": value for key, value in hashes.items()})
+        tracker.inputs(hashes)
+        whole = main and not shard
         alone = own_gpu(params.resources.device, context.title) if uses_gpu(root, name, params) else nullcontext()
-        with alone, measured(root, context.title, identity(hashes)):
-            run(context)
-        tracker.tags({f"out:{key}": value for key, value in output_hashes(root, name, domain).items()})
+        with measured(root, context.title, identity(hashes)) if whole else nullcontext():
+            if sharded and whole and params.resources.shards.count > 1:
+                run_shards(root, name, domain, params.resources.shards)
+            with alone:
+                run(context)
+        if whole:
+            tracker.outputs(output_hashes(root, name, domain))
         status = "FINISHED"
         return 0
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:

@@ -23,7 +23,7 @@ NO_EFFECT = frozenset(
     for path in ([Path("stages") / name] if name.endswith(".py") else source_files(f"stages/{name}"))
 )
 """Files that change no output (see the head of dvc.yaml)."""
-SPEED_ALONE = {"threads", "slots", "workers"}
+SPEED_ALONE = {"threads", "slots", "workers", "shards"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
 
@@ -164,6 +164,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
         ("model.lora", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
         ("resources.slots", {"report"}),
+        ("resources.engine.kind", {"rollout", "annotate", "rl", "merge", "evaluate", "report"}),
+        ("resources.engine.base_url", {"report"}),
         ("resources.threads", {"report"}),
     ],
 )

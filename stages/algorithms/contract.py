@@ -84,6 +84,8 @@ class LossTerms:
 
     loss: Tensor
     sums: dict[str, Tensor]
+    trained: tuple[Tensor, Tensor] | None = None
+    """Which tokens this trains, for the ledger: rows [b] int64 of the batch, and their mask [b, t] bool."""
 
 
 PolicyLoss = Callable[[Tensor, TrajectoryBatch, Any], Tensor]

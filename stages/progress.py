@@ -113,11 +113,9 @@ class _Silent(Progress):
 
 @contextmanager
 def progress(label: str, total: int, unit: str = "step", file: Path | None = None, shown: bool = True) -> Iterator[Progress]:
-    """Show `total` units of work as they are done, in `file` too if one is given; unless another process shows the same."""
-    if not shown:
-        yield _Silent(label, total, unit)
-        return
-    bar = (_Bar if sys.stdout.isatty() else Progress)(label, total, unit, file)
+    """Show `total` units of work as they are done, in `file` too if one is given; not where another process shows the same."""
+    kind = (_Bar if sys.stdout.isatty() else Progress) if shown else _Silent
+    bar = kind(label, total, unit, file)
     try:
         yield bar
     finally:

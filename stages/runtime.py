@@ -65,7 +65,8 @@ class StageContext:
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-        file = self.root / PROGRESS / f"{self.title}.json"
+        # The shards' files would be one.
+        file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
         with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
             yield bar
 

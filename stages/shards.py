@@ -16,6 +16,8 @@ from pathlib import Path
 from stages.resources import ShardParams
 from stages.validation import ParamsError
 
+BAD_PARAMETERS = 2
+"""A stage's exit code that trying again does not change (stages/runtime.py)."""
 BESIDE = "LOCAL_WORLD_SIZE"
 """In the environment: processes of this stage on this machine, which share its threads. torchrun's name for it."""
 
@@ -56,7 +58,8 @@ def _processes(command: list[str], root: Path, count: int) -> int:
 
 
 def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) -> None:
-    """Run all shards of a stage, and wait for them. Raises ValueError if one fails; what others finished is kept."""
+    """Run all shards of a stage, and wait for them. If one fails, raises ValueError where its parameters are wrong, else
+    ChildProcessError; what others finished is kept."""
     of_domain = ["--domain", domain] if domain else []
     print(f"{stage}: {params.count} shards, runner {params.runner}", flush=True)
     if params.runner == "processes":
@@ -67,7 +70,7 @@ def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) 
         supervised = [sys.executable, "-m", "flows.supervise", *flow, *address]
         code = subprocess.run(supervised, cwd=root, check=False).returncode
     if code:
-        raise ValueError(
+        raise (ValueError if code == BAD_PARAMETERS else ChildProcessError)(
             f"a shard of {stage} failed (exit code {code}); what it said stands above. What the others finished is kept: start "
             "the stage again, or set resources.shards.count to 1"
         )

@@ -65,7 +65,7 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
     """The policy in `folder` behind the back end that `settings` name.
 
     text: whether the caller can do with a server's text (`resources.engine.text`). Raises PolicyError for a folder that is not
-    whole, EngineError for a back end that is not installed, does not answer or does not give what is needed.
+    whole, EngineError for a back end that is not installed or cannot give what is needed.
     """
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
 

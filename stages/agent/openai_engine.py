@@ -130,12 +130,14 @@ class OpenAIBackend:
         try:
             reply = self.client.completions.create(model=self.model, prompt=self._prompt(asked.token_ids), **fields)
         except openai.APIConnectionError as error:
-            raise EngineError(
+            raise ConnectionError(
                 f"no server answers at resources.engine.base_url {self.client.base_url} ({error}); start one, or set "
                 "resources.engine.kind to torch"
             ) from error
         except openai.APIStatusError as error:
-            raise EngineError(
+            # What retries did not get past comes from outside and may be gone later; a refusal does not.
+            outside = error.status_code >= 500 or error.status_code == 429
+            raise (ConnectionError if outside else EngineError)(
                 f"the server at {self.client.base_url} refused a completion by model {self.model!r} with status "
                 f"{error.status_code}: {error.message}. Check that it serves that model (see `curl .../models`), and that "
                 f"resources.engine.dialect ({self.dialect}) is what it speaks"

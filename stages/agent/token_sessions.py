@@ -35,7 +35,8 @@ class Answer:
 
 
 class Backend(Protocol):
-    """Completes token sequences, many at once. Errors are `stages.agent.engine.EngineError`s."""
+    """Completes token sequences, many at once. What is refused or left out raises EngineError; what fails from outside,
+    OSError."""
 
     def start(self, asked: Asked) -> None:
         """Begin one completion."""

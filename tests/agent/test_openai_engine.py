@@ -150,7 +150,7 @@ def test_top_k_needs_a_dialect_that_has_it() -> None:
 def test_no_server_is_an_error_that_names_the_address(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.agent.openai_engine.RETRIES", 0)
     player = open_player(tiny_policy, settings())
-    with pytest.raises(EngineError, match=r"no server answers at resources\.engine\.base_url http://127\.0\.0\.1:9/v1"):
+    with pytest.raises(ConnectionError, match=r"no server answers at resources\.engine\.base_url http://127\.0\.0\.1:9/v1"):
         play(player)
     player.close()
     with pytest.raises(EngineError, match=r"resources\.engine\.text is for evaluate alone"):

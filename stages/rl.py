@@ -29,7 +29,7 @@ def run(context: StageContext) -> None:
 
     assert context.domain is not None
     section: Rl = context.section("rl")
-    algorithm = resolve(section)
+    algorithm = resolve(section, context.params.model.max_length)
     context.log_params(algorithm.rl.model_dump())
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
@@ -54,13 +54,14 @@ def run(context: StageContext) -> None:
     window = max(1, len(history) // 5)
     report = {
         "algorithm": algorithm.card.slug,
-        "credit": section.credit.kind,
+        "credit": algorithm.rl.credit.kind,
         "steps": len(history),
-        "episodes": len(history) * section.tasks_per_step * section.group_size,
+        "episodes": int(sum(row["episodes"] for row in history)),
+        "environment_steps": int(sum(row["environment_steps"] for row in history)),
         "success_first": sum(row["success"] for row in history[:window]) / window,
         "success_last": sum(row["success"] for row in history[-window:]) / window,
         "kl_last": history[-1]["kl"],
-        "dead_groups": sum(row["dead_groups"] for row in history) / (len(history) * section.tasks_per_step),
+        "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
         **job.apart,
         "start_hash": policy.hash,
         **job.ledger.metrics(),

@@ -13,8 +13,10 @@ from torch import Tensor
 from stages.agent.policy import States, predicting_states, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
-from stages.params import Rl
+from stages.parameters.rl import Rl
+from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
 from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic
@@ -53,7 +55,8 @@ class Models:
         reference = reference_of(policy)
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
-        critic = Critic(policy, algorithm.rl.critic.head, states) if algorithm.needs_critic else None
+        head = algorithm.rl.critic.head or HeadParams()
+        critic = Critic(policy, head, states) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
         return cls(policy, reference, critic, step_values, tokens_per_batch, sharing, accelerator.num_processes)
 
@@ -116,7 +119,7 @@ class Models:
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: `logprobs_ref`, the critic's `values`, annotated `turn_values`."""
-        rows = torch.nonzero(batch.mask.any(1)).flatten().tolist()
+        rows = forward_rows(batch, "keep").tolist()
         if algorithm.needs_reference:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
         critic, step_values = self.critic, self.step_values
@@ -145,5 +148,6 @@ def make_learners(models: Models, rl: Rl, accelerator: Accelerator) -> dict[str,
 
     learners = {"policy": learner(models.policy, rl.learning_rate)}
     if models.critic is not None:
+        assert rl.critic.learning_rate is not None, "resolve the parameters first"
         learners["critic"] = learner(models.critic, rl.critic.learning_rate)
     return learners

@@ -49,7 +49,9 @@ class RlJob:
         self.models = Models.make(algorithm, policy.model, annotated, accelerator, params.resources.tokens_per_batch)
         self.learners = make_learners(self.models, rl, accelerator)
         self.ledger = Ledger()
-        self.maker = PolicyUpdates(self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length)
+        self.maker = PolicyUpdates(
+            self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length
+        )
         self.engine = TorchEngine(policy.model, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []

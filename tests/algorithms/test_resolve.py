@@ -25,7 +25,19 @@ MAX_LENGTH = 100
 
 def test_the_check_list_is_covered() -> None:
     """survey_taxonomy's policy-gradient and preference methods, and those of the four newer papers, by name."""
-    survey = {"reinforce", "reinforce_pp", "reinforce_pp_baseline", "rloo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "remax", "ppo"}
+    survey = {
+        "reinforce",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "rloo",
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "remax",
+        "ppo",
+    }
     newer = {"lite_ppo", "grpo_t", "grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"}
     assert survey | newer <= set(EPISODES)
     assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo"} <= set(PAIRS)
@@ -41,7 +53,7 @@ def test_every_method_has_a_whole_card(name: str) -> None:
         assert getattr(card, field)
     for path in card.tested_by.split(", "):
         assert (ROOT / path).is_file(), f"{name}: {path} does not exist"
-    assert set(method.parts) <= {key for key in _keys()}
+    assert set(method.parts) <= set(_keys())
 
 
 def _keys() -> set[str]:

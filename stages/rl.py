@@ -1,11 +1,15 @@
-"""rl: the SFT policy learns one domain by playing it. Each step: draw tasks, play them in groups, credit the tokens, update.
+"""rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
 
-data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>/value_model for
-credit.kind annotated) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
+data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>: value_model for
+credit.kind annotated, nodes and pairs for algorithms that learn from pairs) -> data/models/rl/<domain>,
+data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
 from stages.checkpoints import Checkpoints
@@ -13,49 +17,34 @@ from stages.environments.registry import load_domain
 from stages.params import Rl
 from stages.runtime import StageContext, stage_run
 
+if TYPE_CHECKING:
+    from stages.agent.policy import Policy
+    from stages.algorithms.compose import Algorithm
+
 START = "data/models/sft"
 """The policy to start from, below the repository's root."""
+History = list[dict[str, float]]
+Report = dict[str, Any]
 
 
-def run(context: StageContext) -> None:
-    import pyarrow as pa
-
-    from stages.agent.policy import load_policy, save_policy
+def learn_by_playing(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints
+) -> tuple[History, list[dict[str, Any]], Report]:
+    """Train on episodes; the history, sample episodes, the report's own lines."""
     from stages.agent.rollout import EnvironmentPool
-    from stages.algorithms.compose import resolve
-    from stages.training.adapters import prepare_model, save_adapters, weight_precision
-    from stages.training.loop import run_loop, write_history
+    from stages.training.loop import run_loop
     from stages.training.reinforcement import RlJob
 
     assert context.domain is not None
-    section: Rl = context.section("rl")
-    algorithm = resolve(section, context.params.model.max_length)
-    context.log_params(algorithm.rl.model_dump())
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
-    precision = weight_precision(context.params)
-    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
-    prepare_model(policy.model, context.params, context.title)
-
-    checkpoints = Checkpoints(context)
+    rl = algorithm.rl
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
         job = RlJob(context, algorithm, policy, pool)
-        history = run_loop(context, checkpoints, job, section.steps, section.checkpoint_every, "training")
-
-    folder = context.data / "models" / "rl" / context.domain
-    if context.params.model.lora.rank:
-        save_adapters(policy.model, policy.tokenizer, folder, base=START)
-    else:
-        save_policy(policy.model, policy.tokenizer, folder)
-    sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
-    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, job.samples)
-    history_path = context.reports / "rl" / f"{context.domain}_history.csv"
-    write_history(history_path, history)
+        history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")
     window = max(1, len(history) // 5)
     report = {
-        "algorithm": algorithm.card.slug,
-        "credit": algorithm.rl.credit.kind,
-        "steps": len(history),
+        "credit": rl.credit.kind,
         "episodes": int(sum(row["episodes"] for row in history)),
         "environment_steps": int(sum(row["environment_steps"] for row in history)),
         "success_first": sum(row["success"] for row in history[:window]) / window,
@@ -63,11 +52,61 @@ def run(context: StageContext) -> None:
         "kl_last": history[-1]["kl"],
         "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
         **job.apart,
-        "start_hash": policy.hash,
         **job.ledger.metrics(),
     }
+    return history, job.samples, report
+
+
+def learn_from_pairs(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints
+) -> tuple[History, list[dict[str, Any]], Report]:
+    """Train on stored pairs; the history, no samples, the report's own lines."""
+    from stages.training.loop import run_loop
+    from stages.training.preference import PreferenceJob
+
+    job = PreferenceJob(context, algorithm, policy)
+    history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
+    report = {
+        "pairs": len(job.pairs),
+        "passes": len(history) * job.per_step / len(job.pairs),
+        "pair_accuracy_first": history[0]["pair_accuracy"],
+        "pair_accuracy_last": history[-1]["pair_accuracy"],
+        **job.ledger.metrics(),
+    }
+    return history, [], report
+
+
+def run(context: StageContext) -> None:
+    import pyarrow as pa
+
+    from stages.agent.policy import load_policy, save_policy
+    from stages.algorithms.compose import resolve
+    from stages.training.adapters import prepare_model, save_adapters, weight_precision
+    from stages.training.loop import write_history
+
+    assert context.domain is not None
+    section: Rl = context.section("rl")
+    algorithm = resolve(section, context.params.model.max_length)
+    context.log_params(algorithm.rl.model_dump())
+    precision = weight_precision(context.params)
+    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
+    prepare_model(policy.model, context.params, context.title)
+
+    checkpoints = Checkpoints(context)
+    learn = learn_from_pairs if algorithm.method.data == "pairs" else learn_by_playing
+    history, samples, measured = learn(context, algorithm, policy, checkpoints)
+
+    folder = context.data / "models" / "rl" / context.domain
+    if context.params.model.lora.rank:
+        save_adapters(policy.model, policy.tokenizer, folder, base=START)
+    else:
+        save_policy(policy.model, policy.tokenizer, folder)
+    sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
+    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, samples)
+    history_path = context.reports / "rl" / f"{context.domain}_history.csv"
+    write_history(history_path, history)
     report_path = context.reports / "rl" / f"{context.domain}.json"
-    write_json(report_path, report)
+    write_json(report_path, {"algorithm": algorithm.card.slug, "steps": len(history), "start_hash": policy.hash, **measured})
     context.artifact(report_path)
     context.artifact(history_path)
     checkpoints.clear()

@@ -184,6 +184,10 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     resolved = Rl.model_validate(values)
     _check_pieces(resolved, method)
     _check_effects(given, resolved, method)
+    if method.data == "pairs" and resolved.preference.loss == "kto" and resolved.preference.pairs_per_step == 1:
+        raise ParamsError(
+            "rl.preference.pairs_per_step is 1, and kto compares with the continuations of other pairs; set it to at least 2"
+        )
     if method.data == "episodes":
         _check_sense(resolved)
         _check_advantage(resolved)

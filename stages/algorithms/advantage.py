@@ -60,7 +60,7 @@ def baseline(rewards: Tensor, group: Tensor, kind: str, weight: Tensor | None = 
 
 def scale(rewards: Tensor, group: Tensor, kind: str, ddof: int = 1, weight: Tensor | None = None) -> Tensor:
     """What centred rewards are divided by, [B] float64: 1 (none), or the standard deviation over n - ddof of the raw rewards over
-    the group or the whole batch (rows counted `weight` [B] times), plus 1e-6; infinite where all rewards are equal, so that A = 0.
+    the group or the whole batch (rows counted `weight` [B] times), plus 1e-6; infinite where all rewards are equal: A = 0.
 
     Raises ValueError for a group (or batch) of one episode.
     """
@@ -94,8 +94,8 @@ def rewards_to_go(turn_rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def turn_baselines(togo: Tensor, turns: Tensor, group: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
-    """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: for turn u over all episodes that `kind` compares, each
-    with its reward-to-go at turn u, or at its last turn if it had fewer."""
+    """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: for turn u over all episodes that `kind` compares,
+    each with its reward-to-go at turn u, or at its last turn if it had fewer."""
     columns = torch.arange(togo.shape[1])[None, :]
     held = togo.gather(1, torch.minimum(columns, (turns - 1).clamp(min=0)[:, None]))
     return torch.stack([baseline(held[:, turn], group, kind, weight) for turn in range(togo.shape[1])], 1)

@@ -11,8 +11,8 @@ from stages.algorithms.contract import Denominators, TrajectoryBatch
 
 def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators:
     """Counts over the whole batch: policy tokens, and episodes that have any (an episode without policy tokens counts nowhere),
-    each counted by the row's weight; and `constant` = episodes * constant_length (Dr. GRPO's divisor, as TRL takes it). Never below
-    1."""
+    each counted by the row's weight; and `constant` = episodes * constant_length (Dr. GRPO's divisor, as TRL takes it). Never
+    below 1."""
     weights = batch.weights.double()
     tokens = float((batch.mask.sum(1) * weights).sum())
     sequences = float((batch.mask.any(1) * weights).sum())
@@ -24,8 +24,8 @@ def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators
 
 
 def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None) -> Tensor:
-    """This micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T], rows counted `weight` [b] times; the shares
-    of all micro-batches sum to:
+    """This micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T], rows counted `weight` [b] times; the
+    shares of all micro-batches sum to:
 
     token_mean: sum over tokens / tokens. seq_mean_token_mean: mean over episodes of their token means.
     seq_mean_token_sum: mean over episodes of their token sums. constant: sum over tokens / (episodes * a constant length).

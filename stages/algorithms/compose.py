@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from stages.algorithms import advantage, filling
 from stages.algorithms.aggregation import aggregate
 from stages.algorithms.card import Card, Composition
+from stages.algorithms.checks import needs_critic, needs_reference
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
 from stages.algorithms.credit import add_credit
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import LOSSES, clipped, log_ratio
-from stages.algorithms.resolve import needs_critic, needs_reference, resolve_section
+from stages.algorithms.resolve import resolve_section
 from stages.algorithms.shaping import kl_penalty, shape_rewards
 from stages.parameters.rl import Loss, Rl
 
@@ -130,6 +130,6 @@ def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, param
 
 
 def resolve(rl: Rl, max_length: int | None = None) -> Algorithm:
-    """The algorithm that section `rl` stands for; `max_length`: model.max_length. Raises ParamsError for switches that would have no
-    effect or no meaning."""
+    """The algorithm that section `rl` stands for; `max_length`: model.max_length. Raises ParamsError for switches that would have
+    no effect or no meaning."""
     return Algorithm(*resolve_section(rl, max_length))

@@ -1,7 +1,7 @@
 """The contract of every RL method: small pure functions over one `TrajectoryBatch`, put together from switches.
 
 Order: reward shaping -> batch filling -> advantage (level, mean, std) -> step credit -> policy loss -> aggregation.
-A published method is a `Composition` (a named choice for each part) plus its own pieces, with a `Card` (stages/algorithms/card.py).
+A published method is a `Composition` (a named choice for each part) with pieces of its own and a `Card`, see card.py here.
 Denominators are taken over the whole batch before it is split into micro-batches, so the split never changes the loss.
 """
 
@@ -50,8 +50,8 @@ class TrajectoryBatch:
     terms: Mapping[str, Tensor] = field(default_factory=dict)
     """[B] float32 each: the environment's reward terms, and the stages of progressive shaping."""
     weight: Tensor | None = None
-    """[B] float32, set by batch filling: how many times a row counts, in losses, denominators and statistics over the batch; 0: it
-    is left out. None: once each."""
+    """[B] float32, set by batch filling: how many times a row counts, in losses, denominators and statistics over the batch; 0:
+    it is left out. None: once each."""
     smoothing: Tensor | None = None
     """[B] float32, set by batch filling: factor on the row's advantages. None: 1."""
     greedy_rewards: Tensor | None = None

@@ -65,8 +65,8 @@ def gspo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
 
 
 def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """-sg[clip(rho_t, 1 - clip_low, 1 + clip_high)] A_t log pi(y_t), [b, T] (MiniMax-M1, arXiv 2506.13585): the weight is cut, not
-    the token's gradient."""
+    """-sg[clip(rho_t, 1 - clip_low, 1 + clip_high)] A_t log pi(y_t), [b, T] (MiniMax-M1, arXiv 2506.13585): the weight is cut,
+    not the token's gradient."""
     low, high = clip_range(params)
     weight = log_ratio(logprobs.detach(), batch).exp().clamp(low, high)
     return torch.where(batch.mask, -weight * advantages_of(batch) * logprobs, torch.zeros_like(logprobs))

@@ -26,7 +26,7 @@ def known(batch: TrajectoryBatch, name: str, key: str) -> Tensor:
 
 
 def stage_score(batch: TrajectoryBatch, stage: PrsStage) -> Tensor:
-    """Score of one stage of progressive shaping, [B] in [0, 1]. Raises ValueError naming the terms there are for an unknown one."""
+    """Score of one stage of progressive shaping, [B] in [0, 1]. Raises ValueError for an unknown term, naming those there are."""
     term = stage.term or stage.name
     if term == "parse":
         accepted, overlong = known(batch, "accepted", "prs"), known(batch, "overlong", "prs")

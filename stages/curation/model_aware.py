@@ -23,14 +23,14 @@ def bucket(success: float, easy_min: float, hard_max: float) -> str | None:
 
 def histogram(measured: Mapping[str, float], easy_min: float = 0.75, hard_max: float = 0.25) -> dict[str, int]:
     """Number of tasks in each bucket and of those `dropped`, from success by task."""
-    counts = {name: 0 for name in (*BUCKETS, "dropped")}
+    counts = dict.fromkeys((*BUCKETS, "dropped"), 0)
     for success in measured.values():
         counts[bucket(success, easy_min, hard_max) or "dropped"] += 1
     return counts
 
 
 def shares(measured: Mapping[str, float], easy_min: float, hard_max: float, target: Mapping[str, float]) -> dict[str, float]:
-    """Drawing weights of the tasks that are kept, their mean 1: in sum, each bucket that has tasks weighs in proportion to `target`."""
+    """Drawing weights, of mean 1, of the tasks that are kept: each bucket that has tasks weighs in proportion to `target`."""
     places = {task: bucket(success, easy_min, hard_max) for task, success in sorted(measured.items())}
     counts = {name: sum(place == name for place in places.values()) for name in BUCKETS}
     weights = {

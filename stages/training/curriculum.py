@@ -49,8 +49,8 @@ class TaskSampler:
         self.task_ids = sorted(task_ids)
         if len(self.task_ids) < per_step:
             raise ValueError(
-                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks to draw from; lower it, "
-                f"or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
+                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks to draw from; lower "
+                f"it, or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
             )
         known = [measured[task_id] for task_id in self.task_ids if task_id in measured]
         usual = sum(known) / len(known) if known else 0.5

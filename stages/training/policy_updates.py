@@ -34,8 +34,8 @@ class PolicyUpdates:
         """Epochs of minibatches of whole groups over a prepared batch: for each the critic's update, then the policy's, unless
         `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
 
-        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update is on-policy; it measures how
-        sampling and training log-probs differ (see `agreement`).
+        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update
+        is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
         """
         rl = self.algorithm.rl
         kept = set(self.algorithm.forward_rows(batch).tolist())

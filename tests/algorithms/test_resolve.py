@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
+from stages.algorithms.checks import NEEDS, get
 from stages.algorithms.compose import resolve
 from stages.algorithms.registry import cards, composition, names
-from stages.algorithms.resolve import DEFAULTS, NEEDS, get
+from stages.algorithms.resolve import DEFAULTS
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 

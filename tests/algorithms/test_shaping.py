@@ -41,7 +41,7 @@ def test_the_length_term_falls_on_the_last_turn(make_batch) -> None:
 
 
 def test_stage_scores(make_batch) -> None:
-    """parse: share of accepted actions, 0 if the tokens ran out; tool: whether one was called; else a term of the environment's."""
+    """parse: share of accepted actions, 0 if the tokens ran out; tool: whether one was called; else an environment's term."""
     batch = make_batch([[1, 0, 0, 0.4]], turns=[[1, 1], [1, 1], [1], [1]])
     accepted = batch.accepted.clone()
     accepted[1, 0] = False

@@ -254,7 +254,7 @@ def test_modules_keep_to_their_size() -> None:
     for path in modules("stages", "flows"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        assert lines <= 500, f"{path} has {lines} lines"
+        assert lines <= (300 if "algorithms" in path.parts else 500), f"{path} has {lines} lines"
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or 0) - node.lineno + 1

@@ -67,7 +67,7 @@ class Models:
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches: of rows that share tokens, one or more for each process, or of similar length."""
-        if not self.sharing:
+        if not self.sharing or not rows:
             return self.plan_dense(batch, rows)
         budget = self.tokens_per_batch
         plan = plan_shared(batch.token_ids, batch.mask, rows, budget)

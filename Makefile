@@ -1,6 +1,9 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
+# make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
+# make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
+# make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
@@ -9,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui bench lock clean
+.PHONY: help install lifecycle test lint ui serve serve-stop keep screenshots bench lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -21,7 +24,7 @@ export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n '/^$$/q;s/^# //p' Makefile
 
 install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
@@ -46,8 +49,8 @@ lifecycle: install
 	@python -m stages.params > /dev/null
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
 	dvc --wait-for-lock repro
-	@dvc metrics show
-	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs"
+	@dvc metrics show reports/metrics.json
+	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
 test: install
 	@echo "test: pytest"
@@ -63,6 +66,21 @@ ui: install
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+# SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011' for other ports.
+serve: install
+	@exec python -m flows.serve $(SERVE_ARGS)
+
+serve-stop:
+	@python -m flows.serve --stop
+
+# Afterwards the report shows the kept run's times, and what changed since the one before it.
+keep: install
+	python -m stages.reporting.keep --note "$(NOTE)"
+	dvc --wait-for-lock repro report
+
+screenshots: install
+	python -m screenshots
 
 # The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
 bench: install

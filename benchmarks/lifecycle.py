@@ -27,8 +27,11 @@ def opened(root: Path) -> Iterator[sqlite3.Connection]:
 
 
 def last_runs(connection: sqlite3.Connection) -> dict[str, tuple[str, float]]:
-    """Title of a stage -> (run id, seconds) of its last run that finished. Stages whose results were restored have none since."""
-    query = "SELECT name, run_uuid, start_time, end_time FROM runs WHERE status = 'FINISHED' ORDER BY start_time"
+    """Title of a stage -> (run id, seconds) of its last run that was executed and finished."""
+    query = """
+        SELECT name, run_uuid, start_time, end_time FROM runs WHERE status = 'FINISHED' AND run_uuid NOT IN
+        (SELECT run_uuid FROM tags WHERE key = 'dvc.state' AND value != 'ran') ORDER BY start_time
+    """
     found: dict[str, tuple[str, float]] = {}
     for name, run, start, end in connection.execute(query):
         if name.split("@")[0] in STAGES and end:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.runtime import StageContext, input_hashes
+from stages.lineage import input_hashes
+from stages.runtime import StageContext
 
 
 class Checkpoints:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.engine import Sampling
+from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.runtime import StageContext, stage_run
+from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
@@ -64,20 +66,26 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         for domain, values in by_domain.items():
             context.metric(f"success/{domain}/{model}", values["success"]["mean"])
             context.metric(f"reward/{domain}/{model}", values["reward"]["mean"])
-    for domain, episodes in samples.items():
-        for sample in episodes:
-            tags = {"domain": domain, "model": "merged", "outcome": "success" if sample["success"] else "failure"}
-            context.tracker.trace(sample["task_id"], [{"action": "", "prompt": sample["prompt"]}, *sample["turns"]], tags)
+    context.tracker.headline(flatten(headline(evaluation)))
+    for episodes in samples.values():
+        context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
-    context.tracker.register_model("bellwether", context.data / "models" / "merged")
+    evaluate = context.params.evaluate
+    settings = {
+        "model": "merged",
+        "seed": context.params.seed,
+        **evaluate.model_dump(include={"confidence", "resamples", "sampling"}),
+    }
+    context.tracker.register_model(context.data / "models" / "merged", context.data / "evaluation" / "rows.parquet", settings)
 
 
 def run(context: StageContext) -> None:
     from stages.agent.policy import check_folder, policy_hash
 
     params, evaluate = context.params, context.params.evaluate
-    keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
+    if not context.shard:
+        keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains)
 
@@ -97,12 +105,13 @@ def run(context: StageContext) -> None:
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
-        max_length=params.model.max_length,
-        slots=params.resources.slots,
-        device=params.resources.device,
-        precision=params.resources.precision,
+        engine=EngineSettings.of(params.resources, params.model.max_length),
     )
-    outcomes = play_all(context, [job for jobs in jobs_by_hash.values() for job in jobs], settings)
+    jobs = [job for of_model in jobs_by_hash.values() for job in of_model]
+    if context.shard:
+        play_all(context, [job for number, job in enumerate(jobs) if context.shard.owns(number)], settings)
+        return
+    outcomes = play_all(context, jobs, settings)
 
     # One row per (model, task, attempt).
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in panels} for name in folders}
@@ -133,4 +142,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run))
+    raise SystemExit(stage_run("evaluate", run, sharded=True))

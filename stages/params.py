@@ -21,23 +21,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.rl import Rl
 from stages.parameters.shared import HeadParams, SamplingParams
+from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Resources(Section):
-    """What the machine offers. Profiles change these and nothing else that bears on results."""
-
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    threads: Annotated[int, Field(ge=1, le=256)] = 2
-    precision: Literal["float32", "bfloat16"] = "float32"
-    slots: Annotated[int, Field(ge=4, le=4096)] = 64
-    """Sessions the engine decodes at once."""
-    tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
-    """Padded tokens in one micro-batch of training; changes memory and speed, and the loss by rounding alone."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes that compile games and the like."""
 
 
 class Lora(Section):

@@ -9,6 +9,7 @@ Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
@@ -20,17 +21,27 @@ from stages.runtime import StageContext, stage_run
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
     from stages.algorithms.compose import Algorithm
+    from stages.training.models import Models
+    from stages.training.processes import Processes
 
 START = "data/models/sft"
 """The policy to start from, below the repository's root."""
-History = list[dict[str, float]]
-Report = dict[str, Any]
+
+
+@dataclass
+class Learnt:
+    """What training gave: its models, the history, sample episodes and the report's own lines."""
+
+    models: Models
+    history: list[dict[str, float]]
+    samples: list[dict[str, Any]]
+    report: dict[str, Any]
 
 
 def learn_by_playing(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints
-) -> tuple[History, list[dict[str, Any]], Report]:
-    """Train on episodes; the history, sample episodes, the report's own lines."""
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on episodes that the policy plays."""
     from stages.agent.rollout import EnvironmentPool
     from stages.training.loop import run_loop
     from stages.training.reinforcement import RlJob
@@ -40,7 +51,7 @@ def learn_by_playing(
     worlds = context.data / "curated" / context.domain / "worlds"
     rl = algorithm.rl
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
-        job = RlJob(context, algorithm, policy, pool)
+        job = RlJob(context, algorithm, policy, pool, processes)
         history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")
     window = max(1, len(history) // 5)
     report = {
@@ -54,17 +65,17 @@ def learn_by_playing(
         **job.apart,
         **job.ledger.metrics(),
     }
-    return history, job.samples, report
+    return Learnt(job.models, history, job.samples, report)
 
 
 def learn_from_pairs(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints
-) -> tuple[History, list[dict[str, Any]], Report]:
-    """Train on stored pairs; the history, no samples, the report's own lines."""
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on stored pairs; no samples."""
     from stages.training.loop import run_loop
     from stages.training.preference import PreferenceJob
 
-    job = PreferenceJob(context, algorithm, policy)
+    job = PreferenceJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
     report = {
         "pairs": len(job.pairs),
@@ -73,7 +84,7 @@ def learn_from_pairs(
         "pair_accuracy_last": history[-1]["pair_accuracy"],
         **job.ledger.metrics(),
     }
-    return history, [], report
+    return Learnt(job.models, history, [], report)
 
 
 def run(context: StageContext) -> None:
@@ -82,35 +93,43 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import load_policy, save_policy
     from stages.algorithms.compose import resolve
     from stages.training.adapters import prepare_model, save_adapters, weight_precision
-    from stages.training.loop import write_history
+    from stages.training.loop import make_processes, write_history
 
     assert context.domain is not None
     section: Rl = context.section("rl")
     algorithm = resolve(section, context.params.model.max_length)
     context.log_params(algorithm.rl.model_dump())
     precision = weight_precision(context.params)
-    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
+    processes = make_processes(context.params.resources)
+    policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
     learn = learn_from_pairs if algorithm.method.data == "pairs" else learn_by_playing
-    history, samples, measured = learn(context, algorithm, policy, checkpoints)
+    learnt = learn(context, algorithm, policy, checkpoints, processes)
+    learnt.models.refresh_player()
+    if not context.main:
+        return
 
     folder = context.data / "models" / "rl" / context.domain
     if context.params.model.lora.rank:
         save_adapters(policy.model, policy.tokenizer, folder, base=START)
     else:
-        save_policy(policy.model, policy.tokenizer, folder)
+        save_policy(learnt.models.player, policy.tokenizer, folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
-    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, samples)
+    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, learnt.samples)
+    for step in sorted({sample["step"] for sample in learnt.samples}):
+        context.tracker.episodes([sample for sample in learnt.samples if sample["step"] == step], f"step {step}")
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"
-    write_history(history_path, history)
+    write_history(history_path, learnt.history)
     report_path = context.reports / "rl" / f"{context.domain}.json"
-    write_json(report_path, {"algorithm": algorithm.card.slug, "steps": len(history), "start_hash": policy.hash, **measured})
+    write_json(
+        report_path, {"algorithm": algorithm.card.slug, "steps": len(learnt.history), "start_hash": policy.hash, **learnt.report}
+    )
     context.artifact(report_path)
     context.artifact(history_path)
     checkpoints.clear()
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rl", run, per_domain=True))
+    raise SystemExit(stage_run("rl", run, per_domain=True, launched=True))

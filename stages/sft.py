@@ -40,7 +40,8 @@ def run(context: StageContext) -> None:
 
     section: Sft = context.params.sft
     context.log_params(section.model_dump())
-    keep_only(context.root, context.params.domains, ["data/curated"])
+    if context.main:
+        keep_only(context.root, context.params.domains, ["data/curated"])
     demonstrations = read_demonstrations(context)
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
@@ -50,8 +51,10 @@ def run(context: StageContext) -> None:
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
     job.close()
+    if not context.main:
+        return
 
-    model = policy.model
+    model = job.trained_model
     if context.params.model.lora.rank:
         # Into the weights as they are stored: those trained beside may be rounded to bfloat16.
         model = load_policy(path, root=context.root).model
@@ -72,7 +75,7 @@ def run(context: StageContext) -> None:
         "tokens": sum(job.train.lengths),
         "policy_tokens": int(job.train.mask.sum()),
         "parameters": model.num_parameters(),
-        "trained_parameters": policy.model.num_parameters(only_trainable=True),
+        "trained_parameters": job.trained_model.num_parameters(only_trainable=True),
         "base_hash": policy.hash,
         **job.ledger.metrics(),
     }
@@ -85,4 +88,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("sft", run))
+    raise SystemExit(stage_run("sft", run, launched=True))

@@ -19,3 +19,13 @@ def tiny_policy(tmp_path_factory) -> Path:
     """Folder of a tiny random policy: Llama, 2 layers of 32, 4 heads over 2 key/value heads, byte-level BPE of about 400 tokens.
     Do not write to it."""
     return make_tiny_policy(tmp_path_factory.mktemp("tiny") / "policy")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database; making one takes seconds, copying it none."""
+    from stages.tracking.server import create_database
+
+    folder = tmp_path_factory.mktemp("database")
+    create_database(folder / "mlflow.db", folder / "artifacts")
+    return folder / "mlflow.db"

@@ -114,6 +114,8 @@ class LossTerms:
 
     loss: Tensor
     sums: dict[str, Tensor]
+    trained: tuple[Tensor, Tensor] | None = None
+    """Which tokens this trains, for the ledger: rows [b] int64 of the batch, and their mask [b, t] bool."""
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

@@ -107,18 +107,16 @@ def report(
     return {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
 
 
-def headline(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """A few flat numbers for `dvc metrics show`: success per domain along the way, and what the merge keeps of its specialist."""
-    numbers: dict[str, float] = {}
+def headline(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Domain -> success of the warmed-up policy, of the domain's specialist and of the merge: the columns of `dvc exp show`.
+
+    The rest is in reports/evaluation.json; here every number costs each experiment a column.
+    """
+    numbers: dict[str, dict[str, float]] = {}
     for domain in evaluation["panels"]:
-        found = {model: values[domain]["success"]["mean"] for model, values in evaluation["models"].items()}
-        specialist = found.get(f"rl@{domain}")
-        for name, value in [(name, found[name]) for name in ("base", "sft", "merged", "merged_linear") if name in found]:
-            numbers[f"{domain}_{name}"] = round(value, 4)
-        if specialist is not None:
-            numbers[f"{domain}_specialist"] = round(specialist, 4)
-            if specialist > 0 and "merged" in found:
-                numbers[f"{domain}_merged_keeps"] = round(found["merged"] / specialist, 4)
+        models = {"sft": "sft", "rl": f"rl@{domain}", "merged": "merged"}
+        found = {name: evaluation["models"].get(model) for name, model in models.items()}
+        numbers[domain] = {name: round(of[domain]["success"]["mean"], 4) for name, of in found.items() if of is not None}
     return numbers
 
 

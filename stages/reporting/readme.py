@@ -1,7 +1,7 @@
-"""README's generated parts: the results table, the method table and the figure docs/figures/lifecycle.svg.
+"""README's generated parts: the pipeline's diagram, the tables of results and methods, and docs/figures/lifecycle.svg.
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
-reports/evaluation.json) and between `<!-- methods:begin -->` and `<!-- methods:end -->` (from the methods' cards).
+reports/evaluation.json), in the same way `pipeline` (from dvc.yaml) and `methods` (from the methods' cards).
 `--check` writes nothing and fails if something is out of date.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import read_json
 from stages.params import load_params
+from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.results import check_evaluation, markdown_table
 from stages.reporting.style import drawing, to_svg
@@ -98,6 +99,8 @@ def generated(root: Path) -> dict[Path, str]:
         files[FIGURE] = lifecycle_figure(evaluation, domains)
     if has_block(readme, "methods"):
         readme = replace_block(readme, "methods", methods_block())
+    if has_block(readme, "pipeline"):
+        readme = replace_block(readme, "pipeline", mermaid(root))
     files[Path("README.md")] = readme
     return files
 

@@ -1,32 +1,38 @@
 """MLflow tracking that can neither slow a stage down nor stop it.
 
 The stage appends events to a spool file (spool.py) and never waits. A follower process (follower.py, a child of the stage)
-sends them every few seconds through sender.py, the only module that imports mlflow, so the UI is live. What a slow or
-absent server missed stays in the spool; `python -m stages.tracking --replay` sends it, and so does the next stage's follower.
+sends them every few seconds through server.py, the only module that imports mlflow, so the UI is live. What a slow or
+absent server missed stays in the spool; `python -m stages.tracking` sends it, and so does the next stage's follower.
 
 Server: MLFLOW_TRACKING_URI, else the file mlflow.db in the project's root. BELLWETHER_TRACKING=off switches tracking off.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.params import ROOT, Params, params_hash
+from stages.lineage import dvc_hash, tracked_files
+from stages.params import ROOT, Params
+from stages.tracking.cached import note, tell_what_came_before
+from stages.tracking.header import Lifecycle, flatten, git_state
 from stages.tracking.spool import FOLDER, Spool
 
-CLOSE_WAIT_S = 5.0
+__all__ = ["REGISTERED_MODEL", "SpoolTracker", "Tracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
+
+CLOSE_WAIT_S = 1.5
 """Longest wait for the follower when a stage ends; after that it goes on by itself, for a minute at most."""
-CLOSE_WAIT_UNREACHABLE_S = 2.0
-"""The same, once the follower has reported that the server does not answer."""
-REGISTERED_MODEL = "bellwether"
+FOLLOWERS = 3
+"""How many followers a stage starts, one after the other, should they be killed."""
+REGISTERED_MODEL, MODEL_FILES, ROWS = "bellwether", "model", "rows.parquet"
+"""Name of the registered model, and a version's files among its run's artifacts: their folder and the evaluation rows in it."""
 
 
 class Tracker:
@@ -41,54 +47,96 @@ class Tracker:
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         """One point of a curve."""
 
+    def headline(self, values: Mapping[str, float]) -> None:
+        """Numbers of the whole lifecycle: metrics of the parent run, so that lifecycles can be compared in one table."""
+
+    def inputs(self, hashes: Mapping[str, str]) -> None:
+        """Path -> hash of what the stage reads: tags `in:...`, and datasets for what lies below data/ and is no model."""
+
+    def outputs(self, hashes: Mapping[str, str]) -> None:
+        """Path -> hash of what the stage wrote: tags `out:...`."""
+
     def artifact(self, path: Path) -> None:
-        """Attach a file or folder, as it is when the follower gets to it (seconds later)."""
+        """Attach a file or folder as it is now."""
 
-    def trace(self, name: str, turns: list[dict[str, Any]], tags: Mapping[str, str]) -> None:
-        """A sample episode: one span per turn, whose `action` is the span's input and everything else its output."""
+    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
+        """Attach at most `count` episodes (rows of EPISODE_SCHEMA, with `advantages` where there are some) as traces."""
 
-    def register_model(self, name: str, folder: Path) -> None:
-        """Log `folder` (a save_pretrained folder) and make it the newest version of registered model `name`, alias champion."""
+    def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
+        """Register `folder` as the model's newest version, by its DVC hash, and let it challenge the champion.
+
+        `rows`: evaluation rows of it and of `sft`; `settings`: model (its name in the rows), confidence, resamples, seed.
+        """
 
     def close(self, status: str) -> None:
         """End the run: FINISHED, FAILED or KILLED."""
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}; an empty mapping stays one value."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What MLflow shows as a run's datasets: name, DVC hash, and a profile of number and size of files and rows of tables."""
+    found = []
+    for path, digest in hashes.items():
+        folder = root / path
+        if not path.startswith("data/") or path.startswith(("data/models", "data/base")) or not folder.exists():
+            continue
+        files = tracked_files(folder) if folder.is_dir() else [folder]
+        profile: dict[str, int] = {"files": len(files), "bytes": sum(item.stat().st_size for item in files)}
+        tables = [item for item in files if item.suffix == ".parquet"]
+        if tables:
+            import pyarrow.parquet as pq
+
+            profile.update({f"rows of {item.stem}": pq.read_metadata(item).num_rows for item in tables[:20]})
+        found.append({"name": path, "digest": digest, "profile": profile})
+    return found
 
 
 class SpoolTracker(Tracker):
     """Writes events and keeps a follower running. An event that cannot be written (full disk) is reported once and let go."""
 
-    def __init__(self, root: Path, spool: Spool, header: dict[str, Any]) -> None:
-        self.root, self.spool = root, spool
+    def __init__(self, root: Path, spool: Spool, header: dict[str, Any], here: Path | None = None) -> None:
+        self.root, self.spool, self.here = root, spool, here or root
+        self.title = header["title"]
         self.broken = False
+        self.spent_s = 0.0
+        """Seconds of the stage's own time that went into tracking."""
+        self.started = 0
+        self.follower: subprocess.Popen[bytes] | None = None
         self._event(header)
-        with (root / FOLDER / "follower.log").open("ab") as log:
+        self._follow()
+
+    def _follow(self) -> None:
+        """Start a follower unless one runs."""
+        if (self.follower is not None and self.follower.poll() is None) or self.started >= FOLLOWERS:
+            return
+        self.started += 1
+        with (self.root / FOLDER / "follower.log").open("ab") as log:
             self.follower = subprocess.Popen(
-                [sys.executable, "-m", "stages.tracking", "--follow", str(spool.path)],
+                [sys.executable, "-m", "stages.tracking", "--follow", str(self.spool.path)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
             )
 
-    def _event(self, event: dict[str, Any]) -> None:
-        if self.broken:
-            return
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Count the time that passes here, and let nothing that goes wrong with files out."""
+        before = time.monotonic()
         try:
-            self.spool.append(event)
+            yield
         except OSError as error:
             self.broken = True
             print(f"tracking: cannot write {self.spool.path}: {error}; this run is not tracked further", file=sys.stderr)
+        finally:
+            self.spent_s += time.monotonic() - before
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if self.broken:
+            return
+        with self._guarded():
+            self.spool.append(event)
+            if self.follower is not None:
+                self._follow()
 
     def params(self, values: Mapping[str, Any]) -> None:
         self._event({"kind": "params", "values": {key: str(value) for key, value in flatten(values).items()}})
@@ -99,102 +147,103 @@ class SpoolTracker(Tracker):
     def metric(self, name: str, value: float, step: int | None = None) -> None:
         self._event({"kind": "metric", "name": name, "value": float(value), "step": int(step or 0)})
 
+    def headline(self, values: Mapping[str, float]) -> None:
+        self._event({"kind": "headline", "values": {name: float(value) for name, value in values.items()}})
+
+    def inputs(self, hashes: Mapping[str, str]) -> None:
+        self.tags({f"in:{path}": value for path, value in hashes.items()})
+        found: list[dict[str, Any]] = []
+        with self._guarded():
+            found = datasets(self.here, hashes)
+        self._event({"kind": "datasets", "context": self.title, "datasets": found})
+
+    def outputs(self, hashes: Mapping[str, str]) -> None:
+        self.tags({f"out:{path}": value for path, value in hashes.items()})
+
     def artifact(self, path: Path) -> None:
-        self._event({"kind": "artifact", "path": str(Path(path).absolute())})
+        self._keep({"kind": "artifact"}, [Path(path)])
 
-    def trace(self, name: str, turns: list[dict[str, Any]], tags: Mapping[str, str]) -> None:
-        turns = json.loads(json.dumps(turns, default=str))
-        self._event({"kind": "trace", "name": name, "turns": turns, "tags": {key: str(value) for key, value in tags.items()}})
+    def _keep(self, event: dict[str, Any], paths: Sequence[Path]) -> None:
+        """An event with files: copied, since the next run replaces them, perhaps before the server is back."""
+        if self.broken:
+            return
+        with self._guarded():
+            folder = self.spool.files()
+            for path in paths:
+                copy = shutil.copytree if path.is_dir() else shutil.copy2
+                copy(path, folder / path.name)
+        self._event({**event, "files": folder.name})
 
-    def register_model(self, name: str, folder: Path) -> None:
-        self._event({"kind": "model", "name": name, "path": str(Path(folder).absolute())})
+    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
+        from stages.tracking.episodes import sample, trace_of
+
+        for row in sample(rows, count):
+            trace = trace_of(row)
+            self._event({"kind": "trace", **trace, "tags": {**trace["tags"], "stage": self.title, "sample": label}})
+
+    def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
+        from stages.tracking.pointer import write_pointer
+
+        if self.broken:
+            return
+        path = Path(folder).absolute().relative_to(self.here.absolute()).as_posix()
+        digest = dvc_hash(folder)
+        with self._guarded():
+            target = self.spool.files() / MODEL_FILES
+            write_pointer(target, folder, digest)
+            shutil.copy2(rows, target / ROWS)
+            kept = target.parent.name
+        event = {"kind": "model", "name": REGISTERED_MODEL, "path": path, "md5": digest, "settings": dict(settings)}
+        self._event({**event, "files": kept})
 
     def close(self, status: str) -> None:
+        self.metric("tracking/stage_seconds", round(self.spent_s, 3))
         self._event({"kind": "end", "status": status})
-        try:
-            if self.follower.stdin is not None:
-                self.follower.stdin.close()
-        except BrokenPipeError:
-            print("tracking: the follower ended early; see .bellwether/tracking/follower.log", file=sys.stderr)
+        if self.follower is None or self.follower.stdin is None:
+            return
+        self.follower.stdin.close()
         started = time.monotonic()
-        while self.spool.path.exists() and self.follower.poll() is None:
-            waited = time.monotonic() - started
-            if waited > CLOSE_WAIT_S or (waited > CLOSE_WAIT_UNREACHABLE_S and self.spool.load_sent().error):
-                break
+        while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
+            self._follow()
             time.sleep(0.02)
         self._say_what_is_left()
 
     def _say_what_is_left(self) -> None:
+        """On standard error, why the server lacks something; nothing where the follower is about to have sent it."""
+        sent = self.spool.load_sent()
+        error, alive = sent.error, self.follower is not None and self.follower.poll() is None
         if not self.spool.path.exists():
             return
-        error = self.spool.load_sent().error
-        if self.follower.poll() is None and not error:
-            print("tracking: MLflow is slow; the rest is sent in the background", file=sys.stderr)
+        if alive and not error:
+            if not sent.run_id:
+                print("tracking: MLflow has not answered yet; what there is to tell is sent in the background", file=sys.stderr)
             return
         print(
             f"tracking: not everything was sent ({error or 'see .bellwether/tracking/follower.log'}). It is kept in {FOLDER}; "
-            f"the next stage sends it, or 'python -m stages.tracking --replay'",
+            f"the next stage sends it, or 'python -m stages.tracking'",
             file=sys.stderr,
         )
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command, None where there is no git or no repository."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def git_state(root: Path) -> tuple[str, bool]:
-    """(commit, whether tracked files differ from it). What the pipeline itself writes does not count as a difference."""
-    commit = _git(root, "rev-parse", "HEAD") or "none"
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!reports")
-    return commit, bool(changed)
-
-
-def run_header(root: Path, name: str, domain: str | None, params: Params) -> dict[str, Any]:
-    """What a run is, as it stands when the stage starts: all that the follower, or a replay months later, needs."""
-    title = f"{name}@{domain}" if domain else name
-    commit, dirty = git_state(root)
-    digest = params_hash(params)
-    given = os.environ.get("LIFECYCLE_RUN_ID")
-    key = given or hashlib.sha256(f"{commit} {digest}".encode()).hexdigest()[:16]
-    values: dict[str, Any] = {"seed": params.seed, "model": params.model, "resources": params.resources}
-    if domain and hasattr(params.per_domain[domain], name):
-        values[name] = params.section(name, domain)
-        values["environment"] = params.per_domain[domain].environment
-    elif hasattr(params, name):
-        values[name] = getattr(params, name)
-    own = {key: value.model_dump(mode="json") if hasattr(value, "model_dump") else value for key, value in values.items()}
-    tags = {
-        "stage": name,
-        "domain": domain or "all",
-        "git.commit": commit,
-        "git.dirty": str(dirty).lower(),
-        "params.hash": digest,
-    }
-    return {
-        "kind": "run",
-        "title": title,
-        "root": str(root),
-        "pid": os.getpid(),
-        "lifecycle": key,
-        "tags": tags,
-        "params": {key: str(value) for key, value in flatten(own).items()},
-        "lifecycle_params": {key: str(value) for key, value in flatten(params.model_dump(mode="json")).items()},
-    }
+def tracking_is_off() -> bool:
+    return os.environ.get("BELLWETHER_TRACKING", "").lower() in ("off", "0", "false", "no")
 
 
 def open_tracker(root: Path, name: str, domain: str | None, params: Params) -> Tracker:
     """The tracker of one stage run. Tracking that cannot start is reported and left off: it never stops a stage."""
-    if os.environ.get("BELLWETHER_TRACKING", "").lower() in ("off", "0", "false", "no"):
+    if tracking_is_off():
         return Tracker()
-    root = Path(os.environ.get("DVC_ROOT", root)).absolute()
-    header = run_header(root, name, domain, params)
+    before = time.monotonic()
+    # A DVC experiment may run in a folder of its own that is removed afterwards; DVC_ROOT is the checkout itself.
+    home = Path(os.environ.get("DVC_ROOT", root)).absolute()
+    lifecycle = Lifecycle.now(home, params)
+    header = lifecycle.header(name, domain)
     try:
-        return SpoolTracker(root, Spool.create(root, header["title"]), header)
+        tell_what_came_before(lifecycle, root, name, domain)
+        note(lifecycle, header["title"])
+        tracker = SpoolTracker(home, Spool.create(home, header["title"]), header, root)
     except OSError as error:
         print(f"tracking: cannot start ({error}); this run is not tracked", file=sys.stderr)
         return Tracker()
+    tracker.spent_s += time.monotonic() - before
+    return tracker

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stages.tracking.sender import Sender, Server
-from stages.tracking.spool import FOLDER, Spool, locked, spools
+from stages.tracking.sender import Sender
+from stages.tracking.server import Server
+from stages.tracking.spool import FOLDER, Spool, locked
+from stages.tracking.sweep import replay, sweep
 
 SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
@@ -20,16 +22,17 @@ LINGER_S = 60.0
 """How long the follower of a stage that is gone goes on sending."""
 LINGER_UNREACHABLE_S = 5.0
 """The same, while the server does not answer."""
+OTHERS_AT_MOST = 20
+"""Runs of other stages that are sent between two looks at the own one."""
 
 
 class Sampler:
     """System metrics of one process and its children, under the names that MLflow's UI shows as such."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, folder: Path) -> None:
         import psutil
 
-        self.psutil = psutil
-        self.started = time.monotonic()
+        self.psutil, self.folder = psutil, folder
         self.seen: dict[int, Any] = {}
         self.step = 0
         self.stage = psutil.Process(pid)
@@ -48,7 +51,7 @@ class Sampler:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
     def sample(self) -> dict[str, float]:
-        """CPU in percent of one core, memory in MB; per GPU utilisation in percent and memory in MB."""
+        """CPU in percent of one core, memory and free disk in MB; per GPU utilisation in percent, memory in MB, power in W."""
         cpu = memory = 0.0
         for process in [self.stage, *self.stage.children(recursive=True)]:
             if process.pid == os.getpid():
@@ -59,23 +62,21 @@ class Sampler:
                 memory += process.memory_info().rss / 1e6
             except self.psutil.NoSuchProcess:
                 del self.seen[process.pid]
-        values = {"system/cpu_utilization_percentage": cpu, "system/system_memory_usage_megabytes": memory}
+        values = {
+            "system/cpu_utilization_percentage": cpu,
+            "system/system_memory_usage_megabytes": memory,
+            "system/disk_available_megabytes": self.psutil.disk_usage(str(self.folder)).free / 1e6,
+        }
         for index, gpu in enumerate(self.gpus):
             values[f"system/gpu_{index}_utilization_percentage"] = float(self.pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
             values[f"system/gpu_{index}_memory_usage_megabytes"] = self.pynvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6
+            values[f"system/gpu_{index}_power_usage_watts"] = self.pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
         return values
 
     def append_to(self, spool: Spool) -> None:
         for name, value in self.sample().items():
             spool.append({"kind": "metric", "name": name, "value": value, "step": self.step})
         self.step += 1
-
-
-def ended(spool: Spool) -> bool:
-    """Whether the last whole line of the file is the end of the run."""
-    with spool.path.open("rb") as handle:
-        handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
-        return b'"kind": "end"' in handle.read().rsplit(b"\n", 2)[-2:][0]
 
 
 def follow(path: Path) -> int:
@@ -93,9 +94,10 @@ def follow(path: Path) -> int:
 class Follower:
     def __init__(self, root: Path, spool: Spool, parent: int) -> None:
         self.root, self.spool, self.parent = root, spool, parent
-        self.sampler = Sampler(parent)
+        self.sampler = Sampler(parent, root)
         self.sender: Sender | None = None
         self.failures = 0
+        self.swept = False
         self.left_at: float | None = None
         self.next_send = self.next_sample = 0.0
 
@@ -129,70 +131,30 @@ class Follower:
         if ready or os.getppid() != self.parent:
             self.left_at = time.monotonic()
             self.next_send = 0.0
-            if not ended(self.spool):
+            if not self.spool.ended():
                 self.spool.end_killed()
+
+    def _look_after_others(self, server: Server, over: bool) -> None:
+        """Send what stages before this one left, and once end the runs of those that are gone. What fails is left to the next."""
+        try:
+            replay(self.root, server, at_most=None if over else OTHERS_AT_MOST)
+            if not self.swept:
+                self.swept = True
+                sweep(server)
+        except Exception as error:
+            print(f"{time.strftime('%H:%M:%S')} others: {type(error).__name__}: {error}", flush=True)
 
     def _send(self) -> bool:
         """Send what there is; True when all is sent and the run is over. A server that fails is tried again, ever later."""
         try:
             if self.sender is None:
                 self.sender = Sender(Server(self.root), self.spool)
-            if self.sender.send():
-                return True
-            if self.left_at is None:
-                self.failures = 0
-                replay(self.root, self.sender.server, at_most=1)
+            over = self.sender.send()
+            self.failures = 0
+            self._look_after_others(self.sender.server, over)
+            return over
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
             self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
         return False
-
-
-def alive(pid: int, started_ms: int) -> bool:
-    """Whether process `pid` is the one that was running at `started_ms`, not a later one with its number."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time() * 1000 <= started_ms + 1000
-    except psutil.NoSuchProcess:
-        return False
-
-
-def replay(root: Path, server: Server, at_most: int | None = None) -> int:
-    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely."""
-    done = 0
-    for spool in spools(root):
-        if at_most is not None and done >= at_most:
-            break
-        with locked(spool.path.with_suffix(".lock"), wait=False) as mine:
-            if not mine or not spool.path.exists():
-                continue
-            header = spool.header()
-            if header is None:
-                spool.remove()
-                continue
-            if not ended(spool):
-                if alive(header["pid"], header["t"]):
-                    continue
-                spool.end_killed()
-            done += Sender(server, spool).send()
-    return done
-
-
-def replay_all(root: Path) -> int:
-    """`--replay`: exit code 0 when nothing is left to send."""
-    waiting = spools(root)
-    if not waiting:
-        print("nothing to send")
-        return 0
-    try:
-        server = Server(root)
-        print(f"sent {replay(root, server)} of {len(waiting)} runs to {server.uri}")
-    except Exception as error:
-        print(
-            f"the tracking server does not answer: {type(error).__name__}: {error}\nNothing is lost; try again later",
-            file=sys.stderr,
-        )
-        return 1
-    return 0 if not spools(root) else 1

@@ -1,7 +1,8 @@
 """Events of a stage on their way to the tracking server: one append-only JSONL file per stage run, below `.bellwether/tracking`.
 
-The stage appends, a follower process sends. What was sent is kept beside the file (`.state`), so that a follower that is
-killed, or a server that was away, loses nothing and sends nothing twice; a file that was sent completely is removed.
+The stage appends, a follower process sends. Files that a run attaches are copied into the folder `.files` beside it. What was
+sent is kept in `.state`, so that a follower that is killed, or a server that was away, loses nothing and sends nothing twice;
+what was sent completely is removed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +45,7 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.state_path = path.with_suffix(".state")
+        self.files_path = path.with_suffix(".files")
 
     @classmethod
     def create(cls, root: Path, title: str) -> Spool:
@@ -62,6 +65,19 @@ class Spool:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(handle)
+
+    def files(self) -> Path:
+        """A new folder for files that an event attaches."""
+        self.files_path.mkdir(exist_ok=True)
+        folder = self.files_path / f"{len(list(self.files_path.iterdir())):04d}"
+        folder.mkdir()
+        return folder
+
+    def ended(self) -> bool:
+        """Whether the last whole line is the end of the run."""
+        with self.path.open("rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
+            return b'"kind": "end"' in handle.read().rsplit(b"\n", 2)[-2:][0]
 
     def end_killed(self) -> None:
         """End the run of a stage that died, which may have left the last line unfinished."""
@@ -113,6 +129,7 @@ class Spool:
         self.save_sent(sent)
 
     def remove(self) -> None:
+        shutil.rmtree(self.files_path, ignore_errors=True)
         for path in (self.path, self.state_path, self.path.with_suffix(".lock")):
             path.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -74,8 +75,8 @@ class PolicyUpdates:
                 entropy_gradient=bonus,
             )
             assert entropy is not None
-            self.ledger.saw(torch.tensor(rows), micro.mask)
             terms = self.algorithm.loss(logprobs, entropy, micro, total)
+            terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
             if on_policy:
                 difference = ((logprobs.detach() - micro.logprobs_old) * micro.mask).abs()
                 terms.sums["max_logprob_difference"] = difference.max()
@@ -83,7 +84,7 @@ class PolicyUpdates:
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
             yield terms
 
-        return Update("policy", self.models.plan(batch, rows), loss)
+        return Update("policy", self.models.plan(batch, rows), loss, self.ledger.saw)
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef

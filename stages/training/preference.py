@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,9 @@ from stages.annotation.continuations import Continuation, Pair, pair_tokens
 from stages.seeding import permutation
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.ledger import Ledger
-from stages.training.loop import Sums, Update, make_accelerator
+from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
+from stages.training.processes import Processes
 
 if TYPE_CHECKING:
     from stages.runtime import StageContext
@@ -57,7 +59,7 @@ def summed_logprobs(model: Any, documents: Documents) -> Tensor:
 class PreferenceJob:
     """See stages.training.loop.Job. Pairs are dealt in an order drawn for each pass over them; a pair's loss has its weight."""
 
-    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy) -> None:
+    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes) -> None:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
@@ -73,9 +75,8 @@ class PreferenceJob:
         self.pairs: list[Pair] = pair_tokens(read_rows(folder / "nodes.parquet"), stored, self.preference.level or "trajectory")
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
-        accelerator = make_accelerator(params.resources)
-        self.models = Models.make(algorithm, policy.model, None, accelerator, self.tokens_per_batch)
-        self.learners = make_learners(self.models, rl, accelerator)
+        self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
+        self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()
         self.reference = torch.zeros(len(self.pairs) * 2)
         if self.preference.loss not in REFERENCE_FREE:
@@ -89,10 +90,11 @@ class PreferenceJob:
 
     @torch.no_grad()
     def scores(self, model: Any, documents: Documents) -> Tensor:
-        """`summed_logprobs` of many documents in micro-batches, [D] on the CPU."""
+        """`summed_logprobs` of many documents in micro-batches, [D] on the CPU; the same in every process."""
         result = torch.zeros(len(documents.mask))
         for rows in self.plan(documents, 1):
-            result[torch.tensor(rows)] = summed_logprobs(model, documents.rows(rows)).cpu()
+            scores = self.models.processes.inside(model, partial(summed_logprobs, model, documents.rows(rows)))
+            result[torch.tensor(rows)] = scores.cpu()
         return result
 
     def dealt(self, step: int) -> list[int]:
@@ -126,13 +128,13 @@ class PreferenceJob:
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = documents.rows(rows)
-            self.ledger.saw(torch.tensor(rows), micro.mask)
             sums = summed_logprobs(self.models.policy, micro)
             tokens, ref = micro.mask.sum(1).to(sums.device), reference[torch.tensor(rows)].to(sums.device)
             pairs = PairScores(sums[0::2], sums[1::2], ref[0::2], ref[1::2], tokens[0::2], tokens[1::2], z0)
-            yield self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
+            terms = self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
+            yield replace(terms, trained=(torch.tensor(rows), micro.mask))
 
-        yield Update("policy", self.plan(documents, 2), loss)
+        yield Update("policy", self.plan(documents, 2), loss, self.ledger.saw)
         self.ledger.close()
 
     def terms(self, pairs: PairScores, weights: Tensor) -> LossTerms:

@@ -21,9 +21,10 @@ from stages.params import params_hash
 from stages.training.batches import trajectory_batch
 from stages.training.curriculum import TaskSampler, selected
 from stages.training.ledger import Ledger
-from stages.training.loop import Sums, Update, make_accelerator
+from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
+from stages.training.processes import Processes
 
 if TYPE_CHECKING:
     from stages.runtime import StageContext
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 class RlJob:
     """See stages.training.loop.Job; a step is one batch of episodes."""
 
-    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool) -> None:
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool, processes: Processes
+    ) -> None:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.context, self.algorithm, self.rl, self.pool = context, algorithm, rl, pool
@@ -45,14 +48,14 @@ class RlJob:
         shares = selected(self.tasks, measured, rl.selection)
         self.sampler = TaskSampler(shares, measured, rl.curriculum, rl.tasks_per_step, shares)
         annotated = context.data / "annotated" / context.domain / "value_model" if rl.credit.kind == "annotated" else None
-        accelerator = make_accelerator(params.resources)
-        self.models = Models.make(algorithm, policy.model, annotated, accelerator, params.resources.tokens_per_batch)
-        self.learners = make_learners(self.models, rl, accelerator)
+        self.processes = processes
+        self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch)
+        self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()
         self.maker = PolicyUpdates(
             self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length
         )
-        self.engine = TorchEngine(policy.model, [self.chat.end_of_turn], self.width, self.max_length)
+        self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
@@ -100,13 +103,16 @@ class RlJob:
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """`group_size` episodes of each task, or one greedy one, with the weights as they are now (the engine holds the same
-        module)."""
+        module). The processes share the tasks; all get all episodes, sorted by id."""
+        self.models.refresh_player()
         count = 1 if greedy else self.rl.group_size
-        requests = attempts([self.tasks[task_id] for task_id in task_ids], count, first=step * count)
+        own = task_ids[self.processes.index :: self.processes.count]
+        requests = attempts([self.tasks[task_id] for task_id in own], count, first=step * count)
         sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
-        return collect(
+        episodes = collect(
             *(self.engine, self.chat, self.pool, requests, sampling, self.labels), max_length=self.max_length, width=self.width
         )
+        return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
 
     def observe(self) -> None:
         """Tell the curriculum how the tasks went."""

@@ -7,7 +7,9 @@ where a row's own queries meet the keys and values of all its tokens, wherever t
 the rows that share a token, which autograd takes where keys and values are handed out.
 
 The same function as the dense pass (`stages.agent.policy.predicting_states`), to float rounding, for any model with full
-attention: the model's own layers run, with an attention function that knows the layout.
+attention: the model's own forward pass runs, with an attention function that knows the layout. For the families of
+`stages.agent.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
+policy token: of the others it needs keys and values.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from stages.agent.decoder import FAMILIES
 from stages.training.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
@@ -55,6 +58,10 @@ class Layout:
     positions: Tensor
     nodes: Tensor
     parts: list[Part]
+    wanted: Tensor
+    """[m] which of the tokens stand before a policy token, in order."""
+    last: list[Part]
+    """Parts for queries of the wanted tokens alone; `start` and `stop` are places among these."""
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -114,32 +121,48 @@ def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
         nodes[row, : len(previous)] = previous
     ids = np.concatenate([fed[row][shared[row] :] for row in order])
     positions = np.concatenate([np.arange(shared[row], len(fed[row])) for row in order])
-    parts, begin = [], 0
+    wanted, asks = _wanted(mask, nodes, len(ids))
+    parts, last, begin, asked = [], [], 0, 0
     while begin < len(order):
         lead = order[begin]
         end = begin
         while end < len(order) and own[order[end]] * SPREAD >= own[lead] and (shared[order[end]] > 0) == (shared[lead] > 0):
             end += 1
-        parts.append(_part(order[begin:end], starts[lead], own, shared, nodes, device))
+        rows = order[begin:end]
+        read = torch.from_numpy(nodes[np.array(rows), : max(len(fed[row]) for row in rows)]).to(device)
+        places = [np.arange(shared[row], len(fed[row])) for row in rows]
+        parts.append(_part(places, starts[lead], read, causal=shared[lead] == 0))
+        last.append(_part([all_[asks[nodes[row, all_]]] for row, all_ in zip(rows, places, strict=True)], asked, read))
+        asked = last[-1].stop
         begin = end
-    to = lambda values: torch.from_numpy(values).to(device)  # noqa: E731
-    return Layout(to(ids), to(positions), to(nodes), parts)
+
+    def to(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return Layout(to(ids), to(positions), to(nodes), parts, to(wanted), last)
 
 
-def _part(
-    rows: Sequence[int], start: int, own: dict[int, int], shared: dict[int, int], nodes: np.ndarray, device: torch.device
-) -> Part:
-    number = np.array([own[row] for row in rows])
-    first = np.array([shared[row] for row in rows])
-    queries, keys = int(number.max()), int((first + number).max())
+def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `count` tokens stand before a policy token: their numbers in order, and yes or no for each."""
+    rows, columns = mask.cpu().numpy().nonzero()
+    asks = np.zeros(count, dtype=bool)
+    asks[nodes[rows, columns - 1]] = True
+    return np.flatnonzero(asks), asks
+
+
+def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, causal: bool = False) -> Part:
+    """A part whose rows ask from `places` (positions, one array per row) and read `nodes` [n, K]."""
+    number = np.array([len(asked) for asked in places])
+    queries = int(number.max())
     column = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-    place = np.repeat(np.arange(len(rows)) * queries, number) + column
+    place = np.repeat(np.arange(len(places)) * queries, number) + column
     visible = None
-    if first.any():
-        position = torch.from_numpy(first[:, None] + np.arange(queries)).to(device)
-        visible = (torch.arange(keys, device=device) <= position[:, :, None])[:, None]
-    picked = torch.from_numpy(nodes[np.array(rows), :keys]).to(device)
-    return Part(start, start + len(place), torch.from_numpy(place).to(device), picked, visible)
+    if not causal:
+        positions = np.zeros(len(places) * queries, dtype=np.int64)
+        positions[place] = np.concatenate(places)
+        position = torch.from_numpy(positions).to(nodes.device).view(len(places), queries, 1)
+        visible = (torch.arange(nodes.shape[1], device=nodes.device) <= position)[:, None]
+    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible)
 
 
 def _attention(
@@ -154,10 +177,15 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query [1, heads, U, head_dim], key and value [1, kv_heads, U, head_dim] -> [1, U, heads, head_dim]."""
-    heads, kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    return attend(queries, keys, values, shared_layout.parts, scaling)[None], None
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
+    """What queries [q, heads, head_dim] of the parts' tokens read from keys and values [U, kv_heads, head_dim], as `queries`."""
+    heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
     read = []
-    for part in shared_layout.parts:
+    for part in parts:
         rows, longest = part.nodes.shape
         width = longest if part.visible is None else part.visible.shape[2]
         asked = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
@@ -174,7 +202,7 @@ def _attention(
             enable_gqa=heads != kv_heads,
         )
         read.append(answer.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
-    return torch.cat(read)[None], None
+    return torch.cat(read)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -196,6 +224,15 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Last hidden states [n, D] at the positions that predict the tokens where `mask` [B, T], in `mask.nonzero()`'s order; as
     `stages.agent.policy.predicting_states`, for a model that `can_share`."""
     layout = make_layout(token_ids, mask)
+    rows, columns = mask.nonzero(as_tuple=True)
+    predicting = layout.nodes[rows, columns - 1]
+    if model.config.model_type in FAMILIES:
+        return _through_layers(model.base_model, layout).index_select(0, torch.searchsorted(layout.wanted, predicting))
+    return _through_model(model, layout).index_select(0, predicting)
+
+
+def _through_model(model: Any, layout: Layout) -> Tensor:
+    """Hidden states [U, D] by the model's own forward pass."""
     config = model.config
     trained_with = config._attn_implementation
     config._attn_implementation = ATTENTION
@@ -205,5 +242,39 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
         )
     finally:
         config._attn_implementation = trained_with
-    rows, columns = mask.nonzero(as_tuple=True)
-    return output.last_hidden_state[0].index_select(0, layout.nodes[rows, columns - 1])
+    return output.last_hidden_state[0]
+
+
+def _through_layers(decoder: Any, layout: Layout) -> Tensor:
+    """Hidden states [m, D] of the wanted tokens, by the modules of a model of a known family."""
+    hidden = decoder.embed_tokens(layout.ids)
+    angles = decoder.rotary_emb(hidden[None], layout.positions[None])
+    cos, sin = (part[0, :, None] for part in angles)
+    for index, layer in enumerate(decoder.layers):
+        attention, normed = layer.self_attn, _norm(hidden, layer.input_layernorm)
+        last = index == len(decoder.layers) - 1
+        keys, values = (
+            project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj)
+        )
+        turned = cos, sin
+        if last:
+            hidden, normed = hidden.index_select(0, layout.wanted), normed.index_select(0, layout.wanted)
+            turned = cos.index_select(0, layout.wanted), sin.index_select(0, layout.wanted)
+        queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
+        if hasattr(attention, "q_norm"):
+            queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        queries, keys = _rotate(queries, *turned), _rotate(keys, cos, sin)
+        read = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
+        hidden = hidden + attention.o_proj(read.flatten(1))
+        hidden = hidden + layer.mlp(_norm(hidden, layer.post_attention_layernorm))
+    return _norm(hidden, decoder.norm)
+
+
+def _norm(hidden: Tensor, module: Any) -> Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of states [n, heads, head_dim] by cos, sin [n, 1, head_dim]."""
+    first, second = states.chunk(2, -1)
+    return states * cos + torch.cat([-second, first], -1) * sin

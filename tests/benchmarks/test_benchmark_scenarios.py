@@ -20,6 +20,7 @@ from benchmarks import (
     scaling,
     search_domain,
     startup,
+    tracking,
     train_step,
 )
 from benchmarks.measure import Options
@@ -176,6 +177,15 @@ def test_start_up(options: Options):
         startup.noop_repro(Options(options.scratch, options.scratch))
 
 
+def test_what_tracking_costs(options: Options):
+    (result,) = tracking.measure(options).values()
+    assert result.summary()["theirs"] == tracking.LIMIT_S
+    with sqlite3.connect(options.scratch / "tracked" / "mlflow.db") as store:
+        assert store.execute("SELECT COUNT(*) FROM runs WHERE name = 'rl@search'").fetchone() == (1,)
+        (points,) = store.execute("SELECT COUNT(*) FROM metrics WHERE key LIKE 'metric%'").fetchone()
+    assert points == result.notes["points"]
+
+
 def test_tables_of_growth(options: Options):
     assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
     assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
@@ -193,9 +203,12 @@ def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):
             ("rollout@search", "b", "FINISHED", 5000, 9500),
             ("rollout@search", "c", "RUNNING", 9900, None),
             ("lifecycle 12", "d", "FINISHED", 0, 9000),
+            ("rollout@search", "e", "FINISHED", 9800, 9800),
         ]
         store.executemany("INSERT INTO runs VALUES (?, ?, ?, ?, ?)", rows)
-        store.execute("INSERT INTO tags VALUES ('b', 'git.commit', 'abc')")
+        store.execute(
+            "INSERT INTO tags VALUES ('b', 'git.commit', 'abc'), ('b', 'dvc.state', 'ran'), ('e', 'dvc.state', 'cached')"
+        )
         store.executemany(
             "INSERT INTO latest_metrics VALUES (?, ?, ?)", [("b", "engine/sampled_tokens", 10), ("b", "engine/fed_tokens", 25)]
         )

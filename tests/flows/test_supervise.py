@@ -52,6 +52,17 @@ def test_told_to_end_it_ends_grandchildren_too(number: signal.Signals, tmp_path:
     assert gone(grandchild)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="takes in orphans, which Linux alone offers")
+def test_what_left_for_a_session_of_its_own_is_ended_too(tmp_path: Path) -> None:
+    """A Prefect worker starts each flow run in a session of its own: ending the worker's group would not reach them."""
+    script = f"setsid bash -c 'trap \"\" TERM; echo $$ > {tmp_path}/escaped; while true; do sleep 1; done' & sleep 60"
+    process = subprocess.Popen([*SUPERVISE, "--grace", "0.5", "bash", "-c", script], cwd=ROOT)
+    escaped = wait_for(tmp_path / "escaped")
+    process.terminate()
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert gone(escaped)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal when the parent dies, which Linux alone offers")
 def test_when_its_parent_is_killed_nothing_is_left(tmp_path: Path) -> None:
     """kill -9 of a flow leaves no stage behind."""

@@ -15,6 +15,7 @@ from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import Rl
+from stages.training.loop import make_processes
 from stages.training.preference import PreferenceJob
 from training.toys import KilledError, kill_at_step, outputs
 
@@ -86,7 +87,8 @@ def job_of(make_context, name: str, tokens_per_batch: int = 512, **preference: A
     resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
-    return PreferenceJob(context, resolve(Rl(**{**RL, "algorithm": name, "preference": preference})), policy)
+    algorithm = resolve(Rl(**{**RL, "algorithm": name, "preference": preference}))
+    return PreferenceJob(context, algorithm, policy, make_processes(resources))
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])

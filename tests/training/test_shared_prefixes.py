@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from stages.agent.decoder import FAMILIES
 from stages.agent.episode import Owner
 from stages.agent.policy import load_policy, predicting_states, token_logprobs
 from stages.algorithms.compose import resolve
@@ -16,7 +17,7 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.params import Resources, Rl
 from stages.training.batches import take, trajectory_batch
 from stages.training.ledger import Ledger
-from stages.training.loop import make_accelerator
+from stages.training.loop import make_processes
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates
 from stages.training.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
@@ -86,7 +87,10 @@ def test_a_layout_holds_each_distinct_token_once(model):
         assert layout.positions[layout.nodes[row, :end]].tolist() == list(range(end))
 
 
-def test_states_are_those_of_the_dense_pass(model):
+@pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
+def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
+    """Contract: by the layers' modules, and by the forward pass of a model whose family is not known."""
+    monkeypatch.setattr("stages.training.shared_prefixes.FAMILIES", families)
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
         micro = take(batch, rows)
@@ -104,7 +108,7 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
     for share in (False, True):
         twin = copy.deepcopy(model)
         method = resolve(Rl(algorithm=algorithm, share_prefixes=share, loss={"entropy_coef": 0.01}))
-        models = Models.make(method, twin, None, make_accelerator(Resources()), tokens_per_batch)
+        models = Models.make(method, twin, None, make_processes(Resources()), tokens_per_batch)
         assert models.sharing == share
         batch = method.prepare(models.annotate(with_equal_turns(make_batch(model.config.vocab_size)), method))
         ledger, total = Ledger(), 0.0
@@ -115,6 +119,8 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
                 for terms in update.loss(micro):
                     terms.loss.backward()
                     total += float(terms.loss.detach())
+                    if terms.trained is not None:
+                        update.saw(*terms.trained)
         assert ledger.policy_tokens == int(batch.mask.sum())
         found[share] = total, torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
     assert found[True][0] == pytest.approx(found[False][0], abs=1e-6)

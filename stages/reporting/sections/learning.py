@@ -16,7 +16,8 @@ SFT_INTRO = (
 )
 RL_INTRO = (
     "One copy of the fine-tuned policy per domain learns from its own attempts. Each step plays a batch of tasks, several "
-    "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five."
+    "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five. "
+    "Success in training stands among the results."
 )
 
 

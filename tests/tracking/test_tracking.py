@@ -7,58 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
+from spooling import EPISODE, PARAMS, ROOT, attach, runs, spooled, start_stage, until
 
 from stages.params import parse_params
-from stages.tracking import SpoolTracker, Tracker, flatten, open_tracker, run_header
-from stages.tracking.follower import replay
-from stages.tracking.sender import Sender, Server, create_database
+from stages.tracking import SpoolTracker, Tracker, flatten, open_tracker
+from stages.tracking.episodes import trace_of
+from stages.tracking.follower import Sampler
+from stages.tracking.header import Lifecycle
+from stages.tracking.sender import Sender
+from stages.tracking.server import Server, create_database
 from stages.tracking.spool import Spool, spools
+from stages.tracking.sweep import replay
 
-ROOT = Path(__file__).resolve().parents[1]
-PARAMS = {"domains": ["search"], "per_domain": {"search": {"rl": {"steps": 7}}}}
 UNREACHABLE = "http://127.0.0.1:9"
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database; making one takes seconds, copying it none."""
-    folder = tmp_path_factory.mktemp("database")
-    create_database(folder / "mlflow.db", folder / "artifacts")
-    return folder / "mlflow.db"
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "DVC_ROOT", "LIFECYCLE_RUN_ID", "BELLWETHER_TRACKING"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "mlflow.db").write_bytes(empty_database.read_bytes())
-    return tmp_path
-
-
-@pytest.fixture
-def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    found = Server(root)
-    # MLflow writes the address it was given into the environment; the next test has its own.
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return found
-
-
-def spooled(root: Path, stage: str = "rl", domain: str | None = "search") -> Spool:
-    """A stage's spool with its header, and no follower."""
-    header = run_header(root, stage, domain, parse_params(PARAMS))
-    spool = Spool.create(root, header["title"])
-    spool.append(header)
-    return spool
-
-
-def runs(server: Server) -> dict[str, Any]:
-    found = {run.info.run_name: run for run in server.client.search_runs([server.experiment])}
-    return {("lifecycle" if name.startswith("lifecycle") else name): run for name, run in found.items()}
 
 
 def test_off_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,39 +40,56 @@ def test_flatten() -> None:
 
 
 def test_a_stage_becomes_a_child_run_with_everything_it_said(root: Path, server: Server) -> None:
-    """One parent run per lifecycle, one child per stage and domain with parameters, curves, files, tags, traces and the model."""
+    """One parent run per lifecycle, one child per stage and domain with parameters, curves, files, tags, datasets and traces."""
     spool = spooled(root)
     spool.append({"kind": "params", "values": {"extra": "1"}})
     spool.append({"kind": "tags", "values": {"in:data/models/sft": "00ff", "out:data/models/rl/search": "ff00"}})
+    dataset = {"name": "data/curated/search", "digest": "0123456789abcdef0123456789abcdef.dir", "profile": {"files": 3}}
+    spool.append({"kind": "datasets", "context": "rl@search", "datasets": [dataset]})
     for step in range(2500):
         spool.append({"kind": "metric", "name": "loss", "value": 1 / (step + 1), "step": step})
-    (root / "history.csv").write_text("step\n1\n")
-    spool.append({"kind": "artifact", "path": str(root / "history.csv")})
-    turns = [{"action": "go", "observation": "a room", "reward": 0.0}, {"action": "take", "observation": "taken", "reward": 1.0}]
-    spool.append({"kind": "trace", "name": "task-1", "turns": turns, "tags": {"outcome": "success"}})
-    (root / "merged").mkdir()
-    (root / "merged" / "config.json").write_text("{}")
-    spool.append({"kind": "model", "name": "bellwether", "path": str(root / "merged")})
+    attach(spool, {"kind": "artifact"}, "history.csv", "step\n1\n")
+    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "headline", "values": {"search_sft": 0.5}})
     spool.append({"kind": "end", "status": "FINISHED"})
 
     assert Sender(server, spool).send()
-    assert not spools(root)
+    assert not list(spool.path.parent.glob(f"{spool.path.stem}*"))
     found = runs(server)
     child, parent = found["rl@search"], found["lifecycle"]
     assert child.info.status == parent.info.status == "FINISHED"
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert parent.data.metrics == {"search_sft": 0.5}
     assert child.data.params["rl.steps"] == "7"
     assert child.data.params["extra"] == "1"
     assert {"git.commit", "git.dirty", "params.hash", "stage", "domain"} <= set(child.data.tags)
     assert child.data.tags["out:data/models/rl/search"] == "ff00"
+    given = child.inputs.dataset_inputs[0]
+    assert (given.dataset.name, given.dataset.digest, given.tags[0].value) == (dataset["name"], dataset["digest"], "rl@search")
     history = server.client.get_metric_history(child.info.run_id, "loss")
     assert [(point.step, point.value) for point in history[:2]] == [(0, 1.0), (1, 0.5)]
     assert len(history) == 2500
-    assert {item.path for item in server.client.list_artifacts(child.info.run_id)} == {"history.csv", "merged"}
-    traces = server.client.search_traces([server.experiment])
-    assert [span.name for span in traces[0].data.spans] == ["task-1", "turn 0", "turn 1"]
-    assert traces[0].info.trace_metadata["mlflow.sourceRun"] == child.info.run_id
-    assert server.client.get_model_version_by_alias("bellwether", "champion").run_id == child.info.run_id
+    assert {item.path for item in server.client.list_artifacts(child.info.run_id)} == {"history.csv"}
+
+
+def test_a_trace_shows_turns_tool_calls_rewards_and_advantages(root: Path, server: Server) -> None:
+    """Per turn: what the policy saw and did, its log-probability and mean advantage, and what the environment made of it."""
+    spool = spooled(root)
+    spool.append({"kind": "trace", **trace_of(EPISODE)})
+    spool.append({"kind": "end", "status": "FINISHED"})
+    assert Sender(server, spool).send()
+    trace = server.client.search_traces(locations=[server.experiment])[0]
+    assert trace.info.trace_metadata["mlflow.sourceRun"] == runs(server)["rl@search"].info.run_id
+    names = ["task-1", "turn 1: go", "turn 1: environment", "turn 2: take", "turn 2: environment"]
+    spans = {span.name: span for span in trace.data.spans}
+    assert sorted(spans) == sorted(names)
+    policy, tool = spans["turn 1: go"], spans["turn 1: environment"]
+    assert policy.outputs["messages"][0]["content"] == "go"
+    assert (policy.attributes["logprob"], policy.attributes["advantage"]) == (-1.5, 1.0)
+    assert tool.inputs == {"action": "go"}
+    assert tool.outputs == {"observation": "a room", "reward": 0.0, "accepted": True, "cost": 1.0, "advantage": 1.0}
+    assert spans["turn 2: take"].inputs["messages"][0]["content"] == "a room"
+    assert {item.name: item.value for item in trace.info.assessments} == {"reward": 1.0, "success": True}
 
 
 def test_what_was_interrupted_is_sent_again_and_counted_once(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +97,7 @@ def test_what_was_interrupted_is_sent_again_and_counted_once(root: Path, server:
     spool = spooled(root)
     for step in range(10):
         spool.append({"kind": "metric", "name": "loss", "value": 0.5, "step": step})
-    spool.append({"kind": "trace", "name": "task-1", "turns": [{"action": "go"}], "tags": {}})
+    spool.append({"kind": "trace", **trace_of(EPISODE)})
     spool.append({"kind": "metric", "name": "loss", "value": 0.25, "step": 10})
 
     confirm, calls = Sender._confirm, 0
@@ -142,7 +124,8 @@ def test_what_was_interrupted_is_sent_again_and_counted_once(root: Path, server:
         "rl@search",
     ]
     assert len(server.client.get_metric_history(runs(server)["rl@search"].info.run_id, "loss")) == 11
-    assert len(server.client.search_traces([server.experiment])) == 1
+    traces = server.client.search_traces(locations=[server.experiment])
+    assert [len(trace.info.assessments) for trace in traces] == [2]
 
 
 def test_stages_of_one_lifecycle_share_a_parent(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +143,7 @@ def test_stages_of_one_lifecycle_share_a_parent(root: Path, server: Server, monk
 def test_one_refused_event_costs_nothing_but_itself(root: Path, server: Server) -> None:
     spool = spooled(root)
     spool.append({"kind": "params", "values": {"rl.steps": "8"}})
-    spool.append({"kind": "artifact", "path": str(root / "gone.csv")})
+    spool.append({"kind": "artifact", "files": "gone"})
     spool.append({"kind": "metric", "name": "odd name @ 1", "value": 2.0, "step": 0})
     with spool.path.open("ab") as handle:
         handle.write(b'{"kind": "metr\n')
@@ -174,7 +157,7 @@ def test_one_refused_event_costs_nothing_but_itself(root: Path, server: Server) 
 
 
 def test_leftovers_of_dead_stages_are_sent_and_marked_killed(root: Path, server: Server) -> None:
-    header = run_header(root, "rl", "search", parse_params(PARAMS))
+    header = Lifecycle.now(root, parse_params(PARAMS)).header("rl", "search")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     spool = Spool.create(root, "rl@search")
@@ -186,37 +169,6 @@ def test_leftovers_of_dead_stages_are_sent_and_marked_killed(root: Path, server:
     assert replay(root, server) == 1
     assert [item.path for item in spools(root)] == [living.path]
     assert runs(server)["rl@search"].info.status == "KILLED"
-
-
-STAGE = f"""
-import os, sys, time
-from pathlib import Path
-from stages.params import parse_params
-from stages.tracking import open_tracker
-tracker = open_tracker(Path.cwd(), "rl", "search", parse_params({PARAMS!r}))
-tracker.metric("loss", 1.0, 0)
-print("started", flush=True)
-if sys.argv[1] == "hang":
-    time.sleep(60)
-tracker.metric("loss", 0.5, 1)
-tracker.close("FINISHED")
-"""
-
-
-def start_stage(root: Path, how: str, **environment: str) -> subprocess.Popen:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.Popen(
-        [sys.executable, "-c", STAGE, how], cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def until(condition: Any, within_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> None:
@@ -242,7 +194,7 @@ def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> No
 
 def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 leaves no run that stays RUNNING for ever."""
-    process = start_stage(root, "hang")
+    process = start_stage(root, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     os.kill(process.pid, signal.SIGKILL)
@@ -256,11 +208,38 @@ def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch
     assert run.data.metrics["system/system_memory_usage_megabytes"] > 0
 
 
+TWO_GPUS = SimpleNamespace(
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 2,
+    nvmlDeviceGetHandleByIndex=int,
+    nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=50 + gpu),
+    nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=2_000_000_000),
+    nvmlDeviceGetPowerUsage=lambda gpu: 300_500,
+)
+"""What NVIDIA's library says on a machine with two."""
+
+
+def test_system_metrics_of_the_stage_and_of_every_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", TWO_GPUS)
+    values = Sampler(os.getppid(), tmp_path).sample()
+    assert values["system/gpu_1_utilization_percentage"] == 51.0
+    assert values["system/gpu_0_memory_usage_megabytes"] == 2000.0
+    assert values["system/gpu_0_power_usage_watts"] == 300.5
+    assert values["system/system_memory_usage_megabytes"] > 1
+    assert values["system/disk_available_megabytes"] > 0
+
+
+def test_without_a_gpu_there_are_no_gpu_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert not [name for name in Sampler(os.getppid(), tmp_path).sample() if "gpu" in name]
+
+
 def test_a_full_disk_is_reported_once_and_the_stage_goes_on(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = SpoolTracker.__new__(SpoolTracker)
     tracker.root, tracker.spool, tracker.broken = root, spooled(root), False
+    tracker.follower, tracker.spent_s = None, 0.0
 
     def full(self: Spool, event: dict) -> None:
         raise OSError(28, "No space left on device")
@@ -272,7 +251,7 @@ def test_a_full_disk_is_reported_once_and_the_stage_goes_on(
 
 
 def test_the_header_holds_no_more_than_json(root: Path) -> None:
-    header = run_header(root, "merge", None, parse_params(PARAMS))
+    header = Lifecycle.now(root, parse_params(PARAMS)).header("merge", None)
     assert json.loads(json.dumps(header)) == header
     assert header["params"]["merge.method"] == "ram_plus"
     assert "rl.steps" not in header["params"]

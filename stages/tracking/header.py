@@ -1,0 +1,115 @@
+"""What a run is, as it stands when a stage starts: all that whoever sends it needs, be it months later."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.params import Params, params_hash
+
+STATES = ("ran", "restored", "unchanged", "cached")
+"""Tag `dvc.state`: executed; taken from DVC's run cache; up to date before; one of these two, not known which."""
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}; an empty mapping stays one value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Output of a git command, None where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def git_state(root: Path) -> tuple[str, bool]:
+    """(commit, whether tracked files differ from it). What the pipeline itself writes does not count as a difference."""
+    commit = _git(root, "rev-parse", "HEAD") or "none"
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!reports")
+    return commit, bool(changed)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """The parent run: one per flow run, per DVC experiment, or per commit and parameters."""
+
+    root: Path
+    key: str
+    name: str
+    tags: Mapping[str, str]
+    params: Params
+
+    @classmethod
+    def now(cls, root: Path, params: Params) -> Lifecycle:
+        """Of a stage that starts now: LIFECYCLE_RUN_ID if a flow set it, else made of commit, parameters and DVC_EXP_NAME."""
+        commit, dirty = git_state(root)
+        digest = params_hash(params)
+        experiment = os.environ.get("DVC_EXP_NAME", "")
+        made = hashlib.sha256(" ".join(filter(None, [commit, digest, experiment])).encode()).hexdigest()[:16]
+        title = os.environ.get("LIFECYCLE_RUN_NAME") or experiment or f"{commit[:8]} {digest[:8]}"
+        tags = {
+            "git.commit": commit,
+            "git.dirty": str(dirty).lower(),
+            "params.hash": digest,
+            "host": socket.gethostname(),
+            "checkout": str(root),
+            "mlflow.user": _user(),
+        }
+        if experiment:
+            tags["dvc.exp"] = experiment
+        return cls(root, os.environ.get("LIFECYCLE_RUN_ID") or made, f"lifecycle {title}", tags, params)
+
+    def header(self, name: str, domain: str | None, state: str = "ran") -> dict[str, Any]:
+        """The first event of a stage's run: the run's name, tags and parameters, and those of the lifecycle it belongs to."""
+        params = self.params
+        values: dict[str, Any] = {"seed": params.seed, "model": params.model, "resources": params.resources}
+        if domain and hasattr(params.per_domain[domain], name):
+            values[name] = params.section(name, domain)
+            values["environment"] = params.per_domain[domain].environment
+        elif hasattr(params, name):
+            values[name] = getattr(params, name)
+        own = {key: value.model_dump(mode="json") if hasattr(value, "model_dump") else value for key, value in values.items()}
+        argument = f" --domain {domain}" if domain else ""
+        return {
+            "kind": "run",
+            "title": f"{name}@{domain}" if domain else name,
+            "root": str(self.root),
+            "pid": os.getpid(),
+            "state": state,
+            "lifecycle": self.key,
+            "lifecycle_name": self.name,
+            "tags": {
+                **self.tags,
+                "stage": name,
+                "domain": domain or "all",
+                "dvc.state": state,
+                "pid": str(os.getpid()),
+                "mlflow.source.name": f"python -m stages.{name}{argument}",
+            },
+            "lifecycle_tags": dict(self.tags),
+            "params": {key: str(value) for key, value in flatten(own).items()},
+            "lifecycle_params": {key: str(value) for key, value in flatten(params.model_dump(mode="json")).items()},
+        }

@@ -1,0 +1,75 @@
+"""A sample episode as MLflow's trace: a root span for the episode, and per turn one each for the policy and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stages.tracking.server import Server
+
+NAME_CHARACTERS = 60
+FEEDBACK = ("reward", "success")
+"""Outcomes that are shown as assessments, in columns of their own."""
+
+
+def log_trace(server: Server, run_id: str, event: Mapping[str, Any], key: str, doubt: bool) -> None:
+    """Once: the tag `event` names the spool's event, and is looked for first where an earlier attempt may have got through."""
+    found = []
+    if doubt:
+        query = f"tags.event = '{key}'"
+        found = list(server.client.search_traces(locations=[server.experiment], filter_string=query, max_results=1))
+    if found:
+        trace_id, known = found[0].info.trace_id, {item.name for item in found[0].info.assessments}
+    else:
+        trace_id, known = _log_spans(server, run_id, event, key), set()
+    for name in FEEDBACK:
+        if name in event["outcome"] and name not in known:
+            server.mlflow.log_feedback(
+                trace_id=trace_id, name=name, value=event["outcome"][name], source=_environment(server), metadata={"event": key}
+            )
+
+
+def _environment(server: Server) -> Any:
+    entities = server.mlflow.entities
+    return entities.AssessmentSource(source_type=entities.AssessmentSourceType.CODE, source_id="environment")
+
+
+def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) -> str:
+    """Times within a trace are made up, a millisecond for each turn's half: order is what counts."""
+    start, step = event["t"] * 1_000_000, 1_000_000
+    begin = server.mlflow.start_span_no_context
+    root = begin(
+        event["name"],
+        span_type="AGENT",
+        inputs={"messages": [{"role": "user", "content": event["prompt"]}]},
+        tags={**event["tags"], "event": key},
+        metadata={"mlflow.sourceRun": run_id},
+        experiment_id=server.experiment,
+        start_time_ns=start,
+    )
+    at, seen = start, event["prompt"]
+    for number, turn in enumerate(event["turns"]):
+        thought = {name: turn[name] for name in ("tokens", "logprob", "advantage") if name in turn}
+        policy = begin(
+            f"turn {number + 1}: {turn['action'][:NAME_CHARACTERS]}",
+            span_type="CHAT_MODEL",
+            parent_span=root,
+            inputs={"messages": [{"role": "user", "content": seen}]},
+            attributes=thought,
+            start_time_ns=at,
+        )
+        policy.end(outputs={"messages": [{"role": "assistant", "content": turn["action"]}]}, end_time_ns=at + step)
+        tool = begin(
+            f"turn {number + 1}: environment",
+            span_type="TOOL",
+            parent_span=root,
+            inputs={"action": turn["action"]},
+            start_time_ns=at + step,
+        )
+        brought = {name: turn[name] for name in ("observation", "reward", "accepted", "cost") if name in turn}
+        if "advantage" in thought:
+            brought["advantage"] = thought["advantage"]
+        tool.end(outputs=brought, end_time_ns=at + 2 * step)
+        at, seen = at + 2 * step, turn["observation"]
+    root.end(outputs=dict(event["outcome"]), end_time_ns=max(at, start + step))
+    return str(root.trace_id)

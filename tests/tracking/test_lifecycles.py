@@ -1,0 +1,204 @@
+"""One parent per lifecycle, children for what was executed and for what was not, and no run that stays RUNNING for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from spooling import PARAMS, ROOT, runs, spooled, start_stage, until
+
+from stages.lineage import Locked
+from stages.params import parse_params
+from stages.tracking.__main__ import parse_states, tell_states
+from stages.tracking.cached import noted, tell, tell_what_came_before
+from stages.tracking.header import Lifecycle
+from stages.tracking.sender import Sender
+from stages.tracking.server import Server
+from stages.tracking.spool import spools
+from stages.tracking.sweep import replay, sweep
+
+LOCK = """
+schema: '2.0'
+stages:
+  curate@search: {cmd: x, deps: [{path: raw, md5: aa}], outs: [{path: data/curated/search, md5: bb.dir}]}
+  sft: {cmd: x, deps: [{path: data/curated, md5: cc.dir}], outs: [{path: data/models/sft, md5: dd.dir}]}
+  merge: {cmd: x, deps: [{path: data/models/rl, md5: ee.dir}], outs: [{path: data/models/merged, md5: ff.dir}]}
+"""
+DVC_YAML = "stages: {rl: {cmd: x, deps: ['data/curated/${item.domain}', data/models/sft]}}"
+
+
+def now(root: Path) -> Lifecycle:
+    return Lifecycle.now(root, parse_params(PARAMS))
+
+
+def finish(server: Server, stage: str, status: str = "FINISHED") -> None:
+    spool = spooled(server.root, stage, None)
+    spool.append({"kind": "end", "status": status})
+    assert Sender(server, spool).send()
+
+
+def test_a_stage_tells_of_what_dvc_did_not_execute_before_it(root: Path, server: Server) -> None:
+    """Children for cached stages too, with state and hashes, once in a lifecycle; what comes after the stage is not told of."""
+    (root / "dvc.lock").write_text(LOCK)
+    (root / "dvc.yaml").write_text(DVC_YAML)
+    assert tell_what_came_before(now(root), root, "rl", "search") == ["curate@search", "sft"]
+    assert tell_what_came_before(now(root), root, "rl", "search") == []
+    assert replay(root, server) == 2
+    found = runs(server)
+    assert set(found) == {"lifecycle", "curate@search", "sft"}
+    run = found["curate@search"]
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["dvc.state"] == "cached"
+    assert run.data.tags["in:raw"] == "aa"
+    assert run.data.tags["out:data/curated/search"] == "bb.dir"
+    assert run.data.tags["mlflow.parentRunId"] == found["lifecycle"].info.run_id
+
+
+def test_a_stage_that_ran_is_not_told_of_as_cached_however_late_its_events_arrive(root: Path, server: Server) -> None:
+    """The notes are lost, so the server is asked: a cached stage has one run per lifecycle, and learns its exact state."""
+    finish(server, "sft")
+    tell(now(root), [Locked("sft"), Locked("merge")], {})
+    tell(now(root), [Locked("merge")], {"merge": "restored"})
+    replay(root, server)
+    found = [(run.info.run_name, run.data.tags["dvc.state"]) for run in server.children(runs(server)["lifecycle"].info.run_id)]
+    assert sorted(found) == [("merge", "restored"), ("sft", "ran")]
+    assert noted(now(root)) == {"sft", "merge"}
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        ([("sft", "FINISHED"), ("merge", "FINISHED")], "FINISHED"),
+        ([("sft", "FAILED"), ("merge", "FINISHED")], "FAILED"),
+        ([("sft", "FAILED"), ("sft", "FINISHED")], "FINISHED"),
+        ([("sft", "FAILED"), ("merge", "KILLED")], "KILLED"),
+    ],
+)
+def test_a_lifecycle_is_what_its_stages_last_runs_are(
+    root: Path, server: Server, ended: list[tuple[str, str]], expected: str
+) -> None:
+    for stage, status in ended:
+        finish(server, stage, status)
+    assert runs(server)["lifecycle"].info.status == expected
+
+
+def test_a_lifecycle_runs_as_long_as_one_of_its_stages(root: Path, server: Server) -> None:
+    """Domains side by side: the first that ends does not end the lifecycle."""
+    first, second = spooled(root, "sft", None), spooled(root, "merge", None)
+    Sender(server, first).send()
+    Sender(server, second).send()
+    first.append({"kind": "end", "status": "FINISHED"})
+    Sender(server, first).send()
+    assert runs(server)["lifecycle"].info.status == "RUNNING"
+    second.append({"kind": "end", "status": "FINISHED"})
+    Sender(server, second).send()
+    assert runs(server)["lifecycle"].info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(("name", "value"), [("LIFECYCLE_RUN_ID", "flow-1"), ("DVC_EXP_NAME", "silky-gum")])
+def test_flow_runs_and_experiments_have_lifecycles_of_their_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    plain = now(root)
+    assert now(root).key == plain.key
+    monkeypatch.setenv(name, value)
+    assert now(root).key != plain.key
+    assert (now(root).tags.get("dvc.exp"), now(root).name == "lifecycle silky-gum") == (
+        ("silky-gum", True) if name == "DVC_EXP_NAME" else (None, False)
+    )
+
+
+def test_sweeping_ends_runs_of_processes_that_are_gone_and_no_others(root: Path, server: Server, tmp_path: Path) -> None:
+    """A run of a killed process never stays RUNNING, also if its spool was deleted; other machines' and checkouts' runs stay."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = {"host": socket.gethostname(), "checkout": str(root), "pid": str(gone.pid)}
+    other = {"host": "elsewhere"}
+    for name, tags in {
+        "dead": here,
+        "alive": {**here, "pid": str(os.getpid())},
+        "other machine": {**here, **other},
+        "other checkout": {**here, "checkout": str(ROOT)},
+    }.items():
+        parent = server._create(1, f"lifecycle {name}", {**here, **tags, "git.commit": "c", "lifecycle": name})
+        server.client.update_run(parent, status="RUNNING")
+        started = psutil.Process().create_time() * 1000 + 10
+        server._create(int(started), name, {**tags, "git.commit": "c", "mlflow.parentRunId": parent})
+    assert sweep(server) == ["dead"]
+    found = {run.info.run_name: run.info.status for run in server.client.search_runs([server.experiment])}
+    assert found["dead"] == found["lifecycle dead"] == "KILLED"
+    assert {found[name] for name in found if "dead" not in name} == {"RUNNING"}
+
+
+def follower_of(stage: subprocess.Popen) -> psutil.Process | None:
+    children = psutil.Process(stage.pid).children()
+    return next((child for child in children if "--follow" in child.cmdline()), None)
+
+
+def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Server) -> None:
+    stage = start_stage(root, "wait")
+    assert stage.stdout is not None
+    assert stage.stdin is not None
+    assert stage.stdout.readline() == "started\n"
+    follower = follower_of(stage)
+    assert follower is not None
+    follower.send_signal(signal.SIGKILL)
+    assert until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
+    stage.stdin.write("go on\n")
+    stage.stdin.close()
+    stage.wait(240)
+    assert until(lambda: not spools(root))
+    run = runs(server)["rl@search"]
+    assert run.info.status == "FINISHED"
+    assert [point.value for point in server.client.get_metric_history(run.info.run_id, "loss")] == [1.0, 0.5]
+
+
+def test_stage_and_follower_killed_are_found_by_whoever_comes_next(root: Path, server: Server) -> None:
+    """kill -9 of both: the run stands as RUNNING until `python -m stages.tracking`, or the next stage, marks it KILLED."""
+    stage = start_stage(root, "wait")
+    assert stage.stdout is not None
+    assert stage.stdout.readline() == "started\n"
+    follower = follower_of(stage)
+    assert follower is not None
+    assert until(lambda: "rl@search" in runs(server))
+    for victim in (follower.pid, stage.pid):
+        os.kill(victim, signal.SIGKILL)
+    stage.wait()
+    assert runs(server)["rl@search"].info.status == "RUNNING"
+    command = [sys.executable, "-m", "stages.tracking", "--replay"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sent 1 of 1 runs" in done.stdout
+    assert {run.info.status for run in runs(server).values()} == {"KILLED"}
+
+
+def test_whoever_drives_dvc_says_what_it_did(root: Path, server: Server) -> None:
+    """`--state` from a flow: skipped stages get children with their state; those that ran have runs of their own."""
+    (root / "dvc.lock").write_text(LOCK)
+    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    states = parse_states(["sft=unchanged", "merge=restored", "rl@search=ran", "gone=restored"])
+    assert tell_states(root, states) == ["sft", "merge"]
+    replay(root, server)
+    found = {name: run.data.tags.get("dvc.state") for name, run in runs(server).items() if name != "lifecycle"}
+    assert found == {"sft": "unchanged", "merge": "restored"}
+    with pytest.raises(ValueError, match="write STAGE=STATE with one of ran, restored, unchanged, cached"):
+        parse_states(["merge=skipped"])
+
+
+def test_without_a_driver_dvc_says_which_stages_are_up_to_date(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages that `dvc status` calls changed, and those the lifecycle knows, are not told of."""
+    (root / "dvc.lock").write_text(LOCK)
+    (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    monkeypatch.setattr("stages.tracking.__main__.changed_stages", lambda root: {"merge"})
+    assert tell_states(root, {}) == ["curate@search", "sft"]
+    assert tell_states(root, {}) == []
+    monkeypatch.setattr("stages.tracking.__main__.changed_stages", lambda root: None)
+    monkeypatch.setenv("LIFECYCLE_RUN_ID", "another")
+    assert tell_states(root, {}) == []

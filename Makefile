@@ -1,6 +1,7 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
+# make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
 # make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui serve serve-stop keep screenshots bench lock clean
+.PHONY: help install lifecycle test lint ui experiments plots serve serve-stop keep screenshots bench lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -49,6 +50,7 @@ lifecycle: install
 	@python -m stages.params > /dev/null
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
 	dvc --wait-for-lock repro
+	@python -m stages.tracking || true
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
@@ -62,10 +64,20 @@ lint: install
 	mypy
 
 # Job execution off: without it the UI is two processes and leaves none behind.
+# UI_ARGS='--port 5005' for another port.
 ui: install
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
-		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}" $(UI_ARGS)
+
+# What differs between experiments, without the hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...
+experiments: install
+	@dvc exp show --no-pager --only-changed --drop '^(data|reports|stages)/' $(EXP_ARGS)
+
+# REVS='main ties': lay commits, branches or experiments over each other.
+plots: install
+	@python -c 'import vl_convert' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[plots]'
+	@python -m stages.reporting.plots $(REVS)
 
 # SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011' for other ports.
 serve: install

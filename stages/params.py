@@ -87,7 +87,7 @@ class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     tasks: Count = 96
     """Training tasks to try (all, if there are fewer)."""
-    chunk: Count = 64
+    chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
 
@@ -129,7 +129,7 @@ class Annotate(Section):
     iterations: Count = 16
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
-    chunk: Count = 64
+    chunk: Count = 128
     """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
     selection: Selection = Selection()
     evaluation: LeafEvaluation = LeafEvaluation()

@@ -44,7 +44,7 @@ class Resources(Section):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     precision: Literal["float32", "bfloat16"] = "float32"
-    slots: Annotated[int, Field(ge=4, le=4096)] = 64
+    slots: Annotated[int, Field(ge=4, le=4096)] = 128
     """Sessions the engine decodes at once."""
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
     """Padded tokens in one micro-batch of training; changes memory and speed, and the loss by rounding alone."""

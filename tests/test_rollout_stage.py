@@ -18,6 +18,7 @@ from stages.agent.episode import Episode, TurnRecord, read_episodes, write_tasks
 from stages.params import parse_params
 from stages.runtime import StageContext
 from stages.shards import Shard
+from stages.tracking import Tracker
 from stages.validation import ParamsError
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
@@ -77,7 +78,7 @@ def make_context(root: Path) -> StageContext:
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     write_tasks(root / "data/curated/toy/tasks.parquet", toy_tasks(9))
     make_tiny_policy(root / "data/models/sft")
-    tracker = SimpleNamespace(params=lambda values: None, metric=lambda *values: None, artifact=lambda path: None)
+    tracker = Tracker()
     return StageContext("rollout", "toy", parse_params(values), root, tracker)
 
 

@@ -131,11 +131,12 @@ def serves(model: Any) -> bool:
         *(getattr(layer.self_attn, f"{name}_proj") for layer in decoder.layers for name in "qkvo"),
         *(getattr(layer.mlp, f"{name}_proj") for layer in decoder.layers for name in ("gate", "up", "down")),
     ]
-    return all(type(module) is nn.Linear for module in linear) and not any(_hooked(module) for module in decoder.modules())
+    return all(type(module) is nn.Linear for module in linear) and not hooked(decoder)
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def hooked(module: nn.Module) -> bool:
+    """Whether something happens around the forward passes of the module or its parts, as under FSDP."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def _head_dim(config: Any) -> int:

@@ -13,9 +13,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:
         if tables:
             import pyarrow.parquet as pq
 
-            profile.update({f"rows of {item.stem}": pq.read_metadata(item).num_rows for item in tables[:20]})
+            with suppress(ValueError):  # a damaged table is the stage's to complain of
+                profile.update({f"rows of {item.stem}": pq.read_metadata(item).num_rows for item in tables[:20]})
         found.append({"name": path, "digest": digest, "profile": profile})
     return found
 
@@ -167,11 +169,17 @@ class SpoolTracker(Tracker):
         """An event with files: copied, since the next run replaces them, perhaps before the server is back."""
         if self.broken:
             return
-        with self._guarded():
+        before = time.monotonic()
+        try:
             folder = self.spool.files()
             for path in paths:
                 copy = shutil.copytree if path.is_dir() else shutil.copy2
                 copy(path, folder / path.name)
+        except OSError as error:
+            print(f"tracking: cannot keep {', '.join(map(str, paths))} for MLflow: {error}; left out", file=sys.stderr)
+            return
+        finally:
+            self.spent_s += time.monotonic() - before
         self._event({**event, "files": folder.name})
 
     def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
@@ -184,17 +192,13 @@ class SpoolTracker(Tracker):
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
         from stages.tracking.pointer import write_pointer
 
-        if self.broken:
-            return
-        path = Path(folder).absolute().relative_to(self.here.absolute()).as_posix()
-        digest = dvc_hash(folder)
-        with self._guarded():
-            target = self.spool.files() / MODEL_FILES
-            write_pointer(target, folder, digest)
-            shutil.copy2(rows, target / ROWS)
-            kept = target.parent.name
+        path, digest = os.path.relpath(folder, self.here), dvc_hash(folder)
         event = {"kind": "model", "name": REGISTERED_MODEL, "path": path, "md5": digest, "settings": dict(settings)}
-        self._event({**event, "files": kept})
+        with tempfile.TemporaryDirectory() as scratch:
+            files = Path(scratch) / MODEL_FILES
+            write_pointer(files, folder, digest)
+            shutil.copy2(rows, files / ROWS)
+            self._keep(event, [files])
 
     def close(self, status: str) -> None:
         self.metric("tracking/stage_seconds", round(self.spent_s, 3))
@@ -239,7 +243,8 @@ def open_tracker(root: Path, name: str, domain: str | None, params: Params) -> T
     lifecycle = Lifecycle.now(home, params)
     header = lifecycle.header(name, domain)
     try:
-        tell_what_came_before(lifecycle, root, name, domain)
+        if os.environ.get("DVC_STAGE"):  # by hand, what dvc.lock says need not be what is there
+            tell_what_came_before(lifecycle, root, name, domain)
         note(lifecycle, header["title"])
         tracker = SpoolTracker(home, Spool.create(home, header["title"]), header, root)
     except OSError as error:

@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from stages.agent.decoder import FAMILIES
+from stages.agent.decoder import FAMILIES, hooked
 from stages.training.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
@@ -226,7 +226,7 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     layout = make_layout(token_ids, mask)
     rows, columns = mask.nonzero(as_tuple=True)
     predicting = layout.nodes[rows, columns - 1]
-    if model.config.model_type in FAMILIES:
+    if model.config.model_type in FAMILIES and not hooked(model):
         return _through_layers(model.base_model, layout).index_select(0, torch.searchsorted(layout.wanted, predicting))
     return _through_model(model, layout).index_select(0, predicting)
 

@@ -272,3 +272,21 @@ def test_a_database_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "mlflow.db").exists()
     create_database(tmp_path / "mlflow.db", tmp_path / "artifacts")
     assert [path.name for path in tmp_path.glob("mlflow*")] == ["mlflow.db"]
+
+
+def test_files_are_kept_as_they_were_and_a_missing_one_costs_nothing_but_itself(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An outage may outlast the next run, which writes the same files anew."""
+    tracker = SpoolTracker.__new__(SpoolTracker)
+    tracker.root, tracker.spool, tracker.broken = root, spooled(root), False
+    tracker.follower, tracker.spent_s = None, 0.0
+    path = root / "report.json"
+    path.write_text("first")
+    tracker.artifact(path)
+    path.write_text("second")
+    tracker.artifact(root / "gone.json")
+    assert "gone.json" in capsys.readouterr().err
+    events, _ = tracker.spool.read(0)
+    (event,) = [event for _, event in events if event["kind"] == "artifact"]
+    assert (tracker.spool.files_path / event["files"] / "report.json").read_text() == "first"

@@ -69,9 +69,9 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
         sums = {}
         for update in job.updates(step):
             sums[update.learner] = job.learners[update.learner].update(update.micro_batches, update.loss, update.saw)
-        job.finish(step, sums)
+        dead = job.finish(step, sums)["dead_groups"]
         seen.action_tokens.append(sum(episode.policy_tokens for episode in job.played))
-        seen.dead_groups.append(job.dead_groups)
+        seen.dead_groups.append(int(dead))
         return 1.0
 
     return Side("bellwether", run, policy.model, restore(policy.model))

@@ -18,6 +18,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from stages.algorithms.resolve import resolve_section
+from stages.parameters.rl import Rl
+from stages.parameters.shared import HeadParams, SamplingParams
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
@@ -80,14 +83,6 @@ class Sft(Section):
     checkpoint_every: Count = 100
 
 
-class SamplingParams(Section):
-    temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 24
-    """Tokens per turn."""
-
-
 class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     tasks: Count = 96
@@ -121,20 +116,6 @@ class Pairs(Section):
     min_visits: Count = 2
 
 
-class HeadParams(Section):
-    loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
-    v_min: float = -0.2
-    v_max: float = 1.2
-    bins: Annotated[int, Field(ge=2, le=1024)] = 51
-    sigma_ratio: Positive = 0.75
-
-    @model_validator(mode="after")
-    def _range(self) -> HeadParams:
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min ({self.v_min}) must be below v_max ({self.v_max})")
-        return self
-
-
 class ValueModel(Section):
     epochs: Positive = 2.0
     learning_rate: Positive = 5e-4
@@ -166,84 +147,6 @@ class Annotate(Section):
             raise ValueError(
                 f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1"
             )
-        return self
-
-
-class Advantage(Section):
-    """Each axis on its own; null means what the algorithm stands for."""
-
-    estimator: Literal["group", "gae"] | None = None
-    mean: Literal["none", "group", "batch", "leave_one_out"] | None = None
-    std: Literal["none", "group", "batch"] | None = None
-    gamma: Share | None = None
-    lam: Share | None = None
-    whiten: bool | None = None
-
-
-class Credit(Section):
-    """Step credit: how an episode's advantage is spread over its turns."""
-
-    kind: Literal["outcome", "annotated"] = "outcome"
-    weight: NonNegative = 1.0
-    """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
-
-
-class Loss(Section):
-    kind: Literal["policy_gradient", "ppo_clip"] | None = None
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    clip_high: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] | None = None
-    kl_coef: NonNegative = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coef: NonNegative = 0.0
-
-
-class Critic(Section):
-    learning_rate: Positive = 1e-3
-    coef: NonNegative = 0.5
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    """Steps in which only the critic learns."""
-    head: HeadParams = HeadParams()
-
-
-class Curriculum(Section):
-    kind: Literal["uniform", "difficulty"] = "difficulty"
-    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training."""
-    floor: Share = 0.05
-
-
-class Rl(Section):
-    algorithm: Literal["reinforce", "rloo", "grpo", "ppo"] = "grpo"
-    steps: Count = 20
-    tasks_per_step: Count = 16
-    group_size: Annotated[int, Field(ge=1, le=256)] = 8
-    epochs: Count = 1
-    """Passes over each batch of episodes."""
-    minibatches: Count = 1
-    """Optimiser steps per pass."""
-    learning_rate: Positive = 3e-4
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    weight_decay: NonNegative = 0.0
-    max_grad_norm: Positive = 1.0
-    checkpoint_every: Count = 5
-    sampling: SamplingParams = SamplingParams()
-    dead_groups: Literal["keep", "drop"] = "drop"
-    """`drop` leaves groups with equal rewards out of the forward pass; denominators do not change."""
-    share_prefixes: bool = True
-    """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
-    episode whole. The same gradient to float rounding."""
-    advantage: Advantage = Advantage()
-    credit: Credit = Credit()
-    loss: Loss = Loss()
-    critic: Critic = Critic()
-    curriculum: Curriculum = Curriculum()
-
-    @model_validator(mode="after")
-    def _groups(self) -> Rl:
-        if self.algorithm in ("rloo", "grpo") and self.group_size < 2:
-            raise ValueError(f"algorithm {self.algorithm} compares episodes of a group: group_size must be at least 2")
-        if self.minibatches > self.tasks_per_step:
-            raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
         return self
 
 
@@ -373,6 +276,10 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 params.section(name, domain)
             except ValidationError as error:
                 raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+        try:
+            resolve_section(params.section("rl", domain), params.model.max_length)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
     return params
 
 
@@ -464,7 +371,8 @@ def main() -> int:
     for domain in params.domains:
         resolved[f"per_domain.{domain}"] = {
             "environment": params.per_domain[domain].environment,
-            **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate", "rl")},
+            **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate")},
+            "rl": resolve_section(params.section("rl", domain), params.model.max_length)[1].model_dump(mode="json"),
         }
     print(yaml.safe_dump(resolved, sort_keys=False, width=130), end="")
     print(f"# params hash {params_hash(params)}")

@@ -15,6 +15,7 @@ from stages import seeding
 from stages.agent.engine import Sampling
 from stages.agent.episode import Episode, episode_row, read_tasks, write_episodes, write_json
 from stages.checkpoints import Checkpoints
+from stages.curation.model_aware import histogram
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.evaluation.statistics import pass_at_k
@@ -58,6 +59,7 @@ def summary(episodes: Sequence[Episode], attempts: int) -> dict[str, Any]:
         "pass_at_k": {
             str(k): float(np.mean([pass_at_k(len(outcomes), sum(outcomes), k) for outcomes in tasks.values()])) for k in powers
         },
+        "buckets": histogram({task: float(np.mean(outcomes)) for task, outcomes in tasks.items()}),
         "tasks_never_solved": sum(not any(outcomes) for outcomes in tasks.values()),
         "tasks_always_solved": sum(all(outcomes) for outcomes in tasks.values()),
         "reward": spread([episode.reward for episode in episodes]),

@@ -216,8 +216,9 @@ def test_a_part_never_imports_a_stage() -> None:
 
 
 def test_environments_rewards_and_values_do_not_import_algorithms() -> None:
+    """Settings aside: stages/params.py checks the names and combinations of all parts."""
     for path in modules("stages/environments", "stages/rewards", "stages/values"):
-        inner = [str(item) for item in closure(path) if item.parts[:2] == ("stages", "algorithms")]
+        inner = [str(item) for item in closure(path, without=NO_EFFECT) if item.parts[:2] == ("stages", "algorithms")]
         assert not inner, f"{path} imports {inner}"
 
 
@@ -258,7 +259,7 @@ def test_modules_keep_to_their_size() -> None:
     for path in modules("stages", "flows"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        assert lines <= 500, f"{path} has {lines} lines"
+        assert lines <= (300 if "algorithms" in path.parts else 500), f"{path} has {lines} lines"
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or 0) - node.lineno + 1

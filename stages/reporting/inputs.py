@@ -45,6 +45,7 @@ NO_EFFECT = (
     "costs.py",
     "domains.py",
     "lineage.py",
+    "parameters",
     "params.py",
     "progress.py",
     "report.py",

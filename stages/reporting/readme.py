@@ -22,7 +22,7 @@ from stages.reporting.style import drawing, to_svg
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
-    from stages.algorithms.contract import Card
+    from stages.algorithms.card import Card
 
 FIGURE = Path("docs/figures/lifecycle.svg")
 

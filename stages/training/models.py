@@ -14,8 +14,10 @@ from torch import Tensor
 from stages.agent.policy import States, predicting_states, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
-from stages.params import Rl
+from stages.parameters.rl import Rl
+from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
 from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic
@@ -54,7 +56,8 @@ class Models:
         reference = reference_of(policy)
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
-        critic = Critic(policy, algorithm.rl.critic.head, states) if algorithm.needs_critic else None
+        head = algorithm.rl.critic.head or HeadParams()
+        critic = Critic(policy, head, states) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
         player = processes.replica(policy)
         return cls(policy, reference, critic, step_values, tokens_per_batch, sharing, processes, player)
@@ -70,7 +73,7 @@ class Models:
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches: of rows that share tokens, one or more for each process, or of similar length."""
-        if not self.sharing:
+        if not self.sharing or not rows:
             return self.plan_dense(batch, rows)
         budget = self.tokens_per_batch
         plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
@@ -128,7 +131,7 @@ class Models:
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: `logprobs_ref`, the critic's `values`, annotated `turn_values`."""
-        rows = torch.nonzero(batch.mask.any(1)).flatten().tolist()
+        rows = forward_rows(batch, "keep").tolist()
         if algorithm.needs_reference:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
         critic, step_values = self.critic, self.step_values
@@ -159,5 +162,6 @@ def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
 
     learners = {"policy": learner(models.policy, rl.learning_rate)}
     if models.critic is not None:
+        assert rl.critic.learning_rate is not None, "resolve the parameters first"
         learners["critic"] = learner(models.critic, rl.critic.learning_rate)
     return learners

@@ -35,14 +35,15 @@ class PolicyUpdates:
         """Epochs of minibatches of whole groups over a prepared batch: for each the critic's update, then the policy's, unless
         `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
 
-        Denominators are each minibatch's, dropped groups included. The step's first policy update is on-policy; it measures how
-        sampling and training log-probs differ (see `agreement`).
+        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update
+        is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
         """
         rl = self.algorithm.rl
-        kept = set(forward_rows(batch, rl.dead_groups).tolist())
+        kept = set(self.algorithm.forward_rows(batch).tolist())
+        valued = set(forward_rows(batch, "keep").tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
         groups = list(dict.fromkeys(batch.group.tolist()))
-        policy_learns = self.models.critic is None or step >= rl.critic.warmup_steps
+        policy_learns = self.models.critic is None or step >= (rl.critic.warmup_steps or 0)
         on_policy = True
         for epoch in range(rl.epochs):
             order = permutation(groups, *key, epoch) if rl.minibatches > 1 else groups
@@ -50,8 +51,9 @@ class PolicyUpdates:
                 self.ledger.open(batch.mask, dropped)
             for rows in minibatches(batch.group, rl.minibatches, order):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
-                if self.models.critic is not None:
-                    yield self._critic_update(batch, self.models.plan(batch, rows), total)
+                judged = [row for row in rows if row in valued]
+                if self.models.critic is not None and judged:
+                    yield self._critic_update(batch, self.models.plan(batch, judged), total)
                 trained = [row for row in rows if row in kept]
                 if policy_learns and trained:
                     yield self._policy_update(batch, trained, total, on_policy)
@@ -60,7 +62,7 @@ class PolicyUpdates:
                 self.ledger.close()
 
     def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
-        temperature, bonus = self.algorithm.rl.sampling.temperature, self.algorithm.rl.loss.entropy_coef > 0
+        temperature, bonus = self.algorithm.rl.sampling.temperature, bool(self.algorithm.rl.loss.entropy_coef)
         model = self.models.policy
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
@@ -87,11 +89,13 @@ class PolicyUpdates:
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
         assert critic is not None
+        assert coef is not None, "resolve the parameters first"
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
-            share = critic.loss(micro.token_ids, micro.mask, micro.returns).sum() / total.tokens
+            weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
+            share = (critic.loss(micro.token_ids, micro.mask, micro.returns) * weights).sum() / total.tokens
             yield LossTerms(coef * share, {"loss": share.detach()})
 
         return Update("critic", plan, loss)

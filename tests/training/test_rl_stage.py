@@ -24,8 +24,8 @@ RL: dict[str, Any] = {
     "dead_groups": "keep",
     "checkpoint_every": 2,
     "sampling": {"max_tokens": 3},
-    "critic": {"warmup_steps": 1, "learning_rate": 0.01},
 }
+PPO: dict[str, Any] = {"algorithm": "ppo", "critic": {"warmup_steps": 1, "learning_rate": 0.01}}
 
 
 def run(context) -> list[dict[str, float]]:
@@ -42,7 +42,8 @@ def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo", "ppo"])
 def test_every_algorithm_learns(make_context, algorithm: str):
-    context = make_context("rl", rl={**RL, "algorithm": algorithm, "steps": 10, "learning_rate": 0.03})
+    chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
+    context = make_context("rl", rl={**RL, **chosen, "steps": 10, "learning_rate": 0.03})
     history = run(context)
     assert len(history) == 10
     assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.4
@@ -70,7 +71,7 @@ def test_samples_show_the_first_and_last_steps_advantages(make_context):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "epochs": 2, "minibatches": 3}])
+@pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3}])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
     sections = {"rl": {**RL, "steps": 4, **changes}, **(with_lora(make_context) if lora else {})}
@@ -161,7 +162,8 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
     from stages.agent.adapters import Adapter, is_adapter
     from stages.agent.policy import load_policy
 
-    settings = {**RL, "algorithm": algorithm, "steps": 12, "learning_rate": 0.015}
+    chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
+    settings = {**RL, **chosen, "steps": 12, "learning_rate": 0.015}
     context = make_context("rl", rl=settings, **with_lora(make_context, gradient_checkpointing=algorithm == "ppo"))
     history = run(context)
     assert sum(row["success"] for row in history[-4:]) / 4 > history[0]["success"] + 0.25

@@ -60,7 +60,8 @@ def rl_section(inputs: Inputs) -> Section:
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            row = [domain, rl.algorithm, number(len(next(iter(history.values())))), f"{rl.tasks_per_step} × {rl.group_size}"]
+            played = f"{rl.tasks_per_step} × {rl.group_size}" if "success" in history else "stored pairs"
+            row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
             for column in ("success", "entropy", "dead_groups"):
                 ends = first_and_last(history, column)
                 row.append("–" if ends is None else f"{number(round(ends[0], 3))} → {number(round(ends[1], 3))}")

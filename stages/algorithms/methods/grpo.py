@@ -1,6 +1,6 @@
 """GRPO: group-relative policy optimisation."""
 
-from stages.algorithms.contract import Card, Composition
+from stages.algorithms.card import Card, Composition
 
 CARD = Card(
     slug="grpo",
@@ -10,19 +10,16 @@ CARD = Card(
     "then over episodes; the paper's KL term is loss.kl_coef: 0.04 with kl_estimator: k3",
     assumptions="groups of at least 2 episodes from one prompt; groups of equal returns teach nothing (see dead_groups)",
     reduces_to="advantage.std none, loss.aggregation constant: Dr. GRPO; advantage.std batch, aggregation token_mean: Lite PPO",
-    tested_by="tests/algorithms/test_advantage.py, tests/algorithms/test_losses.py, tests/algorithms/test_compose.py",
+    tested_by="tests/algorithms/test_advantage.py, tests/algorithms/test_losses.py, tests/algorithms/test_resolve.py",
     switch="rl.algorithm: grpo",
 )
 
 COMPOSITION = Composition(
     card=CARD,
     parts={
-        "advantage.estimator": "group",
         "advantage.mean": "group",
         "advantage.std": "group",
         "loss.kind": "ppo_clip",
-        "loss.clip_low": 0.2,
-        "loss.clip_high": 0.2,
         "loss.aggregation": "seq_mean_token_mean",
     },
 )

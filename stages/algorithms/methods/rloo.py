@@ -1,6 +1,6 @@
 """RLOO: REINFORCE with a leave-one-out baseline."""
 
-from stages.algorithms.contract import Card, Composition
+from stages.algorithms.card import Card, Composition
 
 CARD = Card(
     slug="rloo",
@@ -17,10 +17,7 @@ CARD = Card(
 COMPOSITION = Composition(
     card=CARD,
     parts={
-        "advantage.estimator": "group",
         "advantage.mean": "leave_one_out",
-        "advantage.std": "none",
         "loss.kind": "policy_gradient",
-        "loss.aggregation": "token_mean",
     },
 )

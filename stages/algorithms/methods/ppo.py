@@ -5,17 +5,17 @@ never move the policy's weights, and `critic.warmup_steps` leaves the policy exa
 its loss the head's own, without PPO's optional value clipping (it has no meaning for categorical heads).
 """
 
-from stages.algorithms.contract import Card, Composition
+from stages.algorithms.card import Card, Composition
 
 CARD = Card(
     slug="ppo",
     title="PPO",
     paper="Schulman et al., arXiv 1707.06347; GAE arXiv 1506.02438",
-    equation="d_t = r_t + gamma V(t+1) - V(t), A_t = d_t + gamma lam A(t+1) over an episode's policy tokens, whitened over "
-    "the batch; loss = -min(rho A, clip(rho) A); critic fitted to A + V",
+    equation="d_t = r_t + gamma V(t+1) - V(t), A_t = d_t + gamma lam A(t+1) over an episode's policy tokens (advantage.level: "
+    "turn: over its turns), whitened over the batch; loss = -min(rho A, clip(rho) A); critic fitted to A + V",
     assumptions="a turn's reward falls on its last policy token; the turn limit is part of the task (V after it is 0)",
     reduces_to="lam 1 and a constant critic: REINFORCE with that constant as baseline; at rho = 1 the gradient of REINFORCE",
-    tested_by="tests/algorithms/test_advantage.py, tests/algorithms/test_losses.py",
+    tested_by="tests/algorithms/test_gae.py, tests/algorithms/test_losses.py",
     switch="rl.algorithm: ppo",
 )
 
@@ -23,15 +23,10 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         "advantage.estimator": "gae",
-        "advantage.mean": "none",
-        "advantage.std": "none",
         "advantage.gamma": 1.0,
         "advantage.lam": 1.0,
         "advantage.whiten": True,
         "loss.kind": "ppo_clip",
-        "loss.clip_low": 0.2,
-        "loss.clip_high": 0.2,
         "loss.aggregation": "token_mean",
     },
-    needs_critic=True,
 )

@@ -79,6 +79,8 @@ def token_answer(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
     if logprobs is None:
         raise EngineError("the server gave no log-probabilities")
     content = getattr(logprobs, "content", None)
+    ids: list[Any] | None
+    values: list[Any]
     if content:
         entries = [entry if isinstance(entry, dict) else entry.__dict__ for entry in content]
         ids, values = [entry.get("id") for entry in entries], [entry.get("logprob") for entry in entries]

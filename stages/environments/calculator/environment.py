@@ -140,8 +140,7 @@ class CalculatorEnvironment:
         over."""
         if self._state.answer is not None or self._state.truncated:
             return []
-        written = {number for number in _numbers(self._expression)}
-        numbers = sorted(written | {result for _, result in self._state.known if abs(result) < 10**MAX_DIGITS})
+        numbers = sorted(_numbers(self._expression) | {result for _, result in self._state.known if abs(result) < 10**MAX_DIGITS})
         actions = {f"answer {number}" for number in numbers}
         used = sorted({operator for operator, _, _ in operations(self._expression)}) or list(OPERATORS)
         actions |= {
@@ -149,7 +148,6 @@ class CalculatorEnvironment:
             for operator in used
             for left in numbers
             for right in numbers
-            if left != right
         }
         return sorted(actions)
 

@@ -227,7 +227,12 @@ class Curriculum(Section):
 
 class Rl(Section):
     algorithm: Literal["reinforce", "rloo", "grpo", "ppo"] = "grpo"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of the tasks that rl draws and the episodes it samples; null: the run's seed. Runs that differ in it share all that comes
+    before rl."""
     steps: Count = 20
+    environment_steps: Count | None = None
+    """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
     tasks_per_step: Count = 16
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     epochs: Count = 1
@@ -300,6 +305,8 @@ class Merge(Section):
 
 
 class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them."""
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
@@ -353,6 +360,10 @@ class Params(Section):
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
+        models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
+        strange = sorted(set(self.evaluate.models or []) - set(models))
+        if strange:
+            raise ValueError(f"evaluate.models names {strange}; there are {', '.join(models)}")
         return self
 
     def section(self, name: str, domain: str) -> Any:

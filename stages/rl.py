@@ -59,6 +59,7 @@ def run(context: StageContext) -> None:
         "credit": section.credit.kind,
         "steps": len(history),
         "episodes": len(history) * section.tasks_per_step * section.group_size,
+        "environment_steps": int(sum(row["environment_steps"] for row in history)),
         "success_first": sum(row["success"] for row in history[:window]) / window,
         "success_last": sum(row["success"] for row in history[-window:]) / window,
         "kl_last": history[-1]["kl"],

@@ -48,11 +48,14 @@ class RlJob:
         self.ledger = Ledger()
         self.maker = PolicyUpdates(self.models, algorithm, self.ledger, constant_length=self.max_length)
         self.engine = TorchEngine(policy.model, [self.chat.end_of_turn], self.width, self.max_length)
-        self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
+        seed = params.seed if rl.seed is None else rl.seed
+        self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
         self.played: list[Episode] = []
+        self.environment_steps = 0
+        """Turns of all episodes played so far."""
         self.dead_groups = 0
         self.kl = 0.0
 
@@ -63,7 +66,7 @@ class RlJob:
         self.observe()
         collected = time.monotonic()
         batch = self.prepare(step)
-        if step in (0, self.rl.steps - 1):
+        if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(batch, step)
         yield from self.maker.updates(batch, step, (self.labels.seed, self.labels.stream, step))
         self.context.metric("time/rollout_s", collected - started, step + 1)
@@ -73,9 +76,11 @@ class RlJob:
         """`group_size` episodes of each task with the weights as they are now (the engine holds the same module)."""
         requests = attempts([self.tasks[task_id] for task_id in task_ids], self.rl.group_size, first=step * self.rl.group_size)
         sampling = Sampling(**self.rl.sampling.model_dump())
-        return collect(
+        episodes = collect(
             *(self.engine, self.chat, self.pool, requests, sampling, self.labels), max_length=self.max_length, width=self.width
         )
+        self.environment_steps += sum(len(episode.turns) for episode in episodes)
+        return episodes
 
     def observe(self) -> None:
         """Tell the curriculum how the tasks went."""
@@ -109,6 +114,7 @@ class RlJob:
             "success": sum(episode.success for episode in self.played) / count,
             "dead_groups": float(self.dead_groups),
             "turns": sum(len(episode.turns) for episode in self.played) / count,
+            "environment_steps": float(sum(len(episode.turns) for episode in self.played)),
             "tokens": sum(len(episode.token_ids) for episode in self.played) / count,
             "policy_tokens": sum(episode.policy_tokens for episode in self.played) / count,
             "truncated": sum(episode.truncated for episode in self.played) / count,
@@ -118,7 +124,8 @@ class RlJob:
         }
 
     def finished(self) -> bool:
-        return False
+        budget = self.rl.environment_steps
+        return budget is not None and self.environment_steps >= budget
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -126,9 +133,11 @@ class RlJob:
             "success": self.sampler.success,
             "samples": self.samples,
             "apart": self.apart,
+            "environment_steps": self.environment_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
+        self.environment_steps = state["environment_steps"]

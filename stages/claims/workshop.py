@@ -23,11 +23,12 @@ import yaml
 
 from stages.agent.episode import read_json
 from stages.claims.experiment import digest, start_values
-from stages.runtime import die_with_parent
 
 PLACE = Path(".bellwether/claims")
 SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """What is copied of the commit."""
+START = "start.json"
+"""In a start's copy: what the evaluation of its SFT policy found."""
 _TAIL = 2000
 """Characters of a failed stage's output that are told."""
 
@@ -56,15 +57,14 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def command(arguments: Sequence[str], folder: Path, threads: int) -> None:
-    """Run a Python module in `folder`; its output goes to run.log there. Raises RunFailedError."""
+    """Run Python with `arguments` in `folder`; its output goes to run.log there. Raises RunFailedError."""
     with (folder / "run.log").open("a", encoding="utf-8") as log:
         done = subprocess.run(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, *arguments],
             cwd=folder,
             env=environment(threads),
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
             check=False,
         )
     if done.returncode:
@@ -128,10 +128,19 @@ class Workshop:
                 shutil.rmtree(partial, ignore_errors=True)
                 self._export(partial)
                 write_params(partial, values)
-                command(["dvc", "--wait-for-lock", "repro", f"annotate@{domain}"], partial, self.threads)
+                command(["-m", "dvc", "--wait-for-lock", "repro", f"annotate@{domain}"], partial, self.threads)
                 shutil.rmtree(partial / ".dvc")
+                # How good the start is, on the panel that the runs are going to play.
+                write_params(partial, {**values, "evaluate": {**values["evaluate"], "models": ["sft"]}})
+                command(["-m", "stages.evaluate"], partial, self.threads)
+                (partial / "reports" / "evaluation.json").rename(partial / START)
                 partial.rename(made)
         return made
+
+    def start_success(self, values: Mapping[str, Any]) -> float:
+        """Success of the SFT policy on the panel."""
+        domain = values["domains"][0]
+        return float(read_json(self.start(values) / START)["models"]["sft"][domain]["success"]["mean"])
 
     def play(self, name: str, values: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
         """Train and evaluate one run; its metrics, the environment steps it took and its seconds.
@@ -147,8 +156,8 @@ class Workshop:
         write_params(folder, values)
         began = time.monotonic()
         if not (folder / "reports" / "rl" / f"{domain}.json").exists():
-            command(["stages.rl", "--domain", domain], folder, self.threads)
-        command(["stages.evaluate"], folder, self.threads)
+            command(["-m", "stages.rl", "--domain", domain], folder, self.threads)
+        command(["-m", "stages.evaluate"], folder, self.threads)
         report = read_json(folder / "reports" / "rl" / f"{domain}.json")
         outcome = {
             "metrics": {metric: measure(metric, folder, domain) for metric in sorted(set(metrics))},

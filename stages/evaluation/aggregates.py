@@ -46,7 +46,9 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
-        raise StatisticsError(f"a paired difference needs the same seeds on both sides, at least two: {first.size} and {second.size}")
+        raise StatisticsError(
+            f"a paired difference needs the same seeds on both sides, at least two: {first.size} and {second.size}"
+        )
     differences = first - second
     if not np.isfinite(differences).all():
         raise StatisticsError("a paired difference needs finite values")

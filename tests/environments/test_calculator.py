@@ -106,7 +106,9 @@ def test_what_can_be_read_off() -> None:
         assert at_sight(*one) is None
 
 
-@pytest.mark.parametrize("text", ["", "2**9", "2/3", "a+1", "1.5+2", "True+1", "__import__('os')", "(2+3", f"1+{10**18}", "1+" * 101 + "1"])
+@pytest.mark.parametrize(
+    "text", ["", "2**9", "2/3", "a+1", "1.5+2", "True+1", "__import__('os')", "(2+3", f"1+{10**18}", "1+" * 101 + "1"]
+)
 def test_nothing_but_whole_numbers_and_three_operators_is_read(text: str) -> None:
     with pytest.raises(ValueError, match="expression"):
         parse(text)
@@ -140,7 +142,12 @@ def test_the_calculator_by_hand(domain: CalculatorDomain, tmp_path: Path) -> Non
     environment.reset(item(domain, "47+38"))
     for text, shown in (("47+38", "= 85"), ("3-8", "= -5"), ("-5 * 4", "= -20"), ("3--5", "= 8"), ("7-(-2)", "= 9")):
         step = environment.step(f"calc {text}")
-        assert (step.observation.text, step.accepted, step.reward, step.done) == (shown, True, 0.0, environment.snapshot().turns > 5)
+        assert (step.observation.text, step.accepted, step.reward, step.done) == (
+            shown,
+            True,
+            0.0,
+            environment.snapshot().turns > 5,
+        )
 
 
 def test_reward_terms_and_what_was_worked_out(tmp_path: Path, domain: CalculatorDomain) -> None:

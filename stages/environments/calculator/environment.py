@@ -96,9 +96,7 @@ class CalculatorEnvironment:
     def _answer(self, text: str) -> Step:
         self._state = replace(self._state, answer=text)
         terms = self._terms(text)
-        return Step(
-            Observation(ANSWERED), terms[self._reward], accepted=True, terminated=True, truncated=False, terms=terms
-        )
+        return Step(Observation(ANSWERED), terms[self._reward], accepted=True, terminated=True, truncated=False, terms=terms)
 
     def _terms(self, answer: str | None) -> dict[str, float]:
         """Reward terms at the end of an episode; `worked` is the share of the operations that need the tool and got it."""
@@ -144,10 +142,7 @@ class CalculatorEnvironment:
         actions = {f"answer {number}" for number in numbers}
         used = sorted({operator for operator, _, _ in operations(self._expression)}) or list(OPERATORS)
         actions |= {
-            f"calc {write(Operation(operator, left, right))}"
-            for operator in used
-            for left in numbers
-            for right in numbers
+            f"calc {write(Operation(operator, left, right))}" for operator in used for left in numbers for right in numbers
         }
         return sorted(actions)
 

@@ -62,8 +62,8 @@ def rows(root: Path) -> list[Row]:
                 state = result["verdict"] or f"running: {len(saved['runs'])} of {saved['planned']} runs"
             if state == "not reproduced" and not claim.checked:
                 raise ParamsError(
-                    f"{FOLDER}/{slug}.yaml: claim {number + 1} was not reproduced; check the implementation against the dossier's "
-                    f"numbers and a brute-force reference, and say so in the claim's key 'checked'"
+                    f"{FOLDER}/{slug}.yaml: claim {number + 1} was not reproduced; check the implementation against numbers "
+                    f"worked out by hand and a brute-force reference, and say so in the claim's key 'checked'"
                 )
             found.append(Row(slug, experiment, claim, result, state))
     return found
@@ -118,38 +118,39 @@ def _seed_cells(row: Row, arm: str) -> str:
     return ", ".join("–" if value is None else f"{100 * value:.1f}" if row.in_points else f"{value:.3g}" for value in values)
 
 
+def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
+    return f"{100 * saved['start'][arm]:.1f} %" if saved is not None and arm in saved["start"] else "–"
+
+
 def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> str:
     """One experiment: what was run, and each claim with its metric per seed."""
     experiment = of_slug[0].experiment
     arms = _table(
         ("arm", "overrides of params.yaml", "start: success on the panel"),
         (
-            (
-                f"`{arm}`",
-                ", ".join(_override(values)) or "none",
-                f"{100 * saved['start'][arm]:.1f} %" if saved and arm in saved["start"] else "–",
-            )
+            (f"`{arm}`", ", ".join(_override(values)) or "none", _start_cell(saved, arm))
             for arm, values in experiment.arms.items()
         ),
     )
     told = (
-        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, {experiment.budget.environment_steps:,} environment "
-        f"steps per run. Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
+        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, "
+        f"{experiment.budget.environment_steps:,} environment steps per run. Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
     )
     parts = [f'<a id="{slug}"></a>', f"## {experiment.method}", f"{experiment.paper}; `{experiment.switch}`.", told, arms]
     for row in of_slug:
         lines = [f"**{row.claim.says}** {verdict_cell(row)}."]
         if row.result is not None:
             lines.append(
-                f"`{row.claim.metric}`, `{row.claim.arm}` against `{row.claim.against}`, threshold {row.number(row.claim.threshold)}: "
-                f"{row.difference}. Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
+                f"`{row.claim.metric}`, `{row.claim.arm}` against `{row.claim.against}`, "
+                f"threshold {row.number(row.claim.threshold)}: {row.difference}. Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
             )
         parts.append("\n\n".join(lines))
     if saved is not None:
         cost = saved["cost"]
         commits = ", ".join(f"`{commit[:12]}`" for commit in saved["commits"])
         parts.append(
-            f"Cost: {cost['environment_steps']:,} environment steps, {cost['seconds'] / 60:.0f} minutes of runs; commit {commits}."
+            f"Cost: {cost['environment_steps']:,} environment steps, {cost['seconds'] / 60:.0f} minutes of runs; "
+            f"commit {commits}."
         )
     return "\n\n".join(parts)
 
@@ -161,11 +162,11 @@ def page(root: Path) -> str:
         by_slug.setdefault(row.slug, []).append(row)
     parts = [
         "# Which published claims hold here",
-        "Written from the files of this folder by `python -m stages.reporting.readme`. Each experiment (`<slug>.yaml`) was fixed before it "
-        "was run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and threshold. `make "
-        "claims` runs what is missing. A claim is *reproduced* if the 95 % interval of the paired difference over seeds (Student's t) "
-        "is above zero and the difference at least the threshold, *not reproduced* if the whole interval is below the threshold, and "
-        "else *undecided*.",
+        "Written from the files of this folder by `python -m stages.reporting.readme`. Each experiment (`<slug>.yaml`) was fixed "
+        "before it was run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and "
+        "threshold. `make claims` runs what is missing. A claim is *reproduced* if the 95 % interval of the paired difference "
+        "over seeds (Student's t) is above zero and the difference at least the threshold, *not reproduced* if the whole interval "
+        "is below the threshold, and else *undecided*.",
     ]
     for slug, of_slug in by_slug.items():
         path = result_path(root, slug)

@@ -60,7 +60,7 @@ class Experiment(Section):
     budget: Budget
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in what comes before rl, since that is what is compared."""
-    shared: dict[str, Any] = {}
+    shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides of params.yaml for every arm."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     claims: Annotated[list[Claim], Field(min_length=1)]
@@ -162,7 +162,7 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
         differing = [name for name in start if start[name] != starts[first][name]]
         if differing and experiment.start == "common":
             raise ParamsError(
-                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from the same "
+                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from one "
                 f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"
             )
     return checked

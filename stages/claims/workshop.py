@@ -1,8 +1,8 @@
 """Where experiments run: copies of the committed checkout, in which the ordinary stages do the work.
 
 One copy per start is brought up to what rl needs by `dvc repro`, with this checkout's DVC cache, so that the SFT policy of an
-environment is trained once and serves all arms and seeds. Each run then works in a copy of that copy. A run that was killed goes on
-from its checkpoint; the copies of finished runs are removed.
+environment is trained once and serves all arms and seeds. Each run then works in a copy of that copy. A run that was killed goes
+on from its checkpoint; the copies of finished runs are removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def clean_commit(root: Path) -> str:
-    """The commit that is checked out. Raises RunFailedError if what the runs are made of differs from it: results name a commit."""
+    """The commit that is checked out. Raises RunFailedError if what runs are made of differs from it: results name a commit."""
     changed = git(root, "status", "--porcelain", "--", *SOURCES)
     if changed:
         raise RunFailedError(f"results belong to a commit, and these files differ from it; commit them first:\n{changed}")

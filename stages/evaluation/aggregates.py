@@ -1,6 +1,6 @@
 """Statistics over runs: the paired difference of two settings over seeds, and what "Deep RL at the edge of the statistical
-precipice" (Agarwal et al., arXiv 2108.13264; the library rliable) reports: interquartile mean, stratified bootstrap, probability of
-improvement. Scores are [R runs, T tasks].
+precipice" (Agarwal et al., arXiv 2108.13264; the library rliable) reports: interquartile mean, stratified bootstrap, probability
+of improvement. Scores are [R runs, T tasks].
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PairedDifference:
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
     """`a[i]` and `b[i]` come from the same seed. Student's t, since a bootstrap over five seeds is far too narrow.
 
-    Seeds that all differ by the same amount have an interval of no width. Raises StatisticsError for fewer than two seeds, unequal
-    numbers of them, or values that are not finite.
+    Seeds that all differ by the same amount have an interval of no width. Raises StatisticsError for fewer than two seeds,
+    unequal numbers of them, or values that are not finite.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
@@ -58,8 +58,8 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
 
 
 def claim_verdict(found: PairedDifference, threshold: float) -> ClaimVerdict:
-    """`reproduced`: the interval is above 0 and the difference at least `threshold`. `not reproduced`: the whole interval is below
-    `threshold` (below or at 0 for a threshold of 0). `undecided`: more seeds or episodes would be needed."""
+    """`reproduced`: the interval is above 0 and the difference at least `threshold`. `not reproduced`: the whole interval is
+    below `threshold` (below or at 0 for a threshold of 0). `undecided`: more seeds or episodes would be needed."""
     if found.low > 0.0 and found.difference >= threshold:
         return "reproduced"
     if found.high < threshold or (threshold == 0.0 and found.high <= 0.0):

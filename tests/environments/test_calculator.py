@@ -257,7 +257,7 @@ def test_recipes_follow_the_settings() -> None:
 
 def test_recipes_that_run_out_say_what_to_change() -> None:
     domain = CalculatorDomain(CalculatorSettings(operations={0: 1.0}, operators=["-"], largest_operand=9))
-    with pytest.raises(ValueError, match="no more different .*largest_operand"):
+    with pytest.raises(ValueError, match=r"no more different .*largest_operand"):
         list(domain.recipes(52, 0))
 
 

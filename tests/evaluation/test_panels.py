@@ -180,7 +180,7 @@ def test_models_can_be_chosen(context: StageContext) -> None:
     evaluation = json.loads((context.reports / "evaluation.json").read_text())
     assert list(evaluation["models"]) == ["rl@search", "sft"]
     assert [(item["a"], item["b"]) for item in evaluation["comparisons"]] == [("rl@search", "sft")]
-    with pytest.raises(ParamsError, match="rl@chess.*there are base, sft, rl@search, merged"):
+    with pytest.raises(ParamsError, match=r"rl@chess.*there are base, sft, rl@search, merged"):
         parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
 
 

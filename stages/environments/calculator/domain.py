@@ -102,7 +102,7 @@ class CalculatorDomain:
         return {f"operations {len(needed(parse(record['expression'])))}"}
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records; splits take turns in the proportion 192 : 24 : 200, and so do numbers of operations within each, by weight.
+        """Raw records; splits take turns in the proportion 192 : 24 : 200, and numbers of operations within each by weight.
 
         Raises ValueError where the settings do not give so many different expressions.
         """

@@ -1,4 +1,4 @@
-"""Arithmetic expressions over whole numbers with +, - and *: read, written, evaluated and simplified. Nothing is ever executed."""
+"""Arithmetic expressions over whole numbers with +, - and *: read, written, evaluated, simplified. Nothing is ever executed."""
 
 from __future__ import annotations
 

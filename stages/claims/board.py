@@ -134,7 +134,8 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
     )
     told = (
         f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, "
-        f"{experiment.budget.environment_steps:,} environment steps per run. Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
+        f"{experiment.budget.environment_steps:,} environment steps per run. "
+        f"Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
     )
     parts = [f'<a id="{slug}"></a>', f"## {experiment.method}", f"{experiment.paper}; `{experiment.switch}`.", told, arms]
     for row in of_slug:
@@ -142,7 +143,8 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
         if row.result is not None:
             lines.append(
                 f"`{row.claim.metric}`, `{row.claim.arm}` against `{row.claim.against}`, "
-                f"threshold {row.number(row.claim.threshold)}: {row.difference}. Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
+                f"threshold {row.number(row.claim.threshold)}: {row.difference}. "
+                f"Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
             )
         parts.append("\n\n".join(lines))
     if saved is not None:
@@ -165,7 +167,7 @@ def page(root: Path) -> str:
         "Written from the files of this folder by `python -m stages.reporting.readme`. Each experiment (`<slug>.yaml`) was fixed "
         "before it was run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and "
         "threshold. `make claims` runs what is missing. A claim is *reproduced* if the 95 % interval of the paired difference "
-        "over seeds (Student's t) is above zero and the difference at least the threshold, *not reproduced* if the whole interval "
+        "over seeds (Student's t) is above zero and the difference at least the threshold, *not reproduced* if all of it "
         "is below the threshold, and else *undecided*.",
     ]
     for slug, of_slug in by_slug.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.curation.raw import configured_domain
 from stages.environments.calculator import CalculatorDomain, CalculatorSettings, constant_success
 from stages.environments.calculator.domain import SHARES, split_of
 from stages.environments.calculator.environment import USAGE, CalculatorEnvironment
@@ -27,6 +28,7 @@ from stages.environments.calculator.expression import (
 from stages.environments.calculator.scoring import digit_share, exact_match, normalize
 from stages.environments.protocol import SPLITS, Domain, Environment, Task
 from stages.environments.registry import load_domain
+from stages.params import load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,20 +130,20 @@ def test_expert_solves_every_item_and_uses_the_tool_where_it_is_needed(
 def test_the_tool_is_optional(domain: CalculatorDomain, tmp_path: Path) -> None:
     """Hard items may be answered straight away, and easy ones may be calculated."""
     environment = domain.make(tmp_path)
-    for actions, cost in ((["answer 85"], 0.0), (["calc 47+38", "answer 85"], 1.0), (["calc 38 + 47", "answer 85"], 1.0)):
+    for actions, cost in ((["answer 85"], 0.0), (["key 47+38", "answer 85"], 1.0), (["key 38 + 47", "answer 85"], 1.0)):
         environment.reset(item(domain, "47+38"))
         steps = [environment.step(action) for action in actions]
         assert steps[-1].reward == 1.0
         assert sum(step.cost for step in steps) == cost
     environment.reset(item(domain, "47*1"))
-    assert environment.step("calc 47*1").observation.text == "= 47"
+    assert environment.step("key 47*1").observation.text == "= 47"
 
 
 def test_the_calculator_by_hand(domain: CalculatorDomain, tmp_path: Path) -> None:
     environment = domain.make(tmp_path)
     environment.reset(item(domain, "47+38"))
     for text, shown in (("47+38", "= 85"), ("3-8", "= -5"), ("-5 * 4", "= -20"), ("3--5", "= 8"), ("7-(-2)", "= 9")):
-        step = environment.step(f"calc {text}")
+        step = environment.step(f"key {text}")
         assert (step.observation.text, step.accepted, step.reward, step.done) == (
             shown,
             True,
@@ -160,7 +162,7 @@ def test_reward_terms_and_what_was_worked_out(tmp_path: Path, domain: Calculator
     ):
         environment = CalculatorDomain(CalculatorSettings(reward=reward)).make(tmp_path)
         environment.reset(task)
-        environment.step("calc 47+38")
+        environment.step("key 47+38")
         step = environment.step(f"answer {given}")
         assert (step.terminated, step.truncated) == (True, False)
         assert step.reward == pytest.approx(expected)
@@ -183,7 +185,7 @@ def test_unknown_actions_change_nothing_but_the_turn_counter(domain: CalculatorD
     environment = domain.make(tmp_path)
     environment.reset(tasks[0])
     key = environment.state_key()
-    for action in ("", "open door", "calc", "calc 2+3+4", f"calc 1+{10**20}"):
+    for action in ("", "open door", "key", "key 2+3+4", f"key 1+{10**20}"):
         step = environment.step(action)
         assert (step.accepted, step.observation.text, step.done) == (False, USAGE, False)
     assert environment.state_key() == key
@@ -193,13 +195,13 @@ def test_unknown_actions_change_nothing_but_the_turn_counter(domain: CalculatorD
 def test_turn_limit_truncates_unless_the_last_turn_answers(tasks: list[Task], tmp_path: Path) -> None:
     environment = CalculatorDomain(CalculatorSettings(max_turns=2)).make(tmp_path)
     environment.reset(tasks[0])
-    environment.step("calc 2+2")
+    environment.step("key 2+2")
     before = environment.snapshot()
-    step = environment.step("calc 2+2")
+    step = environment.step("key 2+2")
     assert (step.terminated, step.truncated, step.terms["exact_match"]) == (False, True, 0.0)
     assert environment.admissible() == []
     with pytest.raises(RuntimeError, match="is over"):
-        environment.step("calc 2+2")
+        environment.step("key 2+2")
     environment.restore(before)
     step = environment.step(f"answer {tasks[0].spec['answer']}")
     assert (step.terminated, step.truncated, step.reward) == (True, False, 1.0)
@@ -211,11 +213,11 @@ def test_snapshot_and_restore_give_the_same_future(domain: CalculatorDomain, tas
     environment.reset(task)
     environment.step(domain.expert(environment))
     state, key = environment.snapshot(), environment.state_key()
-    first = [environment.step(action) for action in (domain.expert(environment), "calc 2+2", "answer 7")]
+    first = [environment.step(action) for action in (domain.expert(environment), "key 2+2", "answer 7")]
     other.reset(task)
     other.restore(state)
     assert other.state_key() == key
-    second = [other.step(action) for action in (domain.expert(other), "calc 2+2", "answer 7")]
+    second = [other.step(action) for action in (domain.expert(other), "key 2+2", "answer 7")]
     assert first == second
     assert environment.state_key() == other.state_key() != key
     environment.reset(tasks[0])
@@ -229,7 +231,7 @@ def test_state_key_forgets_order_and_repetition(domain: CalculatorDomain, tmp_pa
         environment = domain.make(tmp_path)
         environment.reset(item(domain, "2+3+4*5"))
         for operation in order:
-            environment.step(f"calc {operation}")
+            environment.step(f"key {operation}")
         keys.add(environment.state_key())
     assert len(keys) == 1
 
@@ -286,7 +288,8 @@ def test_no_single_answer_is_often_right(domain: CalculatorDomain, tasks: list[T
         constant_success([])
 
 
-def test_shipped_records_are_what_the_recipes_make(domain: CalculatorDomain) -> None:
+def test_shipped_records_are_what_the_recipes_make() -> None:
+    domain = configured_domain("calculator", load_params(ROOT / "params.yaml"))
     lines = (ROOT / "data/raw/calculator.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     assert records == list(domain.recipes(len(records), 0))
@@ -296,12 +299,30 @@ def test_shipped_records_are_what_the_recipes_make(domain: CalculatorDomain) -> 
         domain.check(record)
 
 
+def test_what_is_left_can_be_shown(tmp_path: Path) -> None:
+    """show_rest: after an operation of the item its result stands in what is left; any other operation shows its result alone."""
+    domain = CalculatorDomain(CalculatorSettings(show_rest=True))
+    environment = domain.make(tmp_path)
+    environment.reset(item(domain, "47+38-12-0"))
+    shown = [environment.step(f"key {text}").observation.text for text in ("38-12", "47+38", "85-12")]
+    assert shown == ["= 26", "= 85-12-0", "= 73"]
+    assert environment.step("answer 73").reward == 1.0
+
+
+def test_brackets_and_the_smallest_number_are_settings() -> None:
+    domain = CalculatorDomain(CalculatorSettings(brackets=False, smallest=10, largest_result=99, operators=["+", "-"]))
+    for record in domain.recipes(104, 0):
+        assert "(" not in record["expression"]
+        numbers = [value(Operation(*one)) for one in operations(parse(record["expression"]))]
+        assert all(10 <= number <= 99 for number in numbers), record
+
+
 def test_the_base_models_tokenizer_reads_every_number_in_pairs_of_digits(tasks: list[Task]) -> None:
     """What is copied from a prompt is made of the same tokens wherever it stands, and no text is unknown to the tokenizer."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/base")
-    for text in (*[task.prompt for task in tasks], "calc 47+38", "answer 158", "= 158"):
+    for text in (*[task.prompt for task in tasks], "key 47+38", "answer 158", "= 158"):
         tokens = tokenizer(text)["input_ids"]
         assert tokenizer.decode(tokens).strip() == text
         digits = [piece for piece in tokenizer.convert_ids_to_tokens(tokens) if piece.strip("Ġ").isdigit()]
@@ -312,7 +333,7 @@ def test_the_base_models_tokenizer_reads_every_number_in_pairs_of_digits(tasks: 
 def test_instructions_are_a_switch(tmp_path: Path) -> None:
     domain = CalculatorDomain(CalculatorSettings(instructions=True))
     task = domain.build(list(domain.recipes(1, 0)), tmp_path, 1)[0]
-    assert "calc <number>" in task.prompt
+    assert "key <number>" in task.prompt
     assert task.prompt.endswith("?")
 
 
@@ -341,10 +362,11 @@ def test_bad_settings_and_use_say_what_to_do(domain: CalculatorDomain, tmp_path:
         ({"operations": {9: 1}}, "operations"),
         ({"operators": ["/"]}, "operators"),
         ({"largest_operand": 99, "largest_result": 50}, "is below largest_operand"),
+        ({"largest_operand": 99, "smallest": 100, "largest_result": 999}, "is below smallest"),
     ):
         with pytest.raises(ValueError, match=message):
             load_domain("calculator", settings)
     with pytest.raises(RuntimeError, match="never reset"):
-        domain.make(tmp_path).step("calc 2+2")
+        domain.make(tmp_path).step("key 2+2")
     with pytest.raises(RuntimeError, match="never reset"):
         domain.make(tmp_path).snapshot()

@@ -29,10 +29,8 @@ MAX_OPERATIONS = 5
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
 """Tasks, and expressions, of each split in every 52: 192 for training, 24 for validation and 200 for testing in 416."""
 INSTRUCTIONS = (
-    "Work it out. Each turn, write one action: calc <number><operator><number> to use the calculator, or answer <number>.\n"
+    "Work it out. Each turn, write one action: key <number><operator><number> into the calculator, or answer <number>.\n"
 )
-SMALLEST = 2
-"""Below it, an operation may be read off."""
 _DRAWS = 20_000
 """Tries for one more expression that is new, before the recipes give up."""
 _FIELDS: dict[str, type] = {"task_id": str, "split": str, "expression": str}
@@ -48,9 +46,15 @@ class CalculatorSettings(DomainSettings):
     """Weights of items by the operations that need the tool, in recipes and among the tasks that curation takes. 0: easy items,
     answered at sight (47*1)."""
     operators: list[Literal["+", "-", "*"]] = Field(default_factory=lambda: list(OPERATORS), min_length=1)
+    brackets: bool = True
+    smallest: Annotated[int, Field(ge=2, le=10**6)] = 2
+    """Of operands and of the results of an item's operations; below 2, operations can be read off."""
     largest_operand: Annotated[int, Field(ge=9, le=10**9)] = 99
     largest_result: Annotated[int, Field(ge=9, le=10**12)] = 999
-    """Of any operation of an item; none is below 2."""
+    """Of any operation of an item."""
+    show_rest: bool = False
+    """After an operation of the item, show with its result what is left to do (= 85-12). Small models work with what they were
+    just shown; to find one's place in a question read before is another skill."""
     reward: Literal["exact_match", "digits"] = "exact_match"
     instructions: bool = False
     """Put the available actions before the question; for models that were not trained on this domain."""
@@ -66,6 +70,8 @@ class CalculatorSettings(DomainSettings):
     def _room(self) -> CalculatorSettings:
         if self.largest_result < self.largest_operand:
             raise ValueError(f"largest_result ({self.largest_result}) is below largest_operand ({self.largest_operand})")
+        if self.largest_operand < self.smallest:
+            raise ValueError(f"largest_operand ({self.largest_operand}) is below smallest ({self.smallest})")
         return self
 
 
@@ -129,7 +135,7 @@ class CalculatorDomain:
             expression = self._draw_easy(rng) if level == 0 else self._draw(level, rng)
             if expression is None or split_of(expression) != split or canonical(expression) in seen:
                 continue
-            if len(needed(expression)) == level:
+            if len(needed(expression)) == level and (self.settings.brackets or "(" not in write(expression)):
                 seen.add(canonical(expression))
                 return expression
         raise ValueError(
@@ -138,26 +144,30 @@ class CalculatorDomain:
         )
 
     def _operand(self, rng: Random) -> int:
-        return rng.randint(SMALLEST, self.settings.largest_operand)
+        return rng.randint(self.settings.smallest, self.settings.largest_operand)
 
     def _draw_easy(self, rng: Random) -> Expression:
-        """An operation that leaves a number as it is: the answer stands in the question."""
-        number, operator = self._operand(rng), rng.choice(self.settings.operators)
-        neutral = 1 if operator == "*" else 0
-        first = operator != "-" and rng.random() < 0.5
-        return Operation(operator, neutral, number) if first else Operation(operator, number, neutral)
+        """One or two operations that leave a number as it is: the answer stands in the question."""
+        expression: Expression = self._operand(rng)
+        for _ in range(rng.randint(1, 2)):
+            operator = rng.choice(self.settings.operators)
+            neutral = 1 if operator == "*" else 0
+            first = operator != "-" and rng.random() < 0.5
+            sides = (neutral, expression) if first else (expression, neutral)
+            expression = Operation(operator, *sides)
+        return expression
 
     def _draw(self, count: int, rng: Random) -> Expression | None:
-        """`count` operations in a random tree, each with a result in [2, largest_result]; None if the draw has another."""
+        """`count` operations in a random tree, each with a result in [smallest, largest_result]; None if the draw has another."""
         if count == 0:
             return self._operand(rng)
-        split = rng.randrange(count)
+        split = rng.randrange(count) if self.settings.brackets else count - 1
         left, right = self._draw(split, rng), self._draw(count - 1 - split, rng)
         if left is None or right is None:
             return None
         operator = rng.choice(self.settings.operators)
         result = apply(operator, value(left), value(right))
-        in_range = SMALLEST <= result <= self.settings.largest_result
+        in_range = self.settings.smallest <= result <= self.settings.largest_result
         return Operation(operator, left, right) if in_range else None
 
     def check(self, record: Mapping[str, Any]) -> None:
@@ -189,7 +199,7 @@ class CalculatorDomain:
         tasks = []
         for record in records:
             expression = parse(record["expression"])
-            prompt = f"What is {write(expression)}?"
+            prompt = f"what is {write(expression)}?"
             tasks.append(
                 Task(
                     task_id=record["task_id"],
@@ -211,7 +221,7 @@ class CalculatorDomain:
         return []
 
     def make(self, folder: Path) -> CalculatorEnvironment:
-        return CalculatorEnvironment(self.settings.reward, self.settings.max_turns)
+        return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
 
     def expert(self, environment: Environment) -> str | None:
         """Calculate what can't be read off, innermost and leftmost first; then answer."""

@@ -23,7 +23,7 @@ from stages.environments.calculator.expression import (
 from stages.environments.calculator.scoring import digit_share, exact_match, normalize
 from stages.environments.protocol import Observation, Step, Task
 
-USAGE = "Use: calc <number><+, - or *><number> or answer <number>."
+USAGE = "Use: key <number><+, - or *><number> or answer <number>."
 ANSWERED = "Answered."
 _OPERATION = re.compile(rf"\(?(-?\d{{1,{MAX_DIGITS}}})\)?\s*([+*-])\s*\(?(-?\d{{1,{MAX_DIGITS}}})\)?")
 
@@ -43,11 +43,12 @@ class CalculatorState:
 class CalculatorEnvironment:
     """One running item."""
 
-    def __init__(self, reward: str, max_turns: int) -> None:
+    def __init__(self, reward: str, max_turns: int, *, show_rest: bool = False) -> None:
         self._reward = reward
         self._max_turns = max_turns
+        self._show_rest = show_rest
         self._task: Task | None = None
-        self._verbs: dict[str, Callable[[str], Step | None]] = {"calc": self._calculate, "answer": self._answer}
+        self._verbs: dict[str, Callable[[str], Step | None]] = {"key": self._calculate, "answer": self._answer}
 
     @property
     def task(self) -> Task:
@@ -89,9 +90,18 @@ class CalculatorEnvironment:
             return None
         left, operator, right = int(match[1]), match[2], int(match[3])
         result = apply(operator, left, right)
-        known = {**dict(self._state.known), write(Operation(operator, left, right)): result}
+        written = write(Operation(operator, left, right))
+        known = {**dict(self._state.known), written: result}
         self._state = replace(self._state, known=tuple(known.items()))
-        return Step(Observation(f"= {result}"), 0.0, accepted=True, terminated=False, truncated=False, cost=1.0)
+        shown = simplify(self._expression, known) if self._show_rest and written in self._needed else result
+        return Step(
+            Observation(f"= {shown if isinstance(shown, int) else write(shown)}"),
+            0.0,
+            accepted=True,
+            terminated=False,
+            truncated=False,
+            cost=1.0,
+        )
 
     def _answer(self, text: str) -> Step:
         self._state = replace(self._state, answer=text)
@@ -131,7 +141,7 @@ class CalculatorEnvironment:
             return None
         rest = simplify(self._expression, dict(self._state.known))
         operation = next_operation(rest)
-        return f"calc {operation}" if operation else f"answer {value(rest)}"
+        return f"key {operation}" if operation else f"answer {value(rest)}"
 
     def admissible(self) -> Sequence[str]:
         """A sample of sensible actions: to answer each number read so far, and to combine each two. Empty once the episode is
@@ -142,7 +152,7 @@ class CalculatorEnvironment:
         actions = {f"answer {number}" for number in numbers}
         used = sorted({operator for operator, _, _ in operations(self._expression)}) or list(OPERATORS)
         actions |= {
-            f"calc {write(Operation(operator, left, right))}" for operator in used for left in numbers for right in numbers
+            f"key {write(Operation(operator, left, right))}" for operator in used for left in numbers for right in numbers
         }
         return sorted(actions)
 

@@ -81,6 +81,8 @@ class Curate(Section):
 
 
 class Sft(Section):
+    demonstrations: Annotated[int, Field(ge=0)] | None = None
+    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
     epochs: Positive = 4.0
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""

@@ -116,7 +116,7 @@ def test_a_bad_override_names_the_arm() -> None:
 
 
 def outcome(run: Any, success: float) -> dict[str, Any]:
-    metrics = dict.fromkeys(metrics_of(experiment()), 1.0) | {"panel.success": success}
+    metrics = dict.fromkeys(metrics_of(experiment()), success)
     return {"metrics": metrics, "environment_steps": 1010, "seconds": 2.0, "commit": "c" * 40, "key": run.key}
 
 
@@ -206,7 +206,7 @@ def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
 
 def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> None:
     claims = [{**SPEC["claims"][0], "metric": "panel.cost", "threshold": 0.0}]
-    board_after(tmp_path, [0.5] * 5, [0.5] * 5, claims=claims)
+    board_after(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.5], claims=claims)
     row = board.rows(tmp_path)[0]
     assert row.number(-1.25) == "−1.25"
 

@@ -1,0 +1,193 @@
+"""Settings compared over seeds, as a Prefect flow: `python -m flows.compare --setting grpo rl.algorithm=grpo --setting rloo
+rl.algorithm=rloo --seeds 0 1 2 3 4`.
+
+One DVC experiment per setting and seed, as many at a time as the cores carry; an experiment that is there already is not run
+again. Then one table and one figure, reports/comparisons/<name>.md and .svg: interquartile mean with stratified bootstrap, and the
+probability that each setting improves on the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from prefect import flow, task
+from prefect.futures import PrefectFutureList
+from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.experiments import experiment_name, results, run_experiment, tree_state
+from flows.pipeline import ROOT, StageFailedError
+
+FOLDER = Path("reports/comparisons")
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Setting(BaseModel):
+    """One of the things compared."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    overrides: list[str] = Field(default_factory=list, description="Changes of params.yaml, such as rl.algorithm=rloo.")
+    model: str = Field(
+        "specialist",
+        description="Which model's scores count: specialist (rl@<domain> on its domain), sft, base, merged or merged_linear.",
+    )
+
+
+class Comparison(BaseModel):
+    """What is compared, and how it is run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("comparison", pattern=r"^[a-z0-9_-]+$", description="Of the files below reports/comparisons.")
+    settings: dict[str, Setting] = Field(
+        default_factory=lambda: {name: Setting(overrides=[f"rl.algorithm={name}"]) for name in ("grpo", "rloo")}, min_length=2
+    )
+    seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
+    vary: Literal["rl.seed", "seed"] = Field(
+        "rl.seed", description="rl.seed: all runs share tasks and SFT policy; seed: everything is made anew for each seed."
+    )
+    metric: str = Field("success", description="A mean of reports/evaluation.json: success, reward, turns, tokens or cost.")
+    jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core, one on an accelerator.")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def checked_jobs(asked: int | None, params: Mapping[str, Any]) -> int:
+    """Experiments at a time."""
+    on_cpu = str((params.get("resources") or {}).get("device", "cpu")) == "cpu"
+    return asked or ((os.cpu_count() or 1) if on_cpu else 1)
+
+
+def overrides_of(comparison: Comparison, setting: Setting, seed: int, domains: list[str], alone: bool) -> list[str]:
+    """All changes of params.yaml for one run. Runs beside others take one thread each."""
+    models = {"specialist": [f"rl@{domain}" for domain in domains]}.get(setting.model, [setting.model])
+    chosen = "[" + ",".join(f"'{model}'" for model in models) + "]"
+    shared = [] if alone else ["resources.threads=1", "resources.workers=1"]
+    return [*setting.overrides, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *shared]
+
+
+def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, domains: list[str]) -> list[float]:
+    """The run's score per domain. Raises StageFailedError for a model or metric that was not evaluated."""
+    try:
+        models = evaluation["models"]
+        names = [f"rl@{domain}" if setting.model == "specialist" else setting.model for domain in domains]
+        return [float(models[name][domain][metric]["mean"]) for name, domain in zip(names, domains, strict=True)]
+    except (KeyError, TypeError) as error:
+        raise StageFailedError(
+            f"an experiment's evaluation has no {metric} of model {setting.model} ({error} is missing)"
+        ) from error
+
+
+@task(retries=0)
+def experiment(root: str, name: str, overrides: list[str]) -> bool:
+    """One run; whether it had to be run."""
+    return run_experiment(Path(root), name, overrides, say)
+
+
+def run_all(comparison: Comparison, root: Path) -> dict[str, list[list[float]]]:
+    """Setting -> scores [runs, domains]. The first run goes ahead, so that what all runs share is in the cache for the others."""
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    domains, state = params["domains"], tree_state(root)
+    alone = checked_jobs(comparison.jobs, params) == 1
+    names: dict[tuple[str, int], str] = {}
+    waiting: list[Any] = []
+    for seed in comparison.seeds:
+        for label, setting in comparison.settings.items():
+            overrides = overrides_of(comparison, setting, seed, domains, alone)
+            names[label, seed] = experiment_name(f"{comparison.name}-{label}-{seed}", overrides, state)
+            run = experiment.with_options(task_run_name=f"{label} {seed}")
+            if len(names) == 1:
+                run(str(root), names[label, seed], overrides)
+            else:
+                waiting.append(run.submit(str(root), names[label, seed], overrides))
+    PrefectFutureList(waiting).result()
+    return {
+        label: [scores_of(results(root, names[label, seed]), setting, comparison.metric, domains) for seed in comparison.seeds]
+        for label, setting in comparison.settings.items()
+    }
+
+
+def write(comparison: Comparison, root: Path, scores: Mapping[str, list[list[float]]]) -> Path:
+    """The scores as a file, and the table and figure that the stages' command line makes of it; the table's path."""
+    path = root / FOLDER / f"{comparison.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
+    written = {**comparison.model_dump(exclude={"jobs"}), "domains": domains, "scores": scores}
+    path.write_text(json.dumps(written, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "stages.reporting.comparison", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StageFailedError(f"stages.reporting.comparison failed: {done.stderr.strip()}")
+    return path.with_suffix(".md")
+
+
+@flow(name="compare", task_runner=ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1))
+def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # noqa: B008
+    """Compare settings over seeds; returns the path of the table.
+
+    Args:
+        comparison: What to compare.
+        root: The checkout; empty: the one that this flow belongs to.
+    """
+    place = Path(root or ROOT)
+    table = write(comparison, place, run_all(comparison, place))
+    say(table.read_text(encoding="utf-8"))
+    return str(table)
+
+
+def with_jobs(comparison: Comparison, root: str = "") -> Any:
+    """The flow with as many workers as `comparison` asks for."""
+    params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
+    return compare.with_options(task_runner=ThreadPoolTaskRunner(max_workers=checked_jobs(comparison.jobs, params)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.compare", description="Compare settings over seeds.")
+    parser.add_argument(
+        *("--setting", "-s"),
+        nargs="+",
+        action="append",
+        required=True,
+        metavar="NAME KEY=VALUE",
+        help="a name and its changes of params.yaml; at least two times. NAME:sft scores that model in place of the specialists",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--vary", choices=["rl.seed", "seed"], default="rl.seed", help="what the seeds are of")
+    parser.add_argument("--metric", default="success")
+    parser.add_argument("--name", default="comparison", help="of the files below reports/comparisons")
+    parser.add_argument("--jobs", type=int)
+    options = parser.parse_args()
+    settings = {}
+    for label, *overrides in options.setting:
+        name, _, model = label.partition(":")
+        bad = [override for override in overrides if not re.fullmatch(r"[\w.]+=.*", override)]
+        if bad or not name or name in settings:
+            parser.error(f"--setting takes a name of its own and KEY=VALUE pairs, not {[label, *overrides]}")
+        settings[name] = Setting(overrides=overrides, **({"model": model} if model else {}))
+    if len(settings) < 2 or len(options.seeds) < 2:
+        parser.error("a comparison needs at least two settings and two seeds")
+    given = Comparison(
+        name=options.name, settings=settings, seeds=options.seeds, vary=options.vary, metric=options.metric, jobs=options.jobs
+    )
+    try:
+        with_jobs(given)(given)
+    except StageFailedError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

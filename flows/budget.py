@@ -1,5 +1,5 @@
-"""How to spend a fixed budget on demonstrations and episodes, as a Prefect flow: `python -m flows.budget --total 6400 --demo-cost 10
---demos 0 160 320 640`.
+"""How to spend a fixed budget on demonstrations and episodes, as a Prefect flow:
+`python -m flows.budget --total 6400 --demo-cost 10 --demos 0 160 320 640`.
 
 A demonstration costs as much as `demo_cost` episodes ("A Practitioner's Guide to Multi-turn Agentic RL", arXiv 2510.01132): what
 demonstrations leave of the total is spent on episodes of reinforcement learning. The splits are compared by flows/compare.py.
@@ -50,8 +50,8 @@ class Budget(BaseModel):
             spent = split.demos * self.demo_cost + split.episodes
             if spent != self.total_units:
                 raise ValueError(
-                    f"{split.demos} demonstrations * {self.demo_cost} + {split.episodes} episodes are {spent} units, and the budget is "
-                    f"{self.total_units}"
+                    f"{split.demos} demonstrations * {self.demo_cost} + {split.episodes} episodes are {spent} units, and the "
+                    f"budget is {self.total_units}"
                 )
         if len({split.demos for split in self.splits}) != len(self.splits) or len(self.splits) < 2:
             raise ValueError("a budget is compared over at least two different splits")

@@ -1,9 +1,9 @@
-"""Settings compared over seeds, as a Prefect flow: `python -m flows.compare --setting grpo rl.algorithm=grpo --setting rloo
-rl.algorithm=rloo --seeds 0 1 2 3 4`.
+"""Settings compared over seeds, as a Prefect flow:
+`python -m flows.compare --setting grpo rl.algorithm=grpo --setting rloo rl.algorithm=rloo --seeds 0 1 2 3 4`.
 
 One DVC experiment per setting and seed, as many at a time as the cores carry; an experiment that is there already is not run
-again. Then one table and one figure, reports/comparisons/<name>.md and .svg: interquartile mean with stratified bootstrap, and the
-probability that each setting improves on the first.
+again. Then one table and one figure, reports/comparisons/<name>.md and .svg: interquartile mean with stratified bootstrap, and
+the probability that each setting improves on the first.
 """
 
 from __future__ import annotations
@@ -70,12 +70,26 @@ def checked_jobs(asked: int | None, params: Mapping[str, Any]) -> int:
     return asked or ((os.cpu_count() or 1) if on_cpu else 1)
 
 
-def overrides_of(comparison: Comparison, setting: Setting, seed: int, domains: list[str], alone: bool) -> list[str]:
+def in_force(override: str, params: Mapping[str, Any]) -> list[str]:
+    """`override` with the changes that it takes to have it in domains which override the same key in per_domain."""
+    key, _, value = override.partition("=")
+    found = [override]
+    for domain in params["domains"]:
+        node: Any = (params.get("per_domain") or {}).get(domain)
+        for part in key.split("."):
+            node = node.get(part, ...) if isinstance(node, dict) else ...
+        if node is not ...:
+            found.append(f"per_domain.{domain}.{key}={value}")
+    return found
+
+
+def overrides_of(comparison: Comparison, setting: Setting, seed: int, params: Mapping[str, Any], alone: bool) -> list[str]:
     """All changes of params.yaml for one run. Runs beside others take one thread each."""
-    models = {"specialist": [f"rl@{domain}" for domain in domains]}.get(setting.model, [setting.model])
+    models = {"specialist": [f"rl@{domain}" for domain in params["domains"]]}.get(setting.model, [setting.model])
     chosen = "[" + ",".join(f"'{model}'" for model in models) + "]"
     shared = [] if alone else ["resources.threads=1", "resources.workers=1"]
-    return [*setting.overrides, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *shared]
+    own = [change for override in setting.overrides for change in in_force(override, params)]
+    return [*own, f"{comparison.vary}={seed}", f"evaluate.models={chosen}", *shared]
 
 
 def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, domains: list[str]) -> list[float]:
@@ -105,7 +119,7 @@ def run_all(comparison: Comparison, root: Path) -> dict[str, list[list[float]]]:
     waiting: list[Any] = []
     for seed in comparison.seeds:
         for label, setting in comparison.settings.items():
-            overrides = overrides_of(comparison, setting, seed, domains, alone)
+            overrides = overrides_of(comparison, setting, seed, params, alone)
             names[label, seed] = experiment_name(f"{comparison.name}-{label}-{seed}", overrides, state)
             run = experiment.with_options(task_run_name=f"{label} {seed}")
             if len(names) == 1:

@@ -1,7 +1,7 @@
 """Runs of the pipeline beside each other as DVC experiments: one per setting and seed, each in a folder of its own.
 
-`dvc exp run --temp` leaves this checkout alone: it works in a copy below .dvc/tmp and keeps what came of it as an experiment, with
-this checkout's cache, so what two runs share is computed once. Knows nothing of Prefect or of the stages' work.
+`dvc exp run --temp` leaves this checkout alone: it works in a copy below .dvc/tmp and keeps what came of it as an experiment,
+with this checkout's cache, so what two runs share is computed once. Knows nothing of Prefect or of the stages' work.
 """
 
 from __future__ import annotations

@@ -1,0 +1,165 @@
+"""Settings compared through DVC experiments, on a small project of the lifecycle's shape; budgets by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+from flows.pipeline import StageFailedError
+
+DVC_YAML = """
+stages:
+  evaluate:
+    cmd: python evaluate.py
+    deps: [evaluate.py]
+    params: [rl, evaluate, resources, per_domain]
+    metrics:
+      - reports/evaluation.json: {cache: false}
+"""
+PARAMS = """
+domains: [a, b]
+resources: {device: cpu, threads: 2, workers: 2}
+rl: {algorithm: grpo, seed: null, steps: 3}
+evaluate: {models: null}
+per_domain: {a: {rl: {steps: 40}}, b: {rl: {}}}
+"""
+EVALUATE = """
+import json, pathlib, yaml
+params = yaml.safe_load(open("params.yaml"))
+rl = params["rl"]
+if rl["algorithm"] == "broken":
+    raise SystemExit("no such algorithm")
+value = {"grpo": 0.2, "rloo": 0.5}[rl["algorithm"]] + 0.01 * rl["seed"]
+models = {f"rl@{d}": {d: {"success": {"mean": value + 0.1 * i}}} for i, d in enumerate(params["domains"])}
+steps = {d: params["per_domain"][d]["rl"].get("steps", rl["steps"]) for d in params["domains"]}
+written = {"models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+pathlib.Path("reports").mkdir(exist_ok=True)
+pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
+pathlib.Path("runs.log").open("a").write("ran")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("experiments")
+    for name, text in (("dvc.yaml", DVC_YAML), ("params.yaml", PARAMS), ("evaluate.py", EVALUATE)):
+        (root / name).write_text(text)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    for key, value in (("user.name", "a"), ("user.email", "a@b.c")):
+        subprocess.run(["git", "config", key, value], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=root, check=True)
+    subprocess.run(["git", "add", "."], cwd=root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "-m", "start"], cwd=root, check=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def prefect_server():
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+def test_a_comparison_runs_each_setting_and_seed_once_and_writes_table_and_figure(prefect_server: None, checkout: Path) -> None:
+    """Runs beside each other leave the checkout alone; a second comparison finds every experiment and runs none."""
+    from flows.compare import Comparison, Setting, with_jobs
+    from flows.experiments import find, results
+
+    settings = {name: Setting(overrides=[f"rl.algorithm={name}", "rl.steps=7"]) for name in ("grpo", "rloo")}
+    comparison = Comparison(name="two", settings=settings, seeds=[0, 4], jobs=2)
+    before = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    table = Path(with_jobs(comparison)(comparison, str(checkout))).read_text()
+    assert "| `rloo` | " in table
+    assert "1.000 (1.000 to 1.000)" in table, "every run of rloo beats every run of grpo"
+    saved = json.loads((checkout / "reports/comparisons/two.json").read_text())
+    assert saved["scores"]["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
+    assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
+    after = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    assert set(after.split()) - set(before.split()) == {"??", "reports/"}
+
+    refs = subprocess.run(
+        ["git", "for-each-ref", "refs/exps", "--format=%(refname)"], cwd=checkout, capture_output=True, text=True
+    )
+    names = sorted(ref.rsplit("/", 1)[-1] for ref in refs.stdout.split() if "/two-" in ref)
+    assert len(names) == 4
+    found = results(checkout, names[0])
+    assert found["asked"] == ["rl@a", "rl@b"]
+    assert found["steps"] == {"a": 7, "b": 7}, "an override takes effect where a domain has a value of its own"
+    assert found["threads"] == 1
+    assert find(checkout, "two-nothing") is None
+    with pytest.raises(StageFailedError, match="no experiment"):
+        results(checkout, "two-nothing")
+
+    with_jobs(comparison)(comparison, str(checkout))
+    again = subprocess.run(["git", "for-each-ref", "refs/exps"], cwd=checkout, capture_output=True, text=True, check=True).stdout
+    assert again.count("/two-") == 4
+
+
+def test_an_experiment_that_fails_says_what_the_stage_said(checkout: Path) -> None:
+    from flows.experiments import run_experiment
+
+    with pytest.raises(StageFailedError, match="(?s)experiment bad failed.*no such algorithm"):
+        run_experiment(checkout, "bad", ["rl.algorithm=broken"], echo=lambda line: None)
+
+
+def test_names_change_with_what_is_run() -> None:
+    from flows.experiments import experiment_name
+
+    one = experiment_name("Two-GRPO + x-0", ["a=1"], "s")
+    assert one.startswith("two-grpo-x-0-")
+    assert len({one, experiment_name("Two-GRPO + x-0", ["a=2"], "s"), experiment_name("Two-GRPO + x-0", ["a=1"], "t")}) == 3
+
+
+def test_scores_of_other_models_and_of_none() -> None:
+    from flows.compare import Setting, scores_of
+
+    models: dict[str, Any] = {"sft": {"a": {"success": {"mean": 0.25}}}}
+    assert scores_of({"models": models}, Setting(model="sft"), "success", ["a"]) == [0.25]
+    with pytest.raises(StageFailedError, match="no success of model specialist"):
+        scores_of({"models": models}, Setting(), "success", ["a"])
+
+
+def test_budgets_by_hand() -> None:
+    """60 demonstrations of 10 units and 400 episodes are 1000 units; 500 episodes are too many."""
+    from flows.budget import Budget, Split, comparison_of
+
+    mixed, other = Split(demos=60, episodes=400), Split(demos=0, episodes=1000)
+    budget = Budget(total_units=1000, splits=[mixed, other], overrides=["rl.group_size=4"])
+    with pytest.raises(ValueError, match="60 demonstrations \\* 10 \\+ 500 episodes are 1100 units, and the budget is 1000"):
+        Budget(total_units=1000, splits=[Split(demos=60, episodes=500), other])
+    with pytest.raises(ValueError, match="more than the budget"):
+        budget.split(101)
+    assert budget.split(100) == Split(demos=100, episodes=0)
+    settings = comparison_of(budget, {"tasks_per_step": 10, "group_size": 8}).settings
+    assert settings["60 demos + 400 episodes"].overrides == ["rl.group_size=4", "sft.demonstrations=60", "rl.steps=10"]
+    assert settings["0 demos + 1000 episodes"].overrides[1:] == ["sft.demonstrations=0", "rl.steps=25"]
+    assert [split.demos for split in Budget(total_units=1000).splits] == [0, 25, 50, 100]
+
+
+def test_without_episodes_the_sft_policy_is_scored() -> None:
+    from flows.budget import Split, setting_of
+
+    assert setting_of(Split(demos=100, episodes=0), [], 128).model == "sft"
+    assert setting_of(Split(demos=0, episodes=640), [], 128).model == "specialist"
+
+
+def test_the_claims_flow_runs_what_it_is_asked_for(prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import claims
+
+    (tmp_path / claims.PIPELINE.parent).mkdir(parents=True)
+    stage = "stages:\n  claim:\n    wdir: ../..\n    matrix: {method: [one, two]}\n    cmd: echo ${item.method} > ${item.method}.txt\n"
+    (tmp_path / claims.PIPELINE).write_text(stage + "    outs: ['${item.method}.txt']\n")
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(claims.board, "fn", lambda root: None)
+    done = claims.claims(["two"], str(tmp_path))
+    assert [name.rsplit(":", 1)[-1] for name in done["two"].ran] == ["claim@two"]
+    assert not (tmp_path / "one.txt").exists()
+    with pytest.raises(ValueError, match="no experiment three in reports/claims; there are one, two"):
+        claims.claims(["three"], str(tmp_path))

@@ -110,7 +110,7 @@ def figure(comparison: Mapping[str, Any], lines: list[Line]) -> Figure:
     left.set_ylim(len(lines) - 0.4, -0.6)
     left.set_title(f"{comparison['metric']}{', %' if scale == 100 else ''}: IQM (bar: 95 %; dots: runs)")
     right.axvline(0.5, color=colour("muted"), linewidth=1, linestyle="--")
-    right.set_xlim(0, 1)
+    right.set_xlim(-0.02, 1.02)
     right.set_title(f"P(better than {lines[0].name})")
     for axes in (left, right):
         axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)

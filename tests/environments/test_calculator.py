@@ -170,6 +170,18 @@ def test_reward_terms_and_what_was_worked_out(tmp_path: Path, domain: Calculator
         assert step.terms["worked"] == pytest.approx(1 / 3)
 
 
+def test_progress_pays_each_operation_once_and_adds_up_to_one(tmp_path: Path) -> None:
+    domain = CalculatorDomain(CalculatorSettings(reward="progress"))
+    environment = domain.make(tmp_path)
+    for answer, last in (("158", 1 - 512 / 1024), ("157", 0.0)):
+        environment.reset(item(domain, "(47+38)*2-12"))
+        actions = ("key 47+38", "key 47+38", "key 85*2", "key 170-12", f"answer {answer}")
+        rewards = [environment.step(action).reward for action in actions]
+        assert rewards == [170 / 1024, 0.0, 171 / 1024, 171 / 1024, last]
+    environment.reset(item(domain, "47+0"))
+    assert environment.step("answer 47").reward == 1.0
+
+
 def test_scoring_by_hand() -> None:
     assert normalize(" +1,024. ") == "1024"
     assert exact_match("085", "85") == 1.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows.pipeline import StageFailedError
@@ -105,7 +106,7 @@ def test_a_comparison_runs_each_setting_and_seed_once_and_writes_table_and_figur
 def test_an_experiment_that_fails_says_what_the_stage_said(checkout: Path) -> None:
     from flows.experiments import run_experiment
 
-    with pytest.raises(StageFailedError, match="(?s)experiment bad failed.*no such algorithm"):
+    with pytest.raises(StageFailedError, match=r"(?s)experiment bad failed.*no such algorithm"):
         run_experiment(checkout, "bad", ["rl.algorithm=broken"], echo=lambda line: None)
 
 
@@ -154,8 +155,9 @@ def test_the_claims_flow_runs_what_it_is_asked_for(prefect_server: None, tmp_pat
     from flows import claims
 
     (tmp_path / claims.PIPELINE.parent).mkdir(parents=True)
-    stage = "stages:\n  claim:\n    wdir: ../..\n    matrix: {method: [one, two]}\n    cmd: echo ${item.method} > ${item.method}.txt\n"
-    (tmp_path / claims.PIPELINE).write_text(stage + "    outs: ['${item.method}.txt']\n")
+    entry = {"wdir": "../..", "matrix": {"method": ["one", "two"]}}
+    entry |= {"cmd": "echo ${item.method} > ${item.method}.txt", "outs": ["${item.method}.txt"]}
+    (tmp_path / claims.PIPELINE).write_text(yaml.safe_dump({"stages": {"claim": entry}}))
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     monkeypatch.setattr(claims.board, "fn", lambda root: None)
     done = claims.claims(["two"], str(tmp_path))

@@ -55,7 +55,9 @@ class CalculatorSettings(DomainSettings):
     show_rest: bool = False
     """After an operation of the item, show with its result what is left to do (= 85-12). Small models work with what they were
     just shown; to find one's place in a question read before is another skill."""
-    reward: Literal["exact_match", "digits"] = "exact_match"
+    reward: Literal["exact_match", "digits", "progress"] = "exact_match"
+    """Of the answer: 1 if it is right; the share of its digits that are. `progress`: half of the return for the operations worked
+    out, shared among them, as each is done for the first time; the rest of 1 for the right answer."""
     instructions: bool = False
     """Put the available actions before the question; for models that were not trained on this domain."""
 

@@ -91,22 +91,25 @@ class CalculatorEnvironment:
         left, operator, right = int(match[1]), match[2], int(match[3])
         result = apply(operator, left, right)
         written = write(Operation(operator, left, right))
-        known = {**dict(self._state.known), written: result}
+        known, before = {**dict(self._state.known), written: result}, self._given()
         self._state = replace(self._state, known=tuple(known.items()))
         shown = simplify(self._expression, known) if self._show_rest and written in self._needed else result
-        return Step(
-            Observation(f"= {shown if isinstance(shown, int) else write(shown)}"),
-            0.0,
-            accepted=True,
-            terminated=False,
-            truncated=False,
-            cost=1.0,
-        )
+        text, reward = f"= {shown if isinstance(shown, int) else write(shown)}", self._given() - before
+        return Step(Observation(text), reward, accepted=True, terminated=False, truncated=False, cost=1.0)
 
     def _answer(self, text: str) -> Step:
         self._state = replace(self._state, answer=text)
         terms = self._terms(text)
-        return Step(Observation(ANSWERED), terms[self._reward], accepted=True, terminated=True, truncated=False, terms=terms)
+        left = 1.0 - self._given()
+        reward = left * terms["exact_match"] if self._reward == "progress" else terms[self._reward]
+        return Step(Observation(ANSWERED), reward, accepted=True, terminated=True, truncated=False, terms=terms)
+
+    def _given(self) -> float:
+        """Reward given so far for operations worked out; in 1024ths, so that returns add up exactly."""
+        if self._reward != "progress" or not self._needed:
+            return 0.0
+        done = dict(self._state.known)
+        return (512 * sum(one in done for one in self._needed) // len(self._needed)) / 1024
 
     def _terms(self, answer: str | None) -> dict[str, float]:
         """Reward terms at the end of an episode; `worked` is the share of the operations that need the tool and got it."""

@@ -37,8 +37,9 @@ class Claim(Section):
     """`panel.<success|reward|turns|tokens|cost>` or `panel.difficulty.<level>`: on the frozen panel, after training.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json."""
-    threshold: Annotated[float, Field(ge=0.0)] = 0.0
-    """The smallest difference that would bear the claim out, in the metric's unit."""
+    threshold: float = 0.0
+    """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind by
+    more than that."""
     checked: str | None = None
     """For a claim that was not reproduced: what the implementation was checked against."""
 

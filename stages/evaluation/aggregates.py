@@ -58,9 +58,10 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
 
 
 def claim_verdict(found: PairedDifference, threshold: float) -> ClaimVerdict:
-    """`reproduced`: the interval is above 0 and the difference at least `threshold`. `not reproduced`: the whole interval is
-    below `threshold` (below or at 0 for a threshold of 0). `undecided`: more seeds or episodes would be needed."""
-    if found.low > 0.0 and found.difference >= threshold:
+    """`reproduced`: the interval is above 0 and the difference at least `threshold`; for a threshold below 0, which asks for no
+    more than not to be behind by that, the interval is above the threshold. `not reproduced`: the whole interval is below
+    `threshold` (below or at 0 for a threshold of 0). `undecided`: more seeds or episodes would be needed."""
+    if found.low > min(0.0, threshold) and found.difference >= threshold:
         return "reproduced"
     if found.high < threshold or (threshold == 0.0 and found.high <= 0.0):
         return "not reproduced"

@@ -47,6 +47,9 @@ def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float]) -> Non
         (-0.10, -0.18, -0.02, 0.00, "not reproduced"),
         (0.00, 0.00, 0.00, 0.00, "not reproduced"),
         (0.00, -0.02, 0.02, 0.00, "undecided"),
+        (-0.01, -0.04, 0.02, -0.05, "reproduced"),  # not behind by as much as 0.05
+        (-0.01, -0.06, 0.04, -0.05, "undecided"),
+        (-0.10, -0.14, -0.06, -0.05, "not reproduced"),
     ],
 )
 def test_verdicts(difference: float, low: float, high: float, threshold: float, verdict: str) -> None:

@@ -167,8 +167,8 @@ def page(root: Path) -> str:
         "Written from the files of this folder by `python -m stages.reporting.readme`. Each experiment (`<slug>.yaml`) was fixed "
         "before it was run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and "
         "threshold. `make claims` runs what is missing. A claim is *reproduced* if the 95 % interval of the paired difference "
-        "over seeds (Student's t) is above zero and the difference at least the threshold (above the threshold where that is negative), *not reproduced* if all of it "
-        "is below the threshold, and else *undecided*.",
+        "over seeds (Student's t) is above zero and the difference at least the threshold (for a negative threshold: if the "
+        "interval is above it), *not reproduced* if all of the interval is below the threshold, and else *undecided*.",
     ]
     for slug, of_slug in by_slug.items():
         path = result_path(root, slug)

@@ -38,8 +38,8 @@ class Claim(Section):
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json."""
     threshold: float = 0.0
-    """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind by
-    more than that."""
+    """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
+    by more than that."""
     checked: str | None = None
     """For a claim that was not reproduced: what the implementation was checked against."""
 

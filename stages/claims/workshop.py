@@ -53,7 +53,7 @@ def environment(threads: int) -> dict[str, str]:
     """The stages' environment: nothing of a DVC or lifecycle run around this one, and no tracking unless it was asked for."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "LIFECYCLE_", "MLFLOW_RUN"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    return {"BELLWETHER_TRACKING": "off", **kept, "PATH": path, "PYTHONPATH": "", "OMP_NUM_THREADS": str(threads)}
+    return {"BELLWETHER_TRACKING": "off", **kept, "PATH": path, "OMP_NUM_THREADS": str(threads)}
 
 
 def command(arguments: Sequence[str], folder: Path, threads: int) -> None:

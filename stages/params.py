@@ -230,8 +230,7 @@ class Curriculum(Section):
 class Rl(Section):
     algorithm: Literal["reinforce", "rloo", "grpo", "ppo"] = "grpo"
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Of the tasks that rl draws and the episodes it samples; null: the run's seed. Runs that differ in it share all that comes
-    before rl."""
+    """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
     steps: Count = 20
     environment_steps: Count | None = None
     """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from prefect import flow, task
-from prefect.futures import PrefectFutureList
+from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -126,7 +126,9 @@ def run_all(comparison: Comparison, root: Path) -> dict[str, list[list[float]]]:
                 run(str(root), names[label, seed], overrides)
             else:
                 waiting.append(run.submit(str(root), names[label, seed], overrides))
-    PrefectFutureList(waiting).result()
+    wait(waiting)
+    for future in waiting:
+        future.result()
     return {
         label: [scores_of(results(root, names[label, seed]), setting, comparison.metric, domains) for seed in comparison.seeds]
         for label, setting in comparison.settings.items()

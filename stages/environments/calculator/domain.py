@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from stages.environments.calculator.environment import CalculatorEnvironment
 from stages.environments.calculator.expression import (
-    OPERATORS,
     Expression,
     Operation,
     apply,
@@ -29,7 +28,7 @@ MAX_OPERATIONS = 5
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
 """Tasks, and expressions, of each split in every 52: 192 for training, 24 for validation and 200 for testing in 416."""
 INSTRUCTIONS = (
-    "Work it out. Each turn, write one action: key <number><operator><number> into the calculator, or answer <number>.\n"
+    "Work it out. Each turn, write one action: key <number><operator><number>, which asks the calculator, or answer <number>.\n"
 )
 _DRAWS = 20_000
 """Tries for one more expression that is new, before the recipes give up."""
@@ -45,7 +44,7 @@ class CalculatorSettings(DomainSettings):
     )
     """Weights of items by the operations that need the tool, in recipes and among the tasks that curation takes. 0: easy items,
     answered at sight (47*1)."""
-    operators: list[Literal["+", "-", "*"]] = Field(default_factory=lambda: list(OPERATORS), min_length=1)
+    operators: list[Literal["+", "-", "*"]] = Field(default=["+", "-", "*"], min_length=1)
     brackets: bool = True
     smallest: Annotated[int, Field(ge=2, le=10**6)] = 2
     """Of operands and of the results of an item's operations; below 2, operations can be read off."""

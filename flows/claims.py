@@ -13,13 +13,10 @@ from pathlib import Path
 import yaml
 from prefect import flow, task
 
+from flows.lifecycle import echo
 from flows.pipeline import ROOT, Done, StageFailedError, run_stage
 
 PIPELINE = Path("reports/claims/dvc.yaml")
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 def known_methods(root: Path) -> list[str]:
@@ -30,7 +27,7 @@ def known_methods(root: Path) -> list[str]:
 @task(retries=0)
 def experiment(method: str, root: str) -> Done:
     """Run what is missing of one experiment, and judge it."""
-    return run_stage(f"{PIPELINE}:claim@{method}", Path(root), {}, say)
+    return run_stage(f"{PIPELINE}:claim@{method}", Path(root), {}, echo())
 
 
 @task(name="board", retries=0)
@@ -61,6 +58,7 @@ def claims(methods: list[str] | None = None, root: str = "") -> dict[str, Done]:
     }
     board(str(place))
     done = {method: state.result() for method, state in states.items()}
+    say = echo()
     for method, result in done.items():
         say(f"claims: {method:<16} {result}")
     return done

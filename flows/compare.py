@@ -25,6 +25,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.experiments import experiment_name, results, run_experiment, tree_state
+from flows.lifecycle import echo
 from flows.pipeline import ROOT, StageFailedError
 
 FOLDER = Path("reports/comparisons")
@@ -58,10 +59,6 @@ class Comparison(BaseModel):
     )
     metric: str = Field("success", description="A mean of reports/evaluation.json: success, reward, turns, tokens or cost.")
     jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core, one on an accelerator.")
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 def checked_jobs(asked: int | None, params: Mapping[str, Any]) -> int:
@@ -107,7 +104,7 @@ def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, doma
 @task(retries=0)
 def experiment(root: str, name: str, overrides: list[str]) -> bool:
     """One run; whether it had to be run."""
-    return run_experiment(Path(root), name, overrides, say)
+    return run_experiment(Path(root), name, overrides, echo())
 
 
 def run_all(comparison: Comparison, root: Path) -> dict[str, list[list[float]]]:
@@ -159,7 +156,7 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
     """
     place = Path(root or ROOT)
     table = write(comparison, place, run_all(comparison, place))
-    say(table.read_text(encoding="utf-8"))
+    echo()(table.read_text(encoding="utf-8"))
     return str(table)
 
 

@@ -15,7 +15,7 @@ import yaml
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from flows.compare import Comparison, Seed, Setting, with_jobs
+from flows.compare import Comparison, Seed, Setting, compare
 from flows.pipeline import ROOT, StageFailedError
 
 
@@ -95,8 +95,7 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
         root: The checkout; empty: the one that this flow belongs to.
     """
     params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
-    comparison = comparison_of(budget, params.get("rl") or {})
-    return with_jobs(comparison, root)(comparison, root)
+    return compare(comparison_of(budget, params.get("rl") or {}), root)
 
 
 def main() -> int:

@@ -24,10 +24,24 @@ def known_methods(root: Path) -> list[str]:
     return yaml.safe_load((root / PIPELINE).read_text(encoding="utf-8"))["stages"]["claim"]["matrix"]["method"]
 
 
+def chosen(methods: list[str] | None, root: Path) -> list[str]:
+    """The experiments to run: `methods`, or all. Raises ValueError, naming those there are, for one that there is not."""
+    known = known_methods(root)
+    unknown = sorted(set(methods or []) - set(known))
+    if unknown:
+        raise ValueError(f"no experiment {', '.join(unknown)} in reports/claims; there are {', '.join(known)}")
+    return methods or known
+
+
+def target(method: str) -> str:
+    """What DVC calls the stage of an experiment."""
+    return f"{PIPELINE}:claim@{method}"
+
+
 @task(retries=0)
 def experiment(method: str, root: str) -> Done:
     """Run what is missing of one experiment, and judge it."""
-    return run_stage(f"{PIPELINE}:claim@{method}", Path(root), {}, echo())
+    return run_stage(target(method), Path(root), {}, echo())
 
 
 @task(name="board", retries=0)
@@ -48,13 +62,9 @@ def claims(methods: list[str] | None = None, root: str = "") -> dict[str, Done]:
         root: The checkout; empty: the one that this flow belongs to.
     """
     place = Path(root or ROOT)
-    known = known_methods(place)
-    unknown = sorted(set(methods or []) - set(known))
-    if unknown:
-        raise ValueError(f"no experiment {', '.join(unknown)} in reports/claims; there are {', '.join(known)}")
     states = {
         method: experiment.with_options(task_run_name=method)(method, str(place), return_state=True)
-        for method in methods or known
+        for method in chosen(methods, place)
     }
     board(str(place))
     done = {method: state.result() for method, state in states.items()}

@@ -30,6 +30,8 @@ from flows.pipeline import ROOT, StageFailedError
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]
+Plan = Mapping[tuple[str, int], tuple[str, list[str]]]
+"""(setting, seed) -> name and overrides of its experiment."""
 
 
 class Setting(BaseModel):
@@ -107,27 +109,23 @@ def experiment(root: str, name: str, overrides: list[str]) -> bool:
     return run_experiment(Path(root), name, overrides, echo())
 
 
-def run_all(comparison: Comparison, root: Path) -> dict[str, list[list[float]]]:
-    """Setting -> scores [runs, domains]. The first run goes ahead, so that what all runs share is in the cache for the others."""
+def planned(comparison: Comparison, root: Path) -> Plan:
+    """The experiments of a comparison, seed by seed."""
     params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    domains, state = params["domains"], tree_state(root)
-    alone = checked_jobs(comparison.jobs, params) == 1
-    names: dict[tuple[str, int], str] = {}
-    waiting: list[Any] = []
+    state, alone = tree_state(root), checked_jobs(comparison.jobs, params) == 1
+    plan = {}
     for seed in comparison.seeds:
         for label, setting in comparison.settings.items():
             overrides = overrides_of(comparison, setting, seed, params, alone)
-            names[label, seed] = experiment_name(f"{comparison.name}-{label}-{seed}", overrides, state)
-            run = experiment.with_options(task_run_name=f"{label} {seed}")
-            if len(names) == 1:
-                run(str(root), names[label, seed], overrides)
-            else:
-                waiting.append(run.submit(str(root), names[label, seed], overrides))
-    wait(waiting)
-    for future in waiting:
-        future.result()
+            plan[label, seed] = experiment_name(f"{comparison.name}-{label}-{seed}", overrides, state), overrides
+    return plan
+
+
+def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[list[float]]]:
+    """Setting -> scores [runs, domains] of the experiments of `plan`."""
+    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
     return {
-        label: [scores_of(results(root, names[label, seed]), setting, comparison.metric, domains) for seed in comparison.seeds]
+        label: [scores_of(results(root, plan[label, seed][0]), setting, comparison.metric, domains) for seed in comparison.seeds]
         for label, setting in comparison.settings.items()
     }
 
@@ -146,7 +144,7 @@ def write(comparison: Comparison, root: Path, scores: Mapping[str, list[list[flo
     return path.with_suffix(".md")
 
 
-@flow(name="compare", task_runner=ThreadPoolTaskRunner(max_workers=os.cpu_count() or 1))
+@flow(name="compare", task_runner=ThreadPoolTaskRunner(max_workers=256))
 def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # noqa: B008
     """Compare settings over seeds; returns the path of the table.
 
@@ -155,15 +153,18 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
         root: The checkout; empty: the one that this flow belongs to.
     """
     place = Path(root or ROOT)
-    table = write(comparison, place, run_all(comparison, place))
+    plan = planned(comparison, place)
+    jobs = checked_jobs(comparison.jobs, yaml.safe_load((place / "params.yaml").read_text(encoding="utf-8")))
+    runs = [(experiment.with_options(task_run_name=f"{label} {seed}"), *run) for (label, seed), run in plan.items()]
+    # The first goes ahead, so that what all runs share is in the cache for the others; these are about equally long.
+    for rank in [runs[:1], *(runs[first : first + jobs] for first in range(1, len(runs), jobs))]:
+        waiting = [task_of.submit(str(place), name, overrides) for task_of, name, overrides in rank]
+        wait(waiting)
+        for future in waiting:
+            future.result()
+    table = write(comparison, place, gathered(comparison, place, plan))
     echo()(table.read_text(encoding="utf-8"))
     return str(table)
-
-
-def with_jobs(comparison: Comparison, root: str = "") -> Any:
-    """The flow with as many workers as `comparison` asks for."""
-    params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
-    return compare.with_options(task_runner=ThreadPoolTaskRunner(max_workers=checked_jobs(comparison.jobs, params)))
 
 
 def main() -> int:
@@ -195,7 +196,7 @@ def main() -> int:
         name=options.name, settings=settings, seeds=options.seeds, vary=options.vary, metric=options.metric, jobs=options.jobs
     )
     try:
-        with_jobs(given)(given)
+        compare(given)
     except StageFailedError as error:
         print(f"compare: {error}", file=sys.stderr)
         return 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
-from flows.pipeline import StageFailedError
+from flows.pipeline import StageFailedError, run_stage
 
 pytestmark = pytest.mark.timeout(900)
 DVC_YAML = """
@@ -61,37 +61,27 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def prefect_server():
-    from prefect.testing.utilities import prefect_test_harness
-
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
-def test_a_comparison_runs_each_setting_and_seed_once_and_writes_table_and_figure(prefect_server: None, checkout: Path) -> None:
+def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> None:
     """Runs beside each other leave the checkout alone, and each becomes an experiment under a name of its own."""
-    from flows.compare import Comparison, Setting, with_jobs
+    from flows.compare import Comparison, Setting, gathered, planned, write
     from flows.experiments import find, results, run_experiment
+
+    def status() -> set[str]:
+        done = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True)
+        return set(done.stdout.splitlines())
 
     settings = {name: Setting(overrides=[f"rl.algorithm={name}", "rl.steps=7"]) for name in ("grpo", "rloo")}
     comparison = Comparison(name="two", settings=settings, seeds=[0, 4], jobs=2)
-    before = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True).stdout
-    table = Path(with_jobs(comparison)(comparison, str(checkout))).read_text()
-    assert "| `rloo` | " in table
-    assert "1.000 (1.000 to 1.000)" in table, "every run of rloo beats every run of grpo"
-    saved = json.loads((checkout / "reports/comparisons/two.json").read_text())
-    assert saved["scores"]["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
-    assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
-    after = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True).stdout
-    assert set(after.split()) - set(before.split()) == {"??", "reports/"}
+    plan, before = planned(comparison, checkout), status()
+    assert list(plan) == [("grpo", 0), ("rloo", 0), ("grpo", 4), ("rloo", 4)]
+    with ThreadPoolExecutor(2) as pool:
+        ran = list(pool.map(lambda run: run_experiment(checkout, *run, echo=lambda line: None), plan.values()))
+    assert ran == [True] * 4
+    assert status() == before
+    name = plan["grpo", 0][0]
+    assert not run_experiment(checkout, name, [], echo=lambda line: None), "what is there is not run again"
 
-    refs = subprocess.run(
-        ["git", "for-each-ref", "refs/exps", "--format=%(refname)"], cwd=checkout, capture_output=True, text=True
-    )
-    names = sorted(ref.rsplit("/", 1)[-1] for ref in refs.stdout.split() if "/two-" in ref)
-    assert len(names) == 4
-    found = results(checkout, names[0])
+    found = results(checkout, name)
     assert found["asked"] == ["rl@a", "rl@b"]
     assert found["steps"] == {"a": 7, "b": 7}, "an override takes effect where a domain has a value of its own"
     assert found["threads"] == 1
@@ -99,7 +89,12 @@ def test_a_comparison_runs_each_setting_and_seed_once_and_writes_table_and_figur
     with pytest.raises(StageFailedError, match="no experiment"):
         results(checkout, "two-nothing")
 
-    assert not run_experiment(checkout, names[0], [], echo=lambda line: None), "what is there is not run again"
+    scores = gathered(comparison, checkout, plan)
+    assert scores["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
+    table = write(comparison, checkout, scores).read_text()
+    assert "| `rloo` | " in table
+    assert "1.000 (1.000 to 1.000)" in table, "every run of rloo beats every run of grpo"
+    assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
 
 
 def test_an_experiment_that_fails_says_what_the_stage_said(checkout: Path) -> None:
@@ -150,7 +145,7 @@ def test_without_episodes_the_sft_policy_is_scored() -> None:
     assert setting_of(Split(demos=0, episodes=640), [], 128).model == "specialist"
 
 
-def test_the_claims_flow_runs_what_it_is_asked_for(prefect_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_experiment_of_the_board_is_one_stage_of_its_pipeline(tmp_path: Path) -> None:
     from flows import claims
 
     (tmp_path / claims.PIPELINE.parent).mkdir(parents=True)
@@ -158,9 +153,11 @@ def test_the_claims_flow_runs_what_it_is_asked_for(prefect_server: None, tmp_pat
     entry |= {"cmd": "echo ${item.method} > ${item.method}.txt", "outs": ["${item.method}.txt"]}
     (tmp_path / claims.PIPELINE).write_text(yaml.safe_dump({"stages": {"claim": entry}}))
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
-    monkeypatch.setattr(claims.board, "fn", lambda root: None)
-    done = claims.claims(["two"], str(tmp_path))
-    assert [name.rsplit(":", 1)[-1] for name in done["two"].ran] == ["claim@two"]
+    assert claims.known_methods(tmp_path) == ["one", "two"]
+    done = run_stage(claims.target("two"), tmp_path, echo=lambda line: None)
+    assert [name.rsplit(":", 1)[-1] for name in done.ran] == ["claim@two"]
     assert not (tmp_path / "one.txt").exists()
+    assert run_stage(claims.target("two"), tmp_path, echo=lambda line: None).unchanged
     with pytest.raises(ValueError, match="no experiment three in reports/claims; there are one, two"):
-        claims.claims(["three"], str(tmp_path))
+        claims.chosen(["three"], tmp_path)
+    assert claims.chosen(None, tmp_path) == claims.chosen([], tmp_path) == ["one", "two"]

@@ -6,6 +6,7 @@
 # make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
 # make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
+# make claims      run the experiments of reports/claims that are not done (hours; METHOD=lite_ppo: one), write the board
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
 # PyTorch's small CPU builds.
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui experiments plots serve serve-stop keep screenshots bench lock clean
+.PHONY: help install lifecycle test lint ui experiments plots serve serve-stop keep screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -100,6 +101,12 @@ bench: install
 	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
 	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
 	python -m benchmarks.readme
+
+# What was interrupted goes on where it stopped. BELLWETHER_JOBS=1 runs one arm and seed at a time.
+claims: install
+	@echo "claims: dvc repro reports/claims/dvc.yaml (what is done stays done)"
+	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
+	python -m stages.reporting.readme
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:

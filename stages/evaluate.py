@@ -22,7 +22,7 @@ from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
-    """Name -> folder of every model that is evaluated, in the order of the run."""
+    """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run."""
     models = context.data / "models"
     base = context.params.model.path
     if base.startswith("hub:"):
@@ -34,7 +34,8 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     folders["sft"] = models / "sft"
     folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
     folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
-    return folders
+    wanted = context.params.evaluate.models
+    return {name: folder for name, folder in folders.items() if wanted is None or name in wanted}
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
@@ -71,6 +72,8 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
+    if "merged" not in evaluation["models"]:
+        return
     evaluate = context.params.evaluate
     settings = {
         "model": "merged",

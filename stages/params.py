@@ -71,6 +71,8 @@ class Curate(Section):
 
 
 class Sft(Section):
+    demonstrations: Annotated[int, Field(ge=0)] | None = None
+    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
     epochs: Positive = 4.0
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""
@@ -190,6 +192,8 @@ class Merge(Section):
 
 
 class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them."""
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
@@ -243,6 +247,10 @@ class Params(Section):
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
+        models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
+        strange = sorted(set(self.evaluate.models or []) - set(models))
+        if strange:
+            raise ValueError(f"evaluate.models names {strange}; there are {', '.join(models)}")
         return self
 
     def section(self, name: str, domain: str) -> Any:

@@ -198,7 +198,11 @@ class Rl(Section):
     """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
     settings: Any = {}
     """The algorithm's own keys, where it has any."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
     steps: Count = 20
+    environment_steps: Count | None = None
+    """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
     tasks_per_step: Count = 16
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     epochs: Count = 1

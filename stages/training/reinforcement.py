@@ -56,7 +56,8 @@ class RlJob:
             self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length
         )
         self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
-        self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
+        seed = params.seed if rl.seed is None else rl.seed
+        self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
@@ -66,6 +67,8 @@ class RlJob:
         """Greedy episodes of the step's tasks, where they are the baseline."""
         self.told: dict[str, float] = {}
         """The step's numbers about its batch, for the history."""
+        self.environment_steps = 0
+        """Turns of all episodes played so far."""
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
@@ -73,7 +76,7 @@ class RlJob:
         self.observe()
         collected = time.monotonic()
         batch = self.prepare(batch, step)
-        if step in (0, self.rl.steps - 1):
+        if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(batch, step)
         yield from self.maker.updates(batch, step, (self.labels.seed, self.labels.stream, step))
         self.context.metric("time/rollout_s", collected - started, step + 1)
@@ -99,6 +102,7 @@ class RlJob:
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in self.played]))
+        self.environment_steps += sum(len(episode.turns) for episode in (*self.played, *self.greedy))
         return self.algorithm.fill(batch, *key)
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
@@ -161,7 +165,8 @@ class RlJob:
         }
 
     def finished(self) -> bool:
-        return False
+        budget = self.rl.environment_steps
+        return budget is not None and self.environment_steps >= budget
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -169,9 +174,11 @@ class RlJob:
             "success": self.sampler.success,
             "samples": self.samples,
             "apart": self.apart,
+            "environment_steps": self.environment_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
+        self.environment_steps = state["environment_steps"]

@@ -25,6 +25,7 @@ from stages.resources import Resources
 from stages.runtime import StageContext
 from stages.shards import Shard
 from stages.tracking import Tracker
+from stages.validation import ParamsError
 
 PARAMS: dict[str, Any] = {
     "domains": ["search"],
@@ -173,6 +174,17 @@ def context(curated: Path, tiny_policy: Path, tmp_path: Path) -> StageContext:
 def outputs(context: StageContext) -> dict[str, bytes]:
     paths = [context.data / "evaluation" / "rows.parquet", *sorted(context.reports.glob("*"))]
     return {path.name: path.read_bytes() for path in paths}
+
+
+def test_models_can_be_chosen(context: StageContext) -> None:
+    """evaluate.models plays some of the models alone; a name that there is not is refused."""
+    chosen = parse_params({**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["rl@search", "sft"]}})
+    evaluate.run(StageContext("evaluate", None, chosen, context.root, Tracker()))
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert list(evaluation["models"]) == ["rl@search", "sft"]
+    assert [(item["a"], item["b"]) for item in evaluation["comparisons"]] == [("rl@search", "sft")]
+    with pytest.raises(ParamsError, match=r"rl@chess.*there are base, sft, rl@search, merged"):
+        parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
 
 
 def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:

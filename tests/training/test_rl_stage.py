@@ -70,6 +70,27 @@ def test_samples_show_the_first_and_last_steps_advantages(make_context):
     assert any(value for row in rows for value in row["advantages"])
 
 
+def test_a_budget_of_environment_steps_ends_the_run_after_the_step_that_reaches_it(make_context):
+    """Contract: methods are compared at equal environment steps; a resumed run has counted those before it was killed."""
+    context = make_context("rl", rl={**RL, "environment_steps": 100, "checkpoint_every": 1})
+    kill_at_step(context, 2)
+    with pytest.raises(KilledError):
+        rl.run(context)
+    history = run(make_context("rl", rl={**RL, "environment_steps": 100, "checkpoint_every": 1}))
+    used = [row["environment_steps"] for row in history]
+    assert sum(used[:-1]) < 100 <= sum(used)
+    assert used[0] == pytest.approx(36 * history[0]["turns"])
+    assert len(history) < RL["steps"]
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["environment_steps"] == sum(used)
+    assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, len(history)}
+
+
+def test_rls_own_seed_changes_what_it_draws(make_context):
+    """Contract: runs that differ in rl.seed alone share everything before rl; null is the run's seed."""
+    first = [run(make_context("rl", f"s{seed}", rl={**RL, "steps": 1, "seed": seed}))[0] for seed in (None, 3, 4)]
+    assert first[0] == first[1] != first[2]
+
+
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3}])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):

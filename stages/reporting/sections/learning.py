@@ -24,7 +24,9 @@ RL_INTRO = (
 def sft_section(inputs: Inputs) -> Section:
     section = Section("sft", "Supervised fine-tuning", SFT_INTRO)
     history = inputs.sft_history
-    if history is None:
+    if (inputs.sft or {}).get("steps") == 0:
+        section.blocks.append(Text("No demonstrations (sft.demonstrations: 0): what follows starts from the base model."))
+    elif history is None:
         section.blocks.append(missing("reports/sft/history.csv", "sft"))
     else:
         best = scalar(inputs.sft or {}, "best_step")

@@ -94,8 +94,9 @@ class Served:
         return found
 
     def api(self, method: str, path: str, **values: Any) -> Any:
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api", timeout=60, trust_env=False) as client:
-            answer = client.request(method, path, **values)
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api", timeout=WAIT_S, trust_env=False) as client:
+            # 503: its database is locked by a writer; Prefect's own client asks again as well
+            answer = until(lambda: (found := client.request(method, path, **values)).status_code != 503 and found, path)
             answer.raise_for_status()
             return answer.json() if answer.content else None
 

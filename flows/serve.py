@@ -35,6 +35,7 @@ READY_S = 300.0
 WORKER_GRACE_S, GRACE_S = 15.0, 5.0
 """The worker ends its runs and reports them before it goes."""
 STOP_S = 60.0
+TRIES = 10
 
 
 class _StopError(Exception):
@@ -164,11 +165,19 @@ def end_lost_runs(api: str) -> None:
     }
     message = "Its worker was ended. Run the deployment again: stages go on from their checkpoints."
     state = {"type": "CRASHED", "name": "Crashed", "message": message}
+
+    def ask(path: str, values: dict[str, Any]) -> Any:
+        for _ in range(TRIES):  # 503: the server's database is locked by another writer
+            answer = client.post(f"{api}{path}", json=values)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(0.5)
+        return answer.raise_for_status().json()
+
     with httpx.Client(timeout=10.0, trust_env=False) as client, contextlib.suppress(httpx.HTTPError):
-        for run in client.post(f"{api}/flow_runs/filter", json=wanted).raise_for_status().json():
-            if run["deployment_id"]:
-                client.post(f"{api}/flow_runs/{run['id']}/set_state", json={"state": state, "force": True})
-                print(f"serve: run {run['name']} was ended with its worker", flush=True)
+        for run in ask("/flow_runs/filter", wanted):
+            ask(f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+            print(f"serve: run {run['name']} was ended with its worker", flush=True)
 
 
 def serve(ports: argparse.Namespace) -> int:

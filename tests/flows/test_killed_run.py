@@ -37,7 +37,7 @@ def test_a_cancelled_stage_is_killed_in_mlflow_before_its_follower_is_ended(tmp_
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "BELLWETHER_", "DVC_"))}
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-c", STAGE, str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)})
-    until(lambda: status(tmp_path / "mlflow.db") == "RUNNING", "the run in MLflow", 180)
+    until(lambda: status(tmp_path / "mlflow.db") == "RUNNING", "the run in MLflow")
     process.terminate()
     process.wait(30)
     assert status(tmp_path / "mlflow.db") == "KILLED"

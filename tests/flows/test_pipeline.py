@@ -121,11 +121,11 @@ def test_nothing_is_left_of_a_run_whose_process_is_killed(project: Path, number:
     do(add_work(project), "hold")
     (project / "joined.txt").write_text("joined\n")
     flow = subprocess.Popen([sys.executable, "-c", FLOW, str(project)], cwd=ROOT, start_new_session=True)
-    until(lambda: (project / "pids").exists() and (project / "pids").read_text(), "the stage at work", 60)
+    until(lambda: (project / "pids").exists() and (project / "pids").read_text(), "the stage at work")
     started = [item.pid for item in psutil.Process(flow.pid).children(recursive=True)]
     assert len(started) >= 4  # the supervisor, DVC, the stage and its child in another session
     flow.send_signal(number)
-    flow.wait(30)
+    flow.wait()
     assert all(gone(pid) for pid in started)
     do(project, "end")
     assert run_stage("work", project, echo=lambda line: None).ran == ("work",)

@@ -45,10 +45,13 @@ def once(options: Options, folder: Path, on: bool) -> Sample:
     steps = QUICK_STEPS if options.quick else STEPS
     command = [sys.executable, "-c", SCRIPT, str(options.root / "params.yaml"), str(steps), str(METRICS), str(EPISODES)]
     switch = {"BELLWETHER_TRACKING": "on" if on else "off", "PYTHONPATH": str(options.root)}
-    sample, _ = run(["env", *(f"{name}={value}" for name, value in switch.items()), *command], folder)
+    sample, _ = run(
+        ["env", "-u", "MLFLOW_TRACKING_URI", *(f"{name}={value}" for name, value in switch.items()), *command], folder
+    )
     # What the follower still does must not fall into the next run.
     replay = [sys.executable, "-m", "stages.tracking", "--replay"]
     own = {**environment(options.root), "BELLWETHER_TRACKING": "on"}
+    own.pop("MLFLOW_TRACKING_URI", None)
     while subprocess.run(replay, cwd=folder, env=own, capture_output=True, check=False).returncode:
         pass
     return sample

@@ -82,10 +82,11 @@ class Server:
         import mlflow
 
         self.root = root
-        # Asked first: set_tracking_uri below writes this variable.
         self.local = not os.environ.get("MLFLOW_TRACKING_URI")
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
         mlflow.set_tracking_uri(self.uri)
+        if self.local:
+            del os.environ["MLFLOW_TRACKING_URI"]  # set_tracking_uri wrote it; another root has another file
         self.mlflow = mlflow
         self.client = mlflow.MlflowClient()
         # Two stages that start together must not both create the database or the experiment.

@@ -25,7 +25,6 @@ def tracked(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mlflow.db").write_bytes(empty_database.read_bytes())
     server = Server(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for stage, domain in (("sft", None), ("rl", "search")):
         spool = spooled(tmp_path, stage, domain)
         for step in range(5):

@@ -16,8 +16,5 @@ def root(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    found = Server(root)
-    # MLflow writes the address it was given into the environment; the next test has its own.
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return found
+def server(root: Path) -> Server:
+    return Server(root)

@@ -192,7 +192,7 @@ def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> No
     assert not spools(root)
 
 
-def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
     """kill -9 leaves no run that stays RUNNING for ever."""
     process = start_stage(root, "wait")
     assert process.stdout is not None
@@ -200,9 +200,7 @@ def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path, monkeypatch
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert until(lambda: not spools(root))
-    server = Server(root)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = runs(server)["rl@search"]
+    run = runs(Server(root))["rl@search"]
     assert run.info.status == "KILLED"
     assert run.data.metrics["loss"] == 1.0
     assert run.data.metrics["system/system_memory_usage_megabytes"] > 0

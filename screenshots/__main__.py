@@ -113,8 +113,8 @@ style.textContent = '.modebar-container, .modebar { display: none !important }';
 document.head.append(style);
 """
 CLICK_TEXT = """
-const found = [...document.querySelectorAll('*')].filter(item => !item.children.length && item.textContent.trim() === arguments[0]);
-found[0].click();
+const leaves = [...document.querySelectorAll('*')].filter(item => !item.children.length);
+leaves.find(item => item.textContent.trim() === arguments[0]).click();
 """
 
 

@@ -23,10 +23,13 @@ from stages.reporting.readme import replace_block
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs") / "screenshots"
 SIZE = (1280, 860)
+FAILED = ROOT / ".bellwether" / "screenshots" / "failed.png"
 COLOURS = 160
 LARGEST = 200_000
 """Bytes of a picture: README loads all of them."""
 SETTLE_S, PATIENCE_S = 1.5, 240.0
+GRAPH_S = 8.0
+"""Prefect draws a run's graph on a canvas, whose text the page does not tell."""
 
 
 def save(browser: Browser, path: Path) -> None:
@@ -57,7 +60,11 @@ def wait_for(browser: Browser, *texts: str) -> None:
         if not lacking and shown == before:
             return
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{browser.driver.current_url} does not show {lacking or 'a page that stands still'}")
+            FAILED.parent.mkdir(parents=True, exist_ok=True)
+            FAILED.write_bytes(browser.png())
+            raise RuntimeError(
+                f"{browser.driver.current_url} does not show {lacking or 'a page that stands still'}; see {FAILED}"
+            )
         time.sleep(SETTLE_S)
 
 
@@ -70,8 +77,8 @@ def take_report(browser: Browser, names: Sequence[str]) -> None:
     save(browser, ROOT / FOLDER / "report.png")
 
 
-def mlflow_runs(address: str) -> tuple[str, str, Any]:
-    """(experiment's id, an RL run's id, a trace) of the newest lifecycle that has a finished RL run.
+def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
+    """(experiment's id, the newest lifecycle's id that has a finished RL run, that run's id, one of its traces).
 
     Raises RuntimeError if there is no lifecycle with a finished rl run, or it has no trace.
     """
@@ -94,25 +101,53 @@ def mlflow_runs(address: str) -> tuple[str, str, Any]:
     if not traces:
         raise RuntimeError(f"the lifecycle {parent} has no trace of an episode")
     longest = max(traces, key=lambda trace: (len(trace.data.spans), trace.info.trace_id))
-    return place, rl[0].info.run_id, longest
+    return place, parent, rl[0].info.run_id, longest
+
+
+CLOSE_ASSISTANT = "document.querySelector('[data-component-id=\"mlflow.assistant.chat_panel.close\"]')?.click()"
+EXPAND = "document.querySelector(`.ag-row a[href*='${arguments[0]}']`).closest('.ag-cell').querySelector('button').click()"
+CURVES = "success|reward_mean|entropy|kl|grad_norm|turns"
+NO_TOOLBARS = """
+const style = document.createElement('style');
+style.textContent = '.modebar-container, .modebar { display: none !important }';
+document.head.append(style);
+"""
+CLICK_TEXT = """
+const leaves = [...document.querySelectorAll('*')].filter(item => !item.children.length);
+leaves.find(item => item.textContent.trim() === arguments[0]).click();
+"""
+
+
+def show(browser: Browser, page: str, *texts: str) -> None:
+    """A page of MLflow's, loaded anew and without its chat."""
+    browser.open("about:blank")
+    browser.open(page)
+    wait_for(browser, *texts)
+    browser.run(CLOSE_ASSISTANT)
 
 
 def take_mlflow(browser: Browser, names: Sequence[str]) -> None:
+    browser.view(SIZE)
     with mlflow_server(ROOT) as address:
-        experiment, run, trace = mlflow_runs(address)
+        experiment, parent, run, trace = mlflow_runs(address)
         start = f"{address}/#/experiments/{experiment}"
-        pages: dict[str, tuple[str, tuple[str, ...]]] = {
-            "mlflow-runs": (f"{start}/runs", ("rl@", "evaluate", "sft")),
-            "mlflow-charts": (f"{start}/runs/{run}/model-metrics", ("success", "entropy")),
-            "mlflow-trace": (f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", (trace.data.spans[-1].name,)),
-        }
-        browser.view(SIZE)
-        for name in names:
-            page, texts = pages[name]
-            browser.open("about:blank")
-            browser.open(page)
-            wait_for(browser, *texts)
-            save(browser, ROOT / FOLDER / f"{name}.png")
+        if "mlflow-runs" in names:
+            show(browser, f"{start}/runs", "matching runs", "lifecycle")
+            browser.run(EXPAND, parent)
+            wait_for(browser, "rl@", "evaluate", "sft")
+            save(browser, ROOT / FOLDER / "mlflow-runs.png")
+        if "mlflow-charts" in names:
+            show(browser, f"{start}/runs/{run}/model-metrics", "Step")
+            browser.driver.find_element("css selector", "input[role=searchbox]").send_keys(CURVES)
+            browser.run(NO_TOOLBARS)
+            wait_for(browser, "success", "entropy")
+            save(browser, ROOT / FOLDER / "mlflow-charts.png")
+        if "mlflow-trace" in names:
+            turns = [span.name for span in trace.data.spans]
+            show(browser, f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", turns[0], turns[-1])
+            browser.run(CLICK_TEXT, turns[len(turns) // 2])
+            wait_for(browser, turns[0])
+            save(browser, ROOT / FOLDER / "mlflow-trace.png")
 
 
 def newest_flow_run(address: str) -> str | None:
@@ -148,7 +183,8 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
             run = newest_flow_run(address)
         browser.view(SIZE)
         browser.open(f"{address}/runs/flow-run/{run}")
-        wait_for(browser, "curate", "report", "Completed")
+        wait_for(browser, "Completed", "Task Runs")
+        time.sleep(GRAPH_S)
         save(browser, ROOT / FOLDER / "prefect-run.png")
 
 
@@ -185,6 +221,8 @@ def write_readme(root: Path) -> None:
 
 def main() -> int:
     every = list(CAPTIONS)
+    from selenium.common.exceptions import WebDriverException
+
     parser = argparse.ArgumentParser(
         prog="python -m screenshots", description="Take README's pictures of the run in this checkout."
     )
@@ -196,7 +234,7 @@ def main() -> int:
             try:
                 with open_browser() as browser:
                     take(browser, wanted)
-            except (RuntimeError, subprocess.CalledProcessError) as error:
+            except (RuntimeError, WebDriverException, subprocess.CalledProcessError) as error:
                 print(f"screenshots: {', '.join(wanted)}: {error}", file=sys.stderr)
                 failed = True
     write_readme(ROOT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from served import until
 
-from stages.tracking.sender import create_database
+from stages.tracking.server import create_database
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = """

@@ -41,7 +41,8 @@ def test_a_schedule_makes_runs(served: Served) -> None:
 
     run = until(by_the_clock, "a scheduled run")
     served.api("PATCH", f"/deployments/{served.deployment('lifecycle-nightly')['id']}", json={"paused": True})
-    assert served.end_of(run)["type"] == "COMPLETED"
+    for begun in served.runs("lifecycle-nightly"):  # on a slow machine the next minute's, too; those to come are gone
+        assert served.end_of(begun["id"])["type"] == "COMPLETED"
     assert states(served, run) == {"make": "Ran", "join": "Ran", "work": "Ran"}
     assert (served.root / "worked.txt").exists()
     assert {"stages", "stage-make", "stage-join", "stage-work"} <= set(served.artifacts(run))

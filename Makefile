@@ -2,6 +2,7 @@
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
 # make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
+# make test-all    the tests, slow ones too
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
 # make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
@@ -14,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui experiments plots serve serve-stop keep screenshots bench claims lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop keep screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -58,6 +59,10 @@ lifecycle: install
 test: install
 	@echo "test: pytest"
 	python -m pytest -q
+
+# With the tests of whole pipelines that `make test` has no time for.
+test-all: install
+	python -m pytest -q --slow
 
 lint: install
 	ruff check .

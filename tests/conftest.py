@@ -14,6 +14,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: `make test-all` runs it"))
+
+
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory) -> Path:
     """Folder of a tiny random policy: Llama, 2 layers of 32, 4 heads over 2 key/value heads, byte-level BPE of about 400 tokens.

@@ -12,7 +12,7 @@ from checkout import Checkout
 from stages.claims.experiment import Experiment, run_values
 from stages.claims.workshop import Workshop, clean_commit
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_path: Path, source: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 from checkout import DVC, Checkout
 from mlflow_server import free_port
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 NO_S3 = "not run: needs a local S3 server and DVC's S3 remote; pip install -e '.[s3]' moto"
 
 

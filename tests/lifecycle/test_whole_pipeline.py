@@ -113,10 +113,11 @@ def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None
     assert done.repro() == (["report"], [])
 
 
-RUNNERS = {"processes": None, "dask": "prefect_dask", "ray": "prefect_ray"}
+RUNNERS = {"dask": "prefect_dask", "ray": "prefect_ray"}
+INSTALLED = [pytest.param(name, marks=pytest.mark.slow) for name, needs in RUNNERS.items() if importlib.util.find_spec(needs)]
 
 
-@pytest.mark.parametrize("runner", [name for name, needs in RUNNERS.items() if needs is None or importlib.util.find_spec(needs)])
+@pytest.mark.parametrize("runner", ["processes", *INSTALLED])
 def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, runner: str) -> None:
     """`dvc repro` with resources.shards: rollout's tasks are played by three processes, and its outputs stay what they were.
     Runs with Dask and Ray where their extras are installed: pip install 'bellwether[dask]', 'bellwether[ray]'."""

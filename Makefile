@@ -56,13 +56,16 @@ lifecycle: install
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
+# Much of the time goes to servers and processes that start. Tests of one file share what they made.
+AT_ONCE := -n 2 --dist loadfile
+
 test: install
-	@echo "test: pytest"
-	python -m pytest -q
+	@echo "test: pytest, two at a time"
+	python -m pytest -q $(AT_ONCE)
 
 # With the tests of whole pipelines that `make test` has no time for.
 test-all: install
-	python -m pytest -q --slow
+	python -m pytest -q --slow $(AT_ONCE)
 
 lint: install
 	ruff check .

@@ -1,8 +1,12 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
+# make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
 # make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
+# make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
+# make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
+# make claims      run the experiments of reports/claims that are not done (hours; METHOD=lite_ppo: one), write the board
 #
 # PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
 # PyTorch's small CPU builds.
@@ -10,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test lint ui experiments plots bench lock clean
+.PHONY: help install lifecycle test lint ui experiments plots serve serve-stop keep screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -22,7 +26,7 @@ export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n '/^$$/q;s/^# //p' Makefile
 
 install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
@@ -48,8 +52,8 @@ lifecycle: install
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
 	dvc --wait-for-lock repro
 	@python -m stages.tracking || true
-	@dvc metrics show
-	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs"
+	@dvc metrics show reports/metrics.json
+	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
 test: install
 	@echo "test: pytest"
@@ -76,12 +80,33 @@ plots: install
 	@python -c 'import vl_convert' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[plots]'
 	@python -m stages.reporting.plots $(REVS)
 
+# SERVE_ARGS='--port 4210 --mlflow-port 5010 --report-port 5011' for other ports.
+serve: install
+	@exec python -m flows.serve $(SERVE_ARGS)
+
+serve-stop:
+	@python -m flows.serve --stop
+
+# Afterwards the report shows the kept run's times, and what changed since the one before it.
+keep: install
+	python -m stages.reporting.keep --note "$(NOTE)"
+	dvc --wait-for-lock repro report
+
+screenshots: install
+	python -m screenshots
+
 # The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
 bench: install
 	@python -c 'import mergekit, trl' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
 	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
 	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
 	python -m benchmarks.readme
+
+# What was interrupted goes on where it stopped. BELLWETHER_JOBS=1 runs one arm and seed at a time.
+claims: install
+	@echo "claims: dvc repro reports/claims/dvc.yaml (what is done stays done)"
+	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
+	python -m stages.reporting.readme
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:

@@ -137,10 +137,15 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     # In micro-batches, since all rows at once may not fit.
     difference = train_step.disagreement(mine.gradient(), Theirs(options, size, mine, group, accumulate=4).gradient())
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
-    shares = mine.maker.models.share(mine.batch, range(mine.batch.size)) is not None
     candidates = train_step.candidates(options, size, mine, group)
     outcome = compared(Side("bellwether", mine.run), candidates, options, before, "seconds", "s", train_step.AGAINST)
-    work = {"rows": tasks * group, "prompt": prompt, "answer": answer, **asdict(method), "prompts_shared": shares}
+    work = {
+        "rows": tasks * group,
+        "prompt": prompt,
+        "answer": answer,
+        **asdict(method),
+        "prefixes_shared": mine.maker.models.sharing,
+    }
     return {**outcome, "work": work, "difference": {name: rounded(value) for name, value in difference.items()}}
 
 

@@ -125,7 +125,7 @@ def theirs(options: Options, tasks: SearchTasks, count: int, attention: str = "s
 
 def measure(options: Options) -> dict[str, Result]:
     tasks = search_tasks(options, weights(options))
-    trees, fewer = options.size(48, 2), options.size(4, 1)
+    trees, fewer = options.size(128, 2), options.size(4, 1)
     settings = [("sdpa", None), ("eager", None)]
     other, trials = fastest([lambda choice=choice: theirs(options, tasks, fewer, *choice) for choice in settings], options)
     samples = alternate(ours(options, tasks, trees), other, options)

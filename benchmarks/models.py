@@ -85,20 +85,17 @@ def load(folder: Path, attention: str, device: str = "cpu", precision: str = "fl
 
 
 class ForwardCounter:
-    """Counts the tokens that go through a model's layers, padding included, while it is entered."""
+    """Counts the tokens that a model's input embedding is asked for while it is entered, padding included."""
 
     def __init__(self, model: Any) -> None:
-        self._module = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+        self._module = model.get_input_embeddings()
         self.tokens = 0
 
-    def _count(self, module: Any, arguments: Any, keywords: dict[str, Any]) -> None:
-        ids = keywords.get("input_ids")
-        if ids is None:
-            ids = keywords.get("inputs_embeds", arguments[0] if arguments else None)
-        self.tokens += int(ids.shape[0] * ids.shape[1])
+    def _count(self, module: Any, arguments: Any) -> None:
+        self.tokens += arguments[0].numel()
 
     def __enter__(self) -> ForwardCounter:
-        self._hook = self._module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._hook = self._module.register_forward_pre_hook(self._count)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,6 +53,7 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     from stages.algorithms.compose import resolve
     from stages.runtime import StageContext
     from stages.tracking import Tracker
+    from stages.training.loop import make_processes
     from stages.training.reinforcement import RlJob
 
     write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
@@ -60,17 +61,17 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     context = StageContext("rl", "search", tasks.params, options.scratch, Tracker())
     algorithm = resolve(section(options, tasks))
     policy = load_policy(tasks.weights, attention="sdpa")
-    job = RlJob(context, algorithm, policy, EnvironmentPool(tasks.make))
+    job = RlJob(context, algorithm, policy, EnvironmentPool(tasks.make), make_processes(tasks.params.resources))
     steps = iter(range(10**9))
 
     def run() -> float:
         step = next(steps)
         sums = {}
         for update in job.updates(step):
-            sums[update.learner] = job.learners[update.learner].update(update.micro_batches, update.loss)
-        job.finish(step, sums)
+            sums[update.learner] = job.learners[update.learner].update(update.micro_batches, update.loss, update.saw)
+        dead = job.finish(step, sums)["dead_groups"]
         seen.action_tokens.append(sum(episode.policy_tokens for episode in job.played))
-        seen.dead_groups.append(job.dead_groups)
+        seen.dead_groups.append(int(dead))
         return 1.0
 
     return Side("bellwether", run, policy.model, restore(policy.model))

@@ -74,7 +74,7 @@ class Ours:
         from stages.training.adapters import prepare_model, weight_precision
         from stages.training.batches import trajectory_batch
         from stages.training.ledger import Ledger
-        from stages.training.loop import Learner, make_accelerator
+        from stages.training.loop import Learner, make_processes
         from stages.training.models import Models
         from stages.training.optimiser import make_optimiser, warmup_constant
         from stages.training.policy_updates import PolicyUpdates
@@ -91,13 +91,13 @@ class Ours:
         params = params.model_copy(
             update={"resources": params.resources.model_copy(update=resources), "model": params.model.model_copy(update=shape)}
         )
-        algorithm, accelerator = resolve(section), make_accelerator(params.resources)
+        algorithm, processes = resolve(section), make_processes(params.resources)
         self.weights = weight_precision(params)
         model, tokenizer = load(make_model(options, size), "sdpa", options.device, self.weights)
         prepare_model(model, params, "benchmarks")
         self.factors = {name: value for name, value in model.named_parameters() if method.rank and value.requires_grad}
         randomise(self.factors)
-        models = Models.make(algorithm, model, None, accelerator, tokens)
+        models = Models.make(algorithm, model, None, processes, tokens)
         batch = trajectory_batch(trajectories(len(tokenizer), prompt, answer, tasks, group))
         # On-policy: the behaviour's log-probabilities are those of the weights that learn.
         own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
@@ -106,7 +106,7 @@ class Ours:
         self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
         self.model, self.method, self.tokens_per_batch = model, method, tokens
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
-        self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, accelerator)
+        self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, processes)
 
     def updates(self, batch: Any) -> Iterator[Any]:
         return self.maker.updates(batch, 0, ("benchmarks",))
@@ -118,18 +118,20 @@ class Ours:
             for micro in update.micro_batches:
                 pieces = update.loss(micro)
                 while True:
-                    with self.learner.accelerator.autocast():
+                    with self.learner.processes.accelerator.autocast():
                         terms = next(pieces, None)
                     if terms is None:
                         break
                     terms.loss.backward()
+                    if terms.trained is not None:
+                        update.saw(*terms.trained)
                     total += float(terms.loss.detach())
         return total, taken_gradients(self.model)
 
     def run(self) -> float:
         """One step; 1."""
         for update in self.updates(self.batch):
-            self.learner.update(update.micro_batches, update.loss)
+            self.learner.update(update.micro_batches, update.loss, update.saw)
         return 1.0
 
 

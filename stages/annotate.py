@@ -21,15 +21,22 @@ from stages.params import Annotate
 from stages.runtime import StageContext, stage_run
 
 if TYPE_CHECKING:
+    from stages.agent.engines import Player
     from stages.agent.policy import Policy
     from stages.annotation.search import Search
+    from stages.shards import Shard
     from stages.values.step_value import StepValueModel
 
 
-def grow_forest(search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any) -> Forest:
-    """Grow one tree per task, `chunk` at a time; each finished chunk is a checkpoint, and those there are grown no more."""
+def grow_forest(
+    search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any, shard: Shard | None = None
+) -> Forest:
+    """Grow one tree per task, `chunk` at a time; each finished chunk is a checkpoint, and those there are grown no more. A shard
+    grows its own chunks alone."""
     forest = Forest([], [])
     for number, start in enumerate(range(0, len(tasks), chunk)):
+        if shard and not shard.owns(number):
+            continue
         part: Forest | None = checkpoints.load(f"trees-{number:04d}")
         if part is None:
             trees = search.grow(tasks[start : start + chunk], on_tree=lambda tree: bar.advance(1, f"{len(tree.nodes)} nodes"))
@@ -41,22 +48,18 @@ def grow_forest(search: Search, tasks: Sequence[Task], chunk: int, checkpoints: 
     return forest
 
 
-def search_trees(context: StageContext, policy: Policy, tasks: Sequence[Task], params: Annotate) -> Forest:
-    """The trees of all tasks, grown with an engine over the policy."""
-    from stages.agent.chat import Chat
+def search_trees(context: StageContext, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
+    """The trees of all tasks, grown by the policy."""
     from stages.agent.rollout import EnvironmentPool
-    from stages.agent.torch_engine import TorchEngine
     from stages.annotation.search import Search
 
     assert context.domain is not None
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
-    chat = Chat(policy.tokenizer)
     max_length = context.params.model.max_length
-    engine = TorchEngine(policy.model, [chat.end_of_turn], context.params.resources.slots, max_length)
     with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
-        search = Search(engine, chat, pool, params, context.params.seed, max_length)
-        return grow_forest(search, tasks, params.chunk, Checkpoints(context), bar)
+        search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length)
+        return grow_forest(search, tasks, params.chunk, Checkpoints(context), bar, context.shard)
 
 
 def fit_value_model(
@@ -105,6 +108,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def run(context: StageContext) -> None:
+    from stages.agent.engines import EngineSettings, open_player
     from stages.agent.policy import load_policy
 
     assert context.domain is not None
@@ -118,8 +122,13 @@ def run(context: StageContext) -> None:
 
     # Search, and store the nodes as they are.
     resources = context.params.resources
-    policy = load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
-    forest = search_trees(context, policy, chosen, params)
+    start = context.data / "models" / "sft"
+    player = open_player(start, EngineSettings.of(resources, context.params.model.max_length))
+    forest = search_trees(context, player, chosen, params)
+    player.close()
+    if context.shard:
+        return
+    policy = player.policy or load_policy(start, device=resources.device, precision=resources.precision)
     write_table(out / "nodes.parquet", NODE_SCHEMA, forest.rows)
 
     # Labels and pairs follow from the nodes alone.
@@ -137,4 +146,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("annotate", run, per_domain=True))
+    raise SystemExit(stage_run("annotate", run, per_domain=True, sharded=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.engine import Sampling
+from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
@@ -21,7 +22,7 @@ from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
-    """Name -> folder of every model that is evaluated, in the order of the run."""
+    """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run."""
     models = context.data / "models"
     base = context.params.model.path
     if base.startswith("hub:"):
@@ -33,7 +34,8 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     folders["sft"] = models / "sft"
     folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
     folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
-    return folders
+    wanted = context.params.evaluate.models
+    return {name: folder for name, folder in folders.items() if wanted is None or name in wanted}
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
@@ -70,6 +72,8 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
+    if "merged" not in evaluation["models"]:
+        return
     evaluate = context.params.evaluate
     settings = {
         "model": "merged",
@@ -83,7 +87,8 @@ def run(context: StageContext) -> None:
     from stages.agent.policy import check_folder, policy_hash
 
     params, evaluate = context.params, context.params.evaluate
-    keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
+    if not context.shard:
+        keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains)
 
@@ -103,12 +108,13 @@ def run(context: StageContext) -> None:
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
-        max_length=params.model.max_length,
-        slots=params.resources.slots,
-        device=params.resources.device,
-        precision=params.resources.precision,
+        engine=EngineSettings.of(params.resources, params.model.max_length),
     )
-    outcomes = play_all(context, [job for jobs in jobs_by_hash.values() for job in jobs], settings)
+    jobs = [job for of_model in jobs_by_hash.values() for job in of_model]
+    if context.shard:
+        play_all(context, [job for number, job in enumerate(jobs) if context.shard.owns(number)], settings)
+        return
+    outcomes = play_all(context, jobs, settings)
 
     # One row per (model, task, attempt).
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in panels} for name in folders}
@@ -139,4 +145,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run))
+    raise SystemExit(stage_run("evaluate", run, sharded=True))

@@ -83,6 +83,11 @@ def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     return hashes
 
 
+def identity(hashes: Mapping[str, str]) -> str:
+    """16 hex digits over `input_hashes`: what a stage was run on."""
+    return hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
+
+
 def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
     """Hash of every output the stage has written."""
     outputs: list[str] = []

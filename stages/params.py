@@ -18,23 +18,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from stages.algorithms.resolve import resolve_section
+from stages.parameters.rl import Rl
+from stages.parameters.shared import HeadParams, SamplingParams
+from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Resources(Section):
-    """What the machine offers. Profiles change these and nothing else that bears on results."""
-
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    threads: Annotated[int, Field(ge=1, le=256)] = 2
-    precision: Literal["float32", "bfloat16"] = "float32"
-    slots: Annotated[int, Field(ge=4, le=4096)] = 64
-    """Sessions the engine decodes at once."""
-    tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
-    """Padded tokens in one micro-batch of training; changes memory and speed, and the loss by rounding alone."""
-    workers: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes that compile games and the like."""
 
 
 class Lora(Section):
@@ -81,6 +71,8 @@ class Curate(Section):
 
 
 class Sft(Section):
+    demonstrations: Annotated[int, Field(ge=0)] | None = None
+    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
     epochs: Positive = 4.0
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""
@@ -93,19 +85,11 @@ class Sft(Section):
     checkpoint_every: Count = 100
 
 
-class SamplingParams(Section):
-    temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 24
-    """Tokens per turn."""
-
-
 class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     tasks: Count = 96
     """Training tasks to try (all, if there are fewer)."""
-    chunk: Count = 64
+    chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
 
@@ -134,20 +118,6 @@ class Pairs(Section):
     min_visits: Count = 2
 
 
-class HeadParams(Section):
-    loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
-    v_min: float = -0.2
-    v_max: float = 1.2
-    bins: Annotated[int, Field(ge=2, le=1024)] = 51
-    sigma_ratio: Positive = 0.75
-
-    @model_validator(mode="after")
-    def _range(self) -> HeadParams:
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min ({self.v_min}) must be below v_max ({self.v_max})")
-        return self
-
-
 class ValueModel(Section):
     epochs: Positive = 2.0
     learning_rate: Positive = 5e-4
@@ -161,7 +131,7 @@ class Annotate(Section):
     iterations: Count = 16
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
-    chunk: Count = 64
+    chunk: Count = 128
     """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
     selection: Selection = Selection()
     evaluation: LeafEvaluation = LeafEvaluation()
@@ -179,84 +149,6 @@ class Annotate(Section):
             raise ValueError(
                 f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1"
             )
-        return self
-
-
-class Advantage(Section):
-    """Each axis on its own; null means what the algorithm stands for."""
-
-    estimator: Literal["group", "gae"] | None = None
-    mean: Literal["none", "group", "batch", "leave_one_out"] | None = None
-    std: Literal["none", "group", "batch"] | None = None
-    gamma: Share | None = None
-    lam: Share | None = None
-    whiten: bool | None = None
-
-
-class Credit(Section):
-    """Step credit: how an episode's advantage is spread over its turns."""
-
-    kind: Literal["outcome", "annotated"] = "outcome"
-    weight: NonNegative = 1.0
-    """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
-
-
-class Loss(Section):
-    kind: Literal["policy_gradient", "ppo_clip"] | None = None
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    clip_high: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] | None = None
-    kl_coef: NonNegative = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coef: NonNegative = 0.0
-
-
-class Critic(Section):
-    learning_rate: Positive = 1e-3
-    coef: NonNegative = 0.5
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    """Steps in which only the critic learns."""
-    head: HeadParams = HeadParams()
-
-
-class Curriculum(Section):
-    kind: Literal["uniform", "difficulty"] = "difficulty"
-    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training."""
-    floor: Share = 0.05
-
-
-class Rl(Section):
-    algorithm: Literal["reinforce", "rloo", "grpo", "ppo"] = "grpo"
-    steps: Count = 20
-    tasks_per_step: Count = 16
-    group_size: Annotated[int, Field(ge=1, le=256)] = 8
-    epochs: Count = 1
-    """Passes over each batch of episodes."""
-    minibatches: Count = 1
-    """Optimiser steps per pass."""
-    learning_rate: Positive = 3e-4
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    weight_decay: NonNegative = 0.0
-    max_grad_norm: Positive = 1.0
-    checkpoint_every: Count = 5
-    sampling: SamplingParams = SamplingParams()
-    dead_groups: Literal["keep", "drop"] = "drop"
-    """`drop` leaves groups with equal rewards out of the forward pass; denominators do not change."""
-    share_prompts: bool = True
-    """Read a prompt once for all episodes that start with it, where that pays; False: read every episode whole. The same gradient
-    to float rounding."""
-    advantage: Advantage = Advantage()
-    credit: Credit = Credit()
-    loss: Loss = Loss()
-    critic: Critic = Critic()
-    curriculum: Curriculum = Curriculum()
-
-    @model_validator(mode="after")
-    def _groups(self) -> Rl:
-        if self.algorithm in ("rloo", "grpo") and self.group_size < 2:
-            raise ValueError(f"algorithm {self.algorithm} compares episodes of a group: group_size must be at least 2")
-        if self.minibatches > self.tasks_per_step:
-            raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
         return self
 
 
@@ -300,6 +192,8 @@ class Merge(Section):
 
 
 class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them."""
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
@@ -353,6 +247,10 @@ class Params(Section):
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
+        models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
+        strange = sorted(set(self.evaluate.models or []) - set(models))
+        if strange:
+            raise ValueError(f"evaluate.models names {strange}; there are {', '.join(models)}")
         return self
 
     def section(self, name: str, domain: str) -> Any:
@@ -386,6 +284,10 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 params.section(name, domain)
             except ValidationError as error:
                 raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+        try:
+            resolve_section(params.section("rl", domain), params.model.max_length)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
     return params
 
 
@@ -477,7 +379,8 @@ def main() -> int:
     for domain in params.domains:
         resolved[f"per_domain.{domain}"] = {
             "environment": params.per_domain[domain].environment,
-            **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate", "rl")},
+            **{name: params.section(name, domain).model_dump(mode="json") for name in ("curate", "rollout", "annotate")},
+            "rl": resolve_section(params.section("rl", domain), params.model.max_length)[1].model_dump(mode="json"),
         }
     print(yaml.safe_dump(resolved, sort_keys=False, width=130), end="")
     print(f"# params hash {params_hash(params)}")

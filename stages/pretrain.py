@@ -18,7 +18,7 @@ def run(context: StageContext) -> None:
     from stages.pretraining.settings import load_settings
     from stages.pretraining.text import held_out, make_corpus, tokenizer_texts, word_list
     from stages.pretraining.tokenizer import train_tokenizer
-    from stages.training.loop import make_accelerator, run_loop, write_history
+    from stages.training.loop import make_processes, run_loop, write_history
 
     folder = context.data / "base"
     settings = load_settings(folder / "params.yaml")
@@ -31,8 +31,7 @@ def run(context: StageContext) -> None:
         for index, item in enumerate(chats)
     ]
 
-    accelerator = make_accelerator(context.params.resources)
-    job = PretrainJob(samples, settings, len(tokenizer), accelerator)
+    job = PretrainJob(samples, settings, len(tokenizer), make_processes(context.params.resources))
     checkpoints = Checkpoints(context, {"settings": params_hash(settings)})
     history = run_loop(context, checkpoints, job, settings.steps, settings.checkpoint_every, "training")
 

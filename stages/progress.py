@@ -1,22 +1,30 @@
-"""Progress of long work: a bar on a terminal, plain lines where it is not one."""
+"""Progress of long work: a bar on a terminal, plain lines where it is not one; and a file, for who watches from outside."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 PLAIN_EVERY_S = 10.0
+FILE_EVERY_S = 1.0
+FOLDER = Path(".bellwether") / "progress"
+"""Below the project's root; one JSON file for each stage that is at work."""
 
 
 class Progress:
     """Plain lines: one every few seconds, and one at the end."""
 
-    def __init__(self, label: str, total: int, unit: str) -> None:
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(self, label: str, total: int, unit: str, file: Path | None = None) -> None:
+        self.label, self.total, self.unit, self.file = label, total, unit, file
         self.done = self.restored = 0
         self.started = self.printed = time.monotonic()
+        self.written = float("-inf")
+        self._write()
 
     @property
     def rate(self) -> float:
@@ -27,12 +35,33 @@ class Progress:
         """`count` more units are done; `note` (a loss, a success rate) is shown beside the rate."""
         self.done += count
         self._show(count, note)
+        self._write()
 
     def restore(self, count: int) -> None:
         """`count` units came from a checkpoint."""
         self.done += count
         self.restored += count
         self._show(count, "from a checkpoint" if count else "")
+        self._write()
+
+    def _write(self) -> None:
+        """Tell the file, at most once a second: {"label", "done", "total", "unit"}. A full disk is no reason to stop the work."""
+        now = time.monotonic()
+        if self.file is None or now - self.written < FILE_EVERY_S:
+            return
+        self.written = now
+        partial = self.file.with_suffix(".partial")
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            state = {"label": self.label, "done": self.done, "total": self.total, "unit": self.unit}
+            partial.write_text(json.dumps(state), encoding="utf-8")
+            os.replace(partial, self.file)
+
+    def close(self) -> None:
+        """The work has ended, and with it the file."""
+        if self.file is not None:
+            with suppress(OSError):
+                self.file.unlink()
 
     def _show(self, count: int, note: str) -> None:
         now = time.monotonic()
@@ -45,11 +74,11 @@ class Progress:
 
 
 class _Bar(Progress):
-    def __init__(self, label: str, total: int, unit: str) -> None:
+    def __init__(self, label: str, total: int, unit: str, file: Path | None = None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__(label, total, unit)
+        super().__init__(label, total, unit, file)
         self.bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -68,19 +97,26 @@ class _Bar(Progress):
         super().restore(count)
         self.bar.reset(self.task, completed=self.done)  # so that the time left is guessed from what comes now
 
+    def close(self) -> None:
+        super().close()
+        self.bar.stop()
+
     def _show(self, count: int, note: str) -> None:
         self.note = note or self.note
         self.bar.update(self.task, advance=count, rate=f"{self.rate:.3g} {self.unit}s/s", note=self.note)
 
 
+class _Silent(Progress):
+    def _show(self, count: int, note: str) -> None:
+        return None
+
+
 @contextmanager
-def progress(label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-    """Show `total` units of work as they are done."""
-    if sys.stdout.isatty():
-        bar = _Bar(label, total, unit)
-        try:
-            yield bar
-        finally:
-            bar.bar.stop()
-    else:
-        yield Progress(label, total, unit)
+def progress(label: str, total: int, unit: str = "step", file: Path | None = None, shown: bool = True) -> Iterator[Progress]:
+    """Show `total` units of work as they are done, in `file` too if one is given; not where another process shows the same."""
+    kind = (_Bar if sys.stdout.isatty() else Progress) if shown else _Silent
+    bar = kind(label, total, unit, file)
+    try:
+        yield bar
+    finally:
+        bar.close()

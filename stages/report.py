@@ -1,7 +1,8 @@
 """report: the story of the run on one self-contained page, reports/report.html.
 
-reports/*.json and histories, tree nodes and sample episodes -> figures, tables and an episode browser. The page has no dates, no
-paths and loads nothing; the same inputs give the same bytes. Only reports/evaluation.json has to exist.
+reports/*.json and histories, outcomes of the evaluation, kept runs (reports/runs.jsonl), tree nodes and sample episodes ->
+figures, tables and an episode browser. The page has no dates, no paths and loads nothing; the same inputs give the same bytes.
+Only reports/evaluation.json has to exist.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from stages.domains import keep_only
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
-from stages.reporting.page import SECTIONS, render_page
+from stages.reporting.page import DETAILS, SUMMARY, render_page
 from stages.runtime import StageContext, stage_run
 
 FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rollout", "reports/annotate", "reports/rl"]
@@ -24,10 +25,10 @@ def run(context: StageContext) -> None:
     inputs = load_inputs(context.root, params)
 
     # Chapters: every section reads what it needs and draws its own figures.
-    sections = []
-    with context.progress("chapters", len(SECTIONS), "chapter") as bar:
-        for build in SECTIONS:
-            sections.append(build(inputs))
+    chapters = []
+    with context.progress("chapters", len(SUMMARY) + len(DETAILS), "chapter") as bar:
+        for build in (*SUMMARY, *DETAILS):
+            chapters.append(build(inputs))
             bar.advance()
 
     # Episodes: best, worst and random ones of every domain and source.
@@ -37,7 +38,8 @@ def run(context: StageContext) -> None:
     path = context.reports / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".html.partial")
-    partial.write_text(render_page(inputs, sections, browser), encoding="utf-8")
+    page = render_page(inputs, chapters[: len(SUMMARY)], chapters[len(SUMMARY) :], browser)
+    partial.write_text(page, encoding="utf-8")
     os.replace(partial, path)
     context.metric("report/bytes", path.stat().st_size)
     context.metric("report/episodes", browser.shown)

@@ -1,11 +1,16 @@
-"""rl: the SFT policy learns one domain by playing it. Each step: draw tasks, play them in groups, credit the tokens, update.
+"""rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
 
-data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>/value_model for
-credit.kind annotated) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
+data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>: value_model for
+credit.kind annotated, nodes and pairs for algorithms that learn from pairs) -> data/models/rl/<domain>,
+data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
 from stages.checkpoints import Checkpoints
@@ -13,66 +18,118 @@ from stages.environments.registry import load_domain
 from stages.params import Rl
 from stages.runtime import StageContext, stage_run
 
+if TYPE_CHECKING:
+    from stages.agent.policy import Policy
+    from stages.algorithms.compose import Algorithm
+    from stages.training.models import Models
+    from stages.training.processes import Processes
+
 START = "data/models/sft"
 """The policy to start from, below the repository's root."""
+
+
+@dataclass
+class Learnt:
+    """What training gave: its models, the history, sample episodes and the report's own lines."""
+
+    models: Models
+    history: list[dict[str, float]]
+    samples: list[dict[str, Any]]
+    report: dict[str, Any]
+
+
+def learn_by_playing(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on episodes that the policy plays."""
+    from stages.agent.rollout import EnvironmentPool
+    from stages.training.loop import run_loop
+    from stages.training.reinforcement import RlJob
+
+    assert context.domain is not None
+    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
+    worlds = context.data / "curated" / context.domain / "worlds"
+    rl = algorithm.rl
+    with EnvironmentPool(lambda: domain.make(worlds)) as pool:
+        job = RlJob(context, algorithm, policy, pool, processes)
+        history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")
+    window = max(1, len(history) // 5)
+    report = {
+        "credit": rl.credit.kind,
+        "episodes": int(sum(row["episodes"] for row in history)),
+        "environment_steps": int(sum(row["environment_steps"] for row in history)),
+        "success_first": sum(row["success"] for row in history[:window]) / window,
+        "success_last": sum(row["success"] for row in history[-window:]) / window,
+        "kl_last": history[-1]["kl"],
+        "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
+        **job.apart,
+        **job.ledger.metrics(),
+    }
+    return Learnt(job.models, history, job.samples, report)
+
+
+def learn_from_pairs(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on stored pairs; no samples."""
+    from stages.training.loop import run_loop
+    from stages.training.preference import PreferenceJob
+
+    job = PreferenceJob(context, algorithm, policy, processes)
+    history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
+    report = {
+        "pairs": len(job.pairs),
+        "passes": len(history) * job.per_step / len(job.pairs),
+        "pair_accuracy_first": history[0]["pair_accuracy"],
+        "pair_accuracy_last": history[-1]["pair_accuracy"],
+        **job.ledger.metrics(),
+    }
+    return Learnt(job.models, history, [], report)
 
 
 def run(context: StageContext) -> None:
     import pyarrow as pa
 
     from stages.agent.policy import load_policy, save_policy
-    from stages.agent.rollout import EnvironmentPool
     from stages.algorithms.compose import resolve
     from stages.training.adapters import prepare_model, save_adapters, weight_precision
-    from stages.training.loop import run_loop, write_history
-    from stages.training.reinforcement import RlJob
+    from stages.training.loop import make_processes, write_history
 
     assert context.domain is not None
     section: Rl = context.section("rl")
-    algorithm = resolve(section)
+    algorithm = resolve(section, context.params.model.max_length)
     context.log_params(algorithm.rl.model_dump())
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
-    worlds = context.data / "curated" / context.domain / "worlds"
     precision = weight_precision(context.params)
-    policy = load_policy(context.root / START, device=context.params.resources.device, precision=precision, attention="sdpa")
+    processes = make_processes(context.params.resources)
+    policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
-    with EnvironmentPool(lambda: domain.make(worlds)) as pool:
-        job = RlJob(context, algorithm, policy, pool)
-        history = run_loop(context, checkpoints, job, section.steps, section.checkpoint_every, "training")
+    learn = learn_from_pairs if algorithm.method.data == "pairs" else learn_by_playing
+    learnt = learn(context, algorithm, policy, checkpoints, processes)
+    learnt.models.refresh_player()
+    if not context.main:
+        return
 
     folder = context.data / "models" / "rl" / context.domain
     if context.params.model.lora.rank:
         save_adapters(policy.model, policy.tokenizer, folder, base=START)
     else:
-        save_policy(policy.model, policy.tokenizer, folder)
+        save_policy(learnt.models.player, policy.tokenizer, folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
-    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, job.samples)
-    for step in sorted({sample["step"] for sample in job.samples}):
-        context.tracker.episodes([sample for sample in job.samples if sample["step"] == step], f"step {step}")
+    write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, learnt.samples)
+    for step in sorted({sample["step"] for sample in learnt.samples}):
+        context.tracker.episodes([sample for sample in learnt.samples if sample["step"] == step], f"step {step}")
     history_path = context.reports / "rl" / f"{context.domain}_history.csv"
-    write_history(history_path, history)
-    window = max(1, len(history) // 5)
-    report = {
-        "algorithm": algorithm.card.slug,
-        "credit": section.credit.kind,
-        "steps": len(history),
-        "episodes": len(history) * section.tasks_per_step * section.group_size,
-        "success_first": sum(row["success"] for row in history[:window]) / window,
-        "success_last": sum(row["success"] for row in history[-window:]) / window,
-        "kl_last": history[-1]["kl"],
-        "dead_groups": sum(row["dead_groups"] for row in history) / (len(history) * section.tasks_per_step),
-        **job.apart,
-        "start_hash": policy.hash,
-        **job.ledger.metrics(),
-    }
+    write_history(history_path, learnt.history)
     report_path = context.reports / "rl" / f"{context.domain}.json"
-    write_json(report_path, report)
+    write_json(
+        report_path, {"algorithm": algorithm.card.slug, "steps": len(learnt.history), "start_hash": policy.hash, **learnt.report}
+    )
     context.artifact(report_path)
     context.artifact(history_path)
     checkpoints.clear()
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rl", run, per_domain=True))
+    raise SystemExit(stage_run("rl", run, per_domain=True, launched=True))

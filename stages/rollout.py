@@ -15,6 +15,7 @@ from stages import seeding
 from stages.agent.engine import Sampling
 from stages.agent.episode import Episode, episode_row, read_tasks, write_episodes, write_json
 from stages.checkpoints import Checkpoints
+from stages.curation.model_aware import histogram
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.evaluation.statistics import pass_at_k
@@ -58,6 +59,7 @@ def summary(episodes: Sequence[Episode], attempts: int) -> dict[str, Any]:
         "pass_at_k": {
             str(k): float(np.mean([pass_at_k(len(outcomes), sum(outcomes), k) for outcomes in tasks.values()])) for k in powers
         },
+        "buckets": histogram({task: float(np.mean(outcomes)) for task, outcomes in tasks.items()}),
         "tasks_never_solved": sum(not any(outcomes) for outcomes in tasks.values()),
         "tasks_always_solved": sum(all(outcomes) for outcomes in tasks.values()),
         "reward": spread([episode.reward for episode in episodes]),
@@ -81,31 +83,30 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 
 
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
-    """Play all attempts in chunks, each a checkpoint; chunks that are there already are not played again."""
-    from stages.agent.chat import Chat
-    from stages.agent.policy import load_policy
+    """Play all attempts in chunks, each a checkpoint; chunks that are there already are not played again. A shard plays its own
+    chunks alone."""
+    from stages.agent.engines import EngineSettings, open_player
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-    from stages.agent.torch_engine import TorchEngine
 
     assert context.domain is not None
     section, resources, max_length = context.section("rollout"), context.params.resources, context.params.model.max_length
-    policy = load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
-    chat = Chat(policy.tokenizer)
-    engine = TorchEngine(policy.model, [chat.end_of_turn], resources.slots, max_length)
+    player = open_player(context.data / "models" / "sft", EngineSettings.of(resources, max_length))
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
-    labels = Labels(context.params.seed, policy.hash, params_hash(section))
+    labels = Labels(context.params.seed, player.policy_hash, params_hash(section))
     sampling = Sampling(**section.sampling.model_dump())
     requests = attempts(tasks, section.attempts)
     checkpoints = Checkpoints(context)
     episodes: list[Episode] = []
     with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("playing", len(requests), "episode") as bar:
         for number, start in enumerate(range(0, len(requests), section.chunk)):
+            if context.shard and not context.shard.owns(number):
+                continue
             chunk: list[Episode] | None = checkpoints.load(f"episodes-{number:05d}")
             if chunk is None:
                 part = requests[start : start + section.chunk]
                 chunk = collect(
-                    *(engine, chat, pool, part, sampling, labels),
+                    *(player.engine, player.chat, pool, part, sampling, labels),
                     max_length=max_length,
                     width=resources.slots,
                     on_episode=lambda episode: bar.advance(1, f"reward {episode.reward:.2f}"),
@@ -115,8 +116,9 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
                 bar.restore(len(chunk))
             episodes += chunk
             context.metric("success", float(np.mean([episode.success for episode in episodes])), len(episodes))
-    for name, value in sorted(engine.counters.items()):
+    for name, value in sorted(player.engine.counters.items()):
         context.metric(f"engine/{name}", value)
+    player.close()
     return episodes
 
 
@@ -128,6 +130,8 @@ def run(context: StageContext) -> None:
     if not tasks:
         raise ValueError(f"data/curated/{context.domain}/tasks.parquet holds no training tasks; see the data report of curate")
     episodes = play(context, choose_tasks(tasks, section.tasks, context.params.seed))
+    if context.shard:
+        return
     shares = {task_id: float(np.mean(outcomes)) for task_id, outcomes in successes(episodes).items()}
     report = summary(episodes, section.attempts)
     out = context.data / "rollouts" / context.domain
@@ -146,4 +150,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rollout", run, per_domain=True))
+    raise SystemExit(stage_run("rollout", run, per_domain=True, sharded=True))

@@ -10,17 +10,26 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.lineage import input_hashes, output_hashes
+from stages.costs import measured
+from stages.lineage import identity, input_hashes, output_hashes, stage_entry
 from stages.params import Params, load_params
+from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
+from stages.shards import BESIDE, Shard, run_shards
 from stages.tracking import Tracker, open_tracker
+from stages.tracking.spool import locked
 from stages.validation import ParamsError
+
+FAILED, BAD_PARAMETERS = 1, 2
+"""Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
+checkpoint, may help; parameters or input are wrong, and it cannot. An exception nobody foresaw counts as the first."""
 
 
 @dataclass
@@ -32,6 +41,10 @@ class StageContext:
     params: Params
     root: Path
     tracker: Tracker
+    main: bool = True
+    """Whether this process writes outputs, checkpoints and metrics: the first of those that `accelerate launch` started."""
+    shard: Shard | None = None
+    """The share of the stage's chunks to leave as checkpoints, where it is not the whole stage that runs."""
 
     @property
     def title(self) -> str:
@@ -52,7 +65,9 @@ class StageContext:
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-        with progress(f"{self.title}: {label}", total, unit) as bar:
+        # The shards' files would be one.
+        file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
+        with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
             yield bar
 
     def log_params(self, values: dict[str, Any]) -> None:
@@ -63,6 +78,32 @@ class StageContext:
 
     def artifact(self, path: Path) -> None:
         self.tracker.artifact(path)
+
+
+@contextmanager
+def own_gpu(device: str, title: str) -> Iterator[None]:
+    """Hold the GPU that `device` (`cuda`, `cuda:1`) is on this machine, against other stages of this user, in whatever checkout
+    and however started. While another holds it, wait, after saying so. Of a launcher's processes (LOCAL_RANK) the first holds it
+    for all."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    number = int(device.partition(":")[2] or 0)
+    name = visible[number] if number < len(visible) else str(number)
+    path = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}-gpu-{name.replace('/', '_')}.lock"
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        yield
+        return
+    with locked(path, wait=False) as mine:
+        if mine:
+            yield
+            return
+    print(f"{title}: GPU {name} is in use by another stage; waiting until it is free ({path})", flush=True)
+    with locked(path, wait=True):
+        yield
+
+
+def uses_gpu(root: Path, name: str, params: Params) -> bool:
+    """Whether the stage computes on a GPU: params.yaml names one, and dvc.yaml lists resources.device for the stage."""
+    return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])
 
 
 def die_with_parent() -> None:
@@ -85,11 +126,41 @@ def quiet_environment(threads: int, local_model: bool = True) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool = False) -> int:
-    """Run one stage from the command line; returns the exit code (0 done, 1 failed, 2 bad parameters or input)."""
+def share_machine(params: Params, beside: int) -> Params:
+    """Parameters of one of `beside` processes that share this machine's threads and workers."""
+    own = {name: max(1, getattr(params.resources, name) // beside) for name in ("threads", "workers")}
+    return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
+
+
+LAUNCHED = "LOCAL_RANK"
+"""In the environment of the processes that `accelerate launch` starts."""
+
+
+def launch(root: Path, name: str, config: str) -> None:
+    """Start this stage again under `accelerate launch`, in place of this process. Raises ParamsError without the file."""
+    if not (root / config).is_file():
+        raise ParamsError(
+            f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
+            "profiles/accelerate/ddp.yaml, or null for one process"
+        )
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(root / config)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
+
+
+def stage_run(
+    name: str, run: Callable[[StageContext], None], per_domain: bool = False, *, launched: bool = False, sharded: bool = False
+) -> int:
+    """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS).
+
+    launched: the stage trains, and starts under `accelerate launch` if resources.launch says so; sharded: it can be divided
+    (--shard, resources.shards).
+    """
     parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
     if per_domain:
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+    if sharded:
+        parser.add_argument("--shard", metavar="I/N", help="do the I-th of N shares alone and leave it for the whole stage's run")
     options = parser.parse_args()
     domain: str | None = getattr(options, "domain", None)
     die_with_parent()
@@ -98,24 +169,40 @@ def stage_run(name: str, run: Callable[[StageContext], None], per_domain: bool =
         params = load_params(root / "params.yaml")
         if domain is not None and domain not in params.domains:
             raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+        shard = Shard.parse(options.shard) if sharded and options.shard else None
+        if launched and params.resources.launch and LAUNCHED not in os.environ:
+            launch(root, name, params.resources.launch)
     except ParamsError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        return BAD_PARAMETERS
+    if shard or (launched and LAUNCHED in os.environ):
+        params = share_machine(params, int(os.environ.get(BESIDE, "1")))
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
-    tracker = open_tracker(root, name, domain, params)
-    context = StageContext(name, domain, params, root, tracker)
+    main = not launched or os.environ.get("RANK", "0") == "0"
+    tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
+    context = StageContext(name, domain, params, root, tracker, main, shard)
     status = "FAILED"
     try:
-        tracker.inputs(input_hashes(root, name, domain))
-        run(context)
-        tracker.outputs(output_hashes(root, name, domain))
+        hashes = input_hashes(root, name, domain)
+        with ExitStack() as around:
+            # A share's GPU is held by the run that it is a share of.
+            if not shard and uses_gpu(root, name, params):
+                around.enter_context(own_gpu(params.resources.device, context.title))
+            if main and not shard:
+                tracker.inputs(hashes)
+                around.enter_context(measured(root, context.title, identity(hashes)))
+            if sharded and not shard and params.resources.shards.count > 1:
+                run_shards(root, name, domain, params.resources.shards)
+            run(context)
+        if main and not shard:
+            tracker.outputs(output_hashes(root, name, domain))
         status = "FINISHED"
         return 0
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
         print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
-        return 2 if isinstance(error, ParamsError) else 1
+        return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
     except KeyboardInterrupt:
         status = "KILLED"
         return 130

@@ -12,6 +12,7 @@ from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.params import Sft
 from stages.runtime import StageContext, stage_run
+from stages.seeding import permutation
 
 
 def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
@@ -30,6 +31,30 @@ def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
     return by_split
 
 
+def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]:
+    """At most `count` of each domain's `episodes`, in their order; all of them for None."""
+    if count is None:
+        return episodes
+    kept: set[str] = set()
+    for domain in dict.fromkeys(episode.domain for episode in episodes):
+        names = sorted(episode.episode_id for episode in episodes if episode.domain == domain)
+        kept.update(permutation(names, "sft.demonstrations", seed, domain)[:count])
+    return [episode for episode in episodes if episode.episode_id in kept]
+
+
+def keep_base(context: StageContext) -> None:
+    """With no demonstrations to learn from, the base model is what the next stages start from."""
+    from stages.agent.policy import load_policy, save_policy
+    from stages.training.loop import write_history
+
+    policy = load_policy(context.params.model.path, root=context.root)
+    save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
+    write_history(context.reports / "sft" / "history.csv", [])
+    none = {split: dict.fromkeys(context.params.domains, 0) for split in ("train", "valid")}
+    report = {"steps": 0, "epochs": 0.0, "stopped_early": False, "demonstrations": none, "base_hash": policy.hash}
+    write_json(context.reports / "sft.json", report)
+
+
 def run(context: StageContext) -> None:
     from stages.agent.adapters import fold
     from stages.agent.chat import Chat
@@ -40,8 +65,14 @@ def run(context: StageContext) -> None:
 
     section: Sft = context.params.sft
     context.log_params(section.model_dump())
-    keep_only(context.root, context.params.domains, ["data/curated"])
+    if context.main:
+        keep_only(context.root, context.params.domains, ["data/curated"])
+    if section.demonstrations == 0:
+        if context.main:
+            keep_base(context)
+        return
     demonstrations = read_demonstrations(context)
+    demonstrations["train"] = draw(demonstrations["train"], section.demonstrations, context.params.seed)
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
     prepare_model(policy.model, context.params, "sft")
@@ -50,8 +81,10 @@ def run(context: StageContext) -> None:
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
     job.close()
+    if not context.main:
+        return
 
-    model = policy.model
+    model = job.trained_model
     if context.params.model.lora.rank:
         # Into the weights as they are stored: those trained beside may be rounded to bfloat16.
         model = load_policy(path, root=context.root).model
@@ -72,7 +105,7 @@ def run(context: StageContext) -> None:
         "tokens": sum(job.train.lengths),
         "policy_tokens": int(job.train.mask.sum()),
         "parameters": model.num_parameters(),
-        "trained_parameters": policy.model.num_parameters(only_trainable=True),
+        "trained_parameters": job.trained_model.num_parameters(only_trainable=True),
         "base_hash": policy.hash,
         **job.ledger.metrics(),
     }
@@ -85,4 +118,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("sft", run))
+    raise SystemExit(stage_run("sft", run, launched=True))

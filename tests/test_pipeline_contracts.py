@@ -13,14 +13,17 @@ import yaml
 from source_imports import ROOT, closure, imports, module_path, source_files
 
 from stages.params import Params, PerDomain
+from stages.reporting import inputs
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 NO_EFFECT = frozenset(
-    Path("stages") / f"{name}.py"
-    for name in ("params", "validation", "runtime", "lineage", "checkpoints", "progress", "domains", "workers", "__init__")
-) | frozenset(source_files("stages/tracking"))
+    path
+    for name in inputs.NO_EFFECT
+    if not name.startswith("report")
+    for path in ([Path("stages") / name] if name.endswith(".py") else source_files(f"stages/{name}"))
+)
 """Files that change no output (see the head of dvc.yaml)."""
-SPEED_ALONE = {"threads", "slots", "workers"}
+SPEED_ALONE = {"threads", "slots", "workers", "shards"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
 
@@ -161,6 +164,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("annotate", {"annotate", "rl", "merge", "evaluate", "report"}),
         ("model.lora", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
         ("resources.slots", {"report"}),
+        ("resources.engine.kind", {"rollout", "annotate", "rl", "merge", "evaluate", "report"}),
+        ("resources.engine.base_url", {"report"}),
         ("resources.threads", {"report"}),
     ],
 )
@@ -205,14 +210,15 @@ PARTS = [path.name for path in sorted((ROOT / "stages").iterdir()) if (path / "_
 
 
 def test_a_part_never_imports_a_stage() -> None:
-    stage_files = {Path("stages") / f"{stage}.py" for stage in (*STAGES, "pretrain")}
+    stage_files = {Path("stages") / f"{stage}.py" for stage in (*STAGES, "pretrain", "claim")}
     for path in modules(*(f"stages/{part}" for part in PARTS)):
         assert not imports(path) & stage_files, f"{path} imports a stage"
 
 
 def test_environments_rewards_and_values_do_not_import_algorithms() -> None:
+    """Settings aside: stages/params.py checks the names and combinations of all parts."""
     for path in modules("stages/environments", "stages/rewards", "stages/values"):
-        inner = [str(item) for item in closure(path) if item.parts[:2] == ("stages", "algorithms")]
+        inner = [str(item) for item in closure(path, without=NO_EFFECT) if item.parts[:2] == ("stages", "algorithms")]
         assert not inner, f"{path} imports {inner}"
 
 
@@ -253,7 +259,7 @@ def test_modules_keep_to_their_size() -> None:
     for path in modules("stages", "flows"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        assert lines <= 500, f"{path} has {lines} lines"
+        assert lines <= (300 if "algorithms" in path.parts else 500), f"{path} has {lines} lines"
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or 0) - node.lineno + 1

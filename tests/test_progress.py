@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -52,3 +53,23 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
         assert bar.done == 4
         assert bar.bar.tasks[0].completed == 4
     assert "9 nodes" in bar.bar.tasks[0].fields["note"]
+
+
+def test_who_watches_from_outside_reads_a_file_while_the_work_lasts(clock, tmp_path):
+    """The Prefect flow shows a bar of what another process does; a second's work is written once, and nothing is left behind."""
+    file = tmp_path / "progress" / "rl@search.json"
+    with progress("rl@search: training", 40, file=file) as bar:
+        assert json.loads(file.read_text()) == {"label": "rl@search: training", "done": 0, "total": 40, "unit": "step"}
+        bar.restore(10)
+        assert json.loads(file.read_text())["done"] == 0
+        clock[0] += module.FILE_EVERY_S
+        bar.advance()
+        assert json.loads(file.read_text())["done"] == 11
+    assert not list(file.parent.iterdir())
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "progress").write_text("a file, where the folder should be")
+    with progress("sft: training", 2, file=tmp_path / "progress" / "sft.json") as bar:
+        bar.advance(2)
+    assert bar.done == 2

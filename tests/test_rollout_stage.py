@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,9 @@ from stages import rollout
 from stages.agent.episode import Episode, TurnRecord, read_episodes, write_tasks
 from stages.params import parse_params
 from stages.runtime import StageContext
+from stages.shards import Shard
+from stages.tracking import Tracker
+from stages.validation import ParamsError
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
 from toys import CountingEnvironment, toy_tasks
@@ -74,7 +78,7 @@ def make_context(root: Path) -> StageContext:
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     write_tasks(root / "data/curated/toy/tasks.parquet", toy_tasks(9))
     make_tiny_policy(root / "data/models/sft")
-    tracker = SimpleNamespace(params=lambda values: None, metric=lambda *values: None, artifact=lambda path: None)
+    tracker = Tracker()
     return StageContext("rollout", "toy", parse_params(values), root, tracker)
 
 
@@ -143,6 +147,33 @@ def test_a_killed_stage_ends_with_the_same_bytes_as_an_undisturbed_one(tmp_path,
     assert "21 episodes on 7 tasks" in capsys.readouterr().out
     report = json.loads((killed.root / names[2]).read_text())
     assert set(report["pass_at_k"]) == {"1", "2"}
+
+
+def test_after_its_shards_the_stage_plays_nothing_and_writes_the_same_bytes(tmp_path, toy_domain, monkeypatch):
+    """Contract: shards leave their chunks and nothing else; what a shard has not done, the stage does."""
+    plain, divided = make_context(tmp_path / "plain"), make_context(tmp_path / "divided")
+    rollout.run(plain)
+    for index in (3, 1):
+        rollout.run(replace(divided, shard=Shard(index, 3)))
+        assert outputs(divided.root) == {}
+    assert len(list((divided.root / ".bellwether").rglob("*.pt"))) == 3  # of four chunks: 1, 4 and 3
+    restored = []
+
+    @contextmanager
+    def listening(label, total, unit="step"):
+        yield SimpleNamespace(advance=lambda count=1, note="": None, restore=restored.append)
+
+    monkeypatch.setattr(divided, "progress", listening)
+    rollout.run(divided)
+    assert restored == [6, 6, 3]
+    assert outputs(divided.root) == outputs(plain.root)
+
+
+def test_shards_are_numbered_from_one():
+    assert [Shard.parse("2/3").owns(number) for number in range(6)] == [False, True, False, False, True, False]
+    for wrong in ("0/3", "4/3", "2", "a/b", "1/0", "-1/3"):
+        with pytest.raises(ParamsError, match="write 2/4 for the second of four"):
+            Shard.parse(wrong)
 
 
 def test_no_training_tasks_is_an_error_that_says_where(tmp_path, toy_domain):

@@ -1,7 +1,8 @@
 """A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
 
-Before each forward pass the engine says which rows and positions the new tokens go to; `update` then scatters their keys and
-values and hands back the rows that attention reads. Rows have their own lengths: masks and position ids come from the engine.
+Before each forward pass the cache is aimed at the rows and positions that the new tokens go to; `store` then scatters their keys
+and values, and `read` gives the rows that attention reads; `update` does both for a Hugging Face model. Rows have their own
+lengths: masks and position ids come from the engine.
 """
 
 from __future__ import annotations
@@ -26,36 +27,41 @@ class SlotCache(Cache):
         self.slots, self.kv_heads, self.capacity, self.head_dim = slots, kv_heads, capacity, head_dim
         # Zeros, not garbage: masked positions get weight 0, and 0 times NaN would still be NaN.
         self.data = torch.zeros(layers, 2, slots + 1, kv_heads, capacity, head_dim, dtype=dtype, device=device)
-        self._flat = self.data.view(layers, 2, -1, head_dim)
+        self._flat = self.data.view(layers, -1, head_dim)
+        self._values_start = (slots + 1) * kv_heads * capacity
         self._heads = torch.arange(kv_heads, device=device)
         self._targets = torch.zeros(0, dtype=torch.long, device=device)
-        self._rows: Tensor | int = 0
+        self._rows: Tensor | slice = slice(0, 0)
         self._length = 0
+        self._place = self._targets
 
-    def aim(self, rows: Tensor | int, target_rows: Tensor, positions: Tensor, length: int) -> None:
-        """Set up the next forward pass of N rows with Q new tokens each.
+    def aim(self, rows: Tensor, positions: Tensor) -> None:
+        """Say where the next pass's T new tokens are written: rows and positions [T] int64."""
+        # [T, 2, kv_heads]: keys, then values.
+        index = (rows[:, None] * self.kv_heads + self._heads) * self.capacity + positions[:, None]
+        self._targets = torch.stack([index, index + self._values_start], 1).flatten()
 
-        rows: what attention reads: an int N for the first N rows (no copy), or [N] int64; target_rows, positions: [N, Q] int64,
-        where each new token is written; length: attention reads positions [0, length).
-        """
-        # [N, kv_heads, Q]: the order in which `update` receives keys and values.
-        index = (target_rows[:, None] * self.kv_heads + self._heads[None, :, None]) * self.capacity + positions[:, None]
-        self._targets = index.reshape(-1)
-        self._rows, self._length = rows, length
+    def store(self, states: Tensor, layer_idx: int) -> None:
+        """Write states [T, 2 kv_heads, head_dim], keys before values, to where the cache is aimed at."""
+        self._flat[layer_idx].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
+
+    def read(self, rows: Tensor | slice, length: int, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, kv_heads, length, head_dim] of N rows: [N] int64, or a slice, which spares a copy."""
+        keys, values = (self.data[layer_idx, part, :, :, :length] for part in (0, 1))
+        if isinstance(rows, slice):
+            return keys[rows], values[rows]
+        return keys.index_select(0, rows), values.index_select(0, rows)
+
+    def look(self, rows: Tensor | slice, length: int, place: Tensor) -> None:
+        """Say what `update` returns, and which of the padded tokens it is given, [T], are stored."""
+        self._rows, self._length, self._place = rows, length, place
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """key_states, value_states: [N, kv_heads, Q, head_dim] -> the rows' keys and values [N, kv_heads, length, head_dim]."""
-        read = []
-        for part, states in enumerate((key_states, value_states)):
-            self._flat[layer_idx, part].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
-            rows = self.data[layer_idx, part]
-            if isinstance(self._rows, int):
-                read.append(rows[: self._rows, :, : self._length])
-            else:
-                read.append(rows[:, :, : self._length].index_select(0, self._rows))
-        return read[0], read[1]
+        self.store(torch.cat([key_states, value_states], 1).transpose(1, 2).flatten(0, 1)[self._place], layer_idx)
+        return self.read(self._rows, self._length, layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""
@@ -93,15 +99,23 @@ def grouped_attention(
     unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
     if unsupported:
         raise ValueError(f"the torch engine does not compute attention with {unsupported} (model {type(module).__name__})")
+    return attend(query * scaling, key, value, attention_mask).transpose(1, 2).contiguous(), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(query key' + mask) value, [N, heads, Q, head_dim].
+
+    query: [N, heads, Q, head_dim], scaled already; key, value: [N, kv_heads, length, head_dim]; mask: additive [N, 1, Q, length].
+    In float32 between the two products.
+    """
     rows, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, head_dim)
-    weights = torch.matmul(grouped, key.transpose(2, 3)).mul_(scaling)
-    if attention_mask is not None:
-        weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(attention_mask[:, :, None])
+    weights = torch.matmul(grouped, key.transpose(2, 3))
+    if mask is not None:
+        weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(mask[:, :, None])
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
-    output = _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
-    return output.transpose(1, 2).contiguous(), None
+    return _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
 
 
 def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from stages.agent.episode import Owner
 
+ENCODED = 4096
+"""Texts whose tokens are remembered."""
 _USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
 
 
@@ -43,6 +46,8 @@ class Chat:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # The same observations come back in group after group, and transformers' way to the tokenizer is long.
+        self._encoded = lru_cache(ENCODED)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(f"tokenizer {self._name} has no chat template; add a chat_template.jinja to the model's folder")
@@ -67,7 +72,7 @@ class Chat:
         return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self._encoded(text))
 
     def _surroundings(self) -> tuple[str, str]:
         """What the template puts between an assistant message and the next user message, and after the latter."""

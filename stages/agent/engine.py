@@ -2,7 +2,9 @@
 
 A *session* is one growing token sequence with its key/value cache. Callers open sessions, feed environment tokens, ask for
 turns and advance the engine until turns come back; finished sessions are closed and their places are taken by waiting ones.
-Back ends: `stages.agent.torch_engine` (default).
+Back ends, chosen by `resources.engine` in stages.agent.engines: `torch_engine` (default), `vllm_engine`, `openai_engine`. The
+torch engine draws with counter-based random numbers, so that a turn depends on its key and its tokens alone; the others are given
+a seed per turn, and what that is worth their modules say.
 """
 
 from __future__ import annotations
@@ -10,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+
+class EngineError(ValueError):
+    """A back end is not there or does not give what is needed; the message says what and what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """Ask for one turn. `key` (seeding.key64) and the token's index in the turn fix the random draws."""
+        """Ask for one turn. `key` (seeding.key64) and the token's index in the turn fix the random draws (or the seed)."""
         ...
 
     def advance(self) -> list[Turn]:
@@ -70,5 +76,6 @@ class Engine(Protocol):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forward_passes, forked_tokens."""
+        """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forked_tokens; forward_passes where they run here,
+        requests where they do not."""
         ...

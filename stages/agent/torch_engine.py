@@ -21,19 +21,24 @@ import torch
 from torch import Tensor
 
 from stages import seeding
-from stages.agent.cache import ATTENTION, SlotCache
+from stages.agent.cache import SlotCache
+from stages.agent.decoder import Part, Pass, make_forward
 from stages.agent.engine import Sampling, Turn
 from stages.agent.sampling import draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
-QUERY_STEP = 16
+QUERY_STEP = 8
 """Fed tokens per row are padded to a multiple of this."""
 LENGTH_STEP = 32
 """Attention reads the cache up to a multiple of this."""
+ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
+"""On a GPU, decoding passes have a multiple of this many rows and read the cache up to a multiple of this."""
 CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
-"""Most padded tokens fed in one pass."""
+"""Most tokens fed in one pass, each row's rounded up."""
+WIDER = 1.5
+"""Rows attend together while the one with most new tokens has at most about this many times those of the others."""
 
 
 class TorchEngine:
@@ -65,10 +70,13 @@ class TorchEngine:
             model.dtype,
             self.device,
         )
+        self._layers = make_forward(model, self.cache)
+        # A GPU records a pass for each shape (see graphs); there, few shapes are worth more than small ones.
+        self._row_step, self._length_step = (ROWS, LENGTH_STEP) if self.device.type == "cpu" else (ROW_STEP_GPU, LENGTH_STEP_GPU)
         self._columns = torch.arange(self.cache.capacity, device=self.device)
         self._low = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype, device=self.device)
         self._zero = torch.zeros((), dtype=model.dtype, device=self.device)
-        self._row_index = torch.arange(rows, device=self.device)[:, None]
+        self._row_index = torch.arange(rows, device=self.device)
         self.table = SlotTable(self.cache, slots, max_length)
         self._sessions: dict[int, Session] = {}
         self._queue: list[Session] = []
@@ -101,6 +109,8 @@ class TorchEngine:
         tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
         if not tokens or len(tokens) > self.max_length:
             raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        if not self._sessions:
+            self._layers.refresh()
         session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
         self._next_id += 1
         self._sessions[session.id] = session
@@ -159,7 +169,7 @@ class TorchEngine:
             self.table.vacate(state)
 
     def reset(self) -> None:
-        """Close every session; call it when the model's weights have changed, since caches belong to the old ones."""
+        """Close every session. Weights may change while none is open; caches and snapshots belong to the old ones."""
         for session in sorted(self._sessions):
             self.close(session)
 
@@ -171,49 +181,58 @@ class TorchEngine:
 
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states [N, Q, D] of ids [N, Q] at positions [N, Q] under the additive mask [N, 1, Q, length]."""
-        config = self.model.config
-        trained_with = config._attn_implementation
-        config._attn_implementation = ATTENTION
-        try:
-            output = self.model.base_model(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-            )
-        finally:
-            config._attn_implementation = trained_with
+    def _forward(self, batch: Pass) -> Tensor:
+        """Hidden states [n, D] of the tokens that the pass wants."""
         self._counters["forward_passes"] += 1
-        return output.last_hidden_state
+        return self._layers(batch)
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
-        """Additive mask [N, 1, Q, length]: a token at a position sees positions up to its own."""
+        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: each sees positions up to its own."""
         return torch.where(self._columns[:length] > positions[:, None, :, None], self._low, self._zero)
+
+    def _length(self, longest: int) -> int:
+        """How far attention reads for rows of at most `longest` tokens."""
+        return min(round_up(longest, self._length_step), self.cache.capacity)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    def _feed_group(self, group: list[Session], counts: list[int], width: int) -> Tensor:
-        """Feed `counts[i]` pending tokens of each session, padded to `width`; hidden states [n, D] of the last ones."""
-        rows = round_up(len(group), ROWS)
-        ids = np.zeros((rows, width), dtype=np.int64)
-        targets = np.full((rows, width), self.cache.slots, dtype=np.int64)
-        positions = np.tile(np.arange(width), (rows, 1))
-        last = np.zeros(rows, dtype=np.int64)
-        for row, (session, count) in enumerate(zip(group, counts, strict=True)):
-            ids[row, :count] = session.tokens[session.cached : session.cached + count]
-            targets[row, :count] = session.slot
-            positions[row] += session.cached
-            last[row] = count - 1
-            session.cached += count
+    def _part(self, group: Sequence[Session], counts: np.ndarray, start: int) -> tuple[Part, np.ndarray, np.ndarray]:
+        """Sessions that attend together, with `counts` [n] new tokens each; also the tokens' rows and positions. The tokens come
+        from place `start` on in the pass."""
+        slots = np.array([session.slot for session in group])
+        first = np.array([session.cached for session in group])
+        width = round_up(int(counts.max()), QUERY_STEP)
+        row = np.repeat(np.arange(len(group)), counts)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        together = bool((np.diff(slots) == 1).all())
+        rows = slice(int(slots[0]), int(slots[-1]) + 1) if together else self._to_device(slots)
+        mask = self._mask(self._to_device(first[:, None] + np.arange(width)), self._length(int((first + counts).max())))
+        part = Part(rows, mask, start, start + len(row), self._to_device(row * width + column))
+        return part, slots[row], first[row] + column
+
+    def _feed_pass(self, groups: list[list[Session]], sizes: dict[int, int]) -> Tensor:
+        """Feed `sizes[id]` pending tokens of each session in one pass; hidden states [n, D] of the last ones, in order."""
+        counts = [np.array([sizes[session.id] for session in group]) for group in groups]
+        starts = np.cumsum([0, *(int(number.sum()) for number in counts)]).tolist()
+        made = [self._part(*arguments) for arguments in zip(groups, counts, starts, strict=False)]
+        ids: list[int] = []
+        for session in (session for group in groups for session in group):
+            ids += session.tokens[session.cached : session.cached + sizes[session.id]]
+            session.cached += sizes[session.id]
             self.table.position[session.slot] = session.cached
-        np.minimum(positions, self.cache.capacity - 1, out=positions)
-        length = min(round_up(int(max(session.cached for session in group)), LENGTH_STEP), self.cache.capacity)
-        reads = np.array([session.slot for session in group] + [self.cache.slots] * (rows - len(group)), dtype=np.int64)
-        position_tensor = self._to_device(positions)
-        self.cache.aim(self._to_device(reads), self._to_device(targets), position_tensor, length)
-        hidden = self._forward(self._to_device(ids), position_tensor, self._mask(position_tensor, length))
-        self._counters["fed_tokens"] += sum(counts)
-        return hidden[self._row_index[:rows, 0], self._to_device(last)]
+        ends = np.cumsum(np.concatenate(counts)) - 1
+        # Up to a whole group of 4, which the cache's spare row takes.
+        fill = -len(ids) % ROWS
+        batch = Pass(
+            self._to_device(np.array(ids + [0] * fill)),
+            self._to_device(np.concatenate([*(rows for _, rows, _ in made), np.full(fill, self.cache.slots)])),
+            self._to_device(np.concatenate([*(positions for _, _, positions in made), np.zeros(fill, dtype=np.int64)])),
+            [part for part, _, _ in made],
+            self._to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
+        )
+        self._counters["fed_tokens"] += len(ids)
+        return self._forward(batch)
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
         """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
@@ -222,15 +241,21 @@ class TorchEngine:
         while left:
             sizes = {session.id: min(len(session.tokens) - keep - session.cached, CHUNK) for session in left}
             left.sort(key=lambda session: (-sizes[session.id], session.id))
-            start = 0
-            while start < len(left):
-                width = round_up(sizes[left[start].id], QUERY_STEP)
-                # Padding beyond about two steps costs more than a pass of their own for the shorter ones.
-                group = [session for session in left[start:] if width - sizes[session.id] < 2 * QUERY_STEP]
-                group = group[: max(1, PASS_TOKENS // width)]
-                hidden = self._feed_group(group, [sizes[session.id] for session in group], width)
-                after.update(zip((session.id for session in group), hidden, strict=False))
-                start += len(group)
+            chosen, tokens = [], 0
+            for session in left:
+                tokens += round_up(sizes[session.id], QUERY_STEP)
+                if chosen and tokens > PASS_TOKENS:
+                    break
+                chosen.append(session)
+            # Those whose attention would be mostly padding attend apart.
+            groups: list[list[Session]] = []
+            for session in chosen:
+                if not groups or sizes[groups[-1][0].id] > WIDER * sizes[session.id] + QUERY_STEP:
+                    groups.append([])
+                groups[-1].append(session)
+            groups = [sorted(group, key=lambda session: session.slot) for group in groups]
+            hidden = self._feed_pass(groups, sizes)
+            after.update(zip((session.id for group in groups for session in group), hidden, strict=False))
             left = [session for session in left if len(session.tokens) - keep > session.cached]
         return after
 
@@ -292,13 +317,13 @@ class TorchEngine:
     def _step(self) -> list[Turn]:
         """One token for every active row."""
         slots = np.flatnonzero(self.table.active)
-        width = round_up(int(slots[-1]) + 1, ROWS)
-        length = min(round_up(int(self.table.position[slots].max()) + 1, LENGTH_STEP), self.cache.capacity)
+        width = min(round_up(int(slots[-1]) + 1, self._row_step), self.cache.slots)
         # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
-        positions = self._to_device(self.table.position[:width])[:, None]
-        self.cache.aim(width, self._row_index[:width], positions, length)
-        hidden = self._forward(self._to_device(self.table.last[:width])[:, None], positions, self._mask(positions, length))
-        ids, logprobs = self._draw(hidden[:, 0], slice(0, width))
+        positions = self._to_device(self.table.position[:width])
+        mask = self._mask(positions[:, None], self._length(int(self.table.position[slots].max()) + 1))
+        part = Part(slice(0, width), mask, 0, width)
+        hidden = self._forward(Pass(self._to_device(self.table.last[:width]), self._row_index[:width], positions, [part]))
+        ids, logprobs = self._draw(hidden, slice(0, width))
         self.table.position[slots] += 1
         return self._take(slots, ids[slots], logprobs[slots])
 

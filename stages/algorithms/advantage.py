@@ -1,8 +1,13 @@
-"""Advantages: what each policy token is credited with, before step credit. Pure functions; nothing here has a gradient.
+"""Advantages of the group estimator: an episode's return, or what is still to come, minus a baseline (`mean` axis), over a scale
+(`std` axis). Pure functions; nothing here has a gradient. With a critic: stages/algorithms/gae.py.
 
-Two estimators. `group`: the episode's return minus a baseline (`mean` axis), over a scale (`std` axis), the same for all policy
-tokens of the episode. `gae`: generalised advantage estimation (Schulman et al., arXiv 1506.02438) over the policy tokens of an
-episode as if they followed one another: environment tokens between two turns are no actions and are taken out first.
+`level` says what is credited as one. trajectory: the return, the same for all policy tokens. turn: the reward-to-go from the
+turn on. token: the same, with rewards per token (the KL penalty) from the token on.
+
+Turns and tokens share their baseline with the whole group: the mean over its episodes of the reward-to-go at the same turn, an
+episode that had fewer turns counting with its last. No baseline depends on how many turns an episode itself chose to take, so
+taking more of them is never rewarded: a mean over those still playing, summed up along the episode, would be such a reward
+(verl issue 7244).
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch, masked_whiten
-from stages.params import Advantage
+from stages.parameters.rl import Advantage
 
 STD_EPS = 1e-6
 _FLAT = 1e-9
@@ -31,37 +36,46 @@ def _refuse_single(sizes: Tensor, axis: str) -> None:
         raise ValueError(f"rl.advantage.{axis} compares the episodes of a group, and a group has only one; use group_size >= 2")
 
 
-def baseline(rewards: Tensor, group: Tensor, kind: str) -> Tensor:
+def baseline(rewards: Tensor, group: Tensor, kind: str, weight: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
     """The baseline of each episode, [B] float64, from rewards [B] and group indices [B].
 
-    none: 0. group: mean of the episode's group. batch: mean of all. leave_one_out: mean of the group's other episodes (RLOO).
-    Raises ValueError for a group of one episode with `group` or `leave_one_out`.
+    none: 0. group: mean of the episode's group. batch: mean of all, counted `weight` [B] times. leave_one_out: mean of the
+    group's other episodes (RLOO). length_weighted: the group's mean weighted by policy tokens `lengths` [B] (OPO).
+    Raises ValueError for a group of one episode with a kind that compares within groups.
     """
     rewards = rewards.double()
     if kind == "none":
         return torch.zeros_like(rewards)
     if kind == "batch":
-        return rewards.mean().expand_as(rewards)
+        counts = torch.ones_like(rewards) if weight is None else weight.double()
+        return ((rewards * counts).sum() / counts.sum().clamp(min=1)).expand_as(rewards)
     sums, sizes = group_sums(rewards, group)
     _refuse_single(sizes, f"mean: {kind}")
+    if kind == "length_weighted":
+        if lengths is None:
+            raise ValueError("rl.advantage.mean: length_weighted needs the episodes' policy tokens")
+        return group_sums(rewards * lengths, group)[0] / group_sums(lengths.double(), group)[0].clamp(min=1)
     return sums / sizes if kind == "group" else (sums - rewards) / (sizes - 1)
 
 
-def scale(rewards: Tensor, group: Tensor, kind: str) -> Tensor:
-    """What centred rewards are divided by, [B] float64: 1 (none), or the standard deviation with Bessel's correction (n - 1) of
-    the raw rewards over the group or the whole batch, plus 1e-6; infinite where all rewards are equal, so that A = 0.
+def scale(rewards: Tensor, group: Tensor, kind: str, ddof: int = 1, weight: Tensor | None = None) -> Tensor:
+    """What centred rewards are divided by, [B] float64: 1 (none), or the standard deviation over n - ddof of the raw rewards over
+    the group or the whole batch (rows counted `weight` [B] times), plus 1e-6; infinite where all rewards are equal: A = 0.
 
     Raises ValueError for a group (or batch) of one episode.
     """
     rewards = rewards.double()
     if kind == "none":
         return torch.ones_like(rewards)
+    counts = torch.ones_like(rewards)
     if kind == "batch":
         group = torch.zeros_like(group)
-    sums, sizes = group_sums(rewards, group)
-    _refuse_single(sizes, f"std: {kind}")
-    squares, _ = group_sums((rewards - sums / sizes) ** 2, group)
-    std = (squares / (sizes - 1)).sqrt()
+        counts = counts if weight is None else weight.double()
+    sizes, members = group_sums(counts, group)
+    _refuse_single(members, f"std: {kind}")
+    sums, _ = group_sums(rewards * counts, group)
+    squares, _ = group_sums(counts * (rewards - sums / sizes.clamp(min=1)) ** 2, group)
+    std = (squares / (sizes - ddof).clamp(min=1)).sqrt()
     flat = std <= _FLAT * rewards.abs().max().clamp(min=1e-300)
     return torch.where(flat, torch.full_like(std, torch.inf), std + STD_EPS)
 
@@ -71,74 +85,75 @@ def episode_advantages(rewards: Tensor, group: Tensor, mean: str, std: str) -> T
     return ((rewards.double() - baseline(rewards, group, mean)) / scale(rewards, group, std)).float()
 
 
+def rewards_to_go(turn_rewards: Tensor, gamma: float = 1.0) -> Tensor:
+    """sum_{v >= u} gamma^(v - u) r_v: [B, U] float64 from turn rewards [B, U]."""
+    togo = turn_rewards.double().clone()
+    for turn in range(togo.shape[1] - 2, -1, -1):
+        togo[:, turn] += gamma * togo[:, turn + 1]
+    return togo
+
+
+def turn_baselines(togo: Tensor, turns: Tensor, group: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
+    """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: for turn u over all episodes that `kind` compares,
+    each with its reward-to-go at turn u, or at its last turn if it had fewer."""
+    columns = torch.arange(togo.shape[1])[None, :]
+    held = togo.gather(1, torch.minimum(columns, (turns - 1).clamp(min=0)[:, None]))
+    return torch.stack([baseline(held[:, turn], group, kind, weight) for turn in range(togo.shape[1])], 1)
+
+
+def episode_returns(batch: TrajectoryBatch) -> Tensor:
+    """Sum of an episode's turn and token rewards, [B] float64."""
+    returns = batch.rewards.double()
+    return returns if batch.token_rewards is None else returns + (batch.token_rewards * batch.mask).sum(1).double()
+
+
+def turn_sums(values: Tensor, turn: Tensor, count: int) -> Tensor:
+    """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 counts nowhere."""
+    sums = torch.zeros(values.shape[0], count, dtype=values.dtype)
+    return sums.scatter_add_(1, turn.clamp(min=0), torch.where(turn >= 0, values, torch.zeros_like(values)))
+
+
+def _token_togo(batch: TrajectoryBatch) -> Tensor:
+    """Sum of the token rewards from each policy token on, [B, T] float64, 0 off the mask."""
+    if batch.token_rewards is None:
+        return torch.zeros(batch.mask.shape, dtype=torch.float64)
+    return (batch.token_rewards * batch.mask).double().flip(1).cumsum(1).flip(1) * batch.mask
+
+
 def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
-    """`advantages` [B, T]: the episode's advantage on each of its policy tokens, 0 elsewhere."""
-    episode = episode_advantages(batch.rewards, batch.group, params.mean or "none", params.std or "none")
-    return batch.with_(advantages=episode[:, None] * batch.mask)
+    """`advantages` [B, T] on policy tokens, 0 elsewhere, at the level that `params` names."""
+    mean, std, ddof = params.mean or "none", params.std or "none", 1 if params.ddof is None else params.ddof
+    returns = episode_returns(batch)
+    divisor = scale(returns, batch.group, std, ddof, batch.weight)
+    if params.level in (None, "trajectory"):
+        if mean == "greedy":
+            if batch.greedy_rewards is None:
+                raise ValueError(
+                    "rl.advantage.mean: greedy needs the return of a greedy episode per task, and this batch has none"
+                )
+            below = batch.greedy_rewards.double()
+        else:
+            below = baseline(returns, batch.group, mean, batch.weight, batch.mask.sum(1))
+        episode = ((returns - below) / divisor).float()
+        return batch.with_(advantages=episode[:, None] * batch.mask)
+    turn_rewards = batch.turn_rewards
+    if params.level == "turn" and batch.token_rewards is not None:
+        turn_rewards = turn_rewards + turn_sums(batch.token_rewards * batch.mask, batch.turn, turn_rewards.shape[1])
+    togo = rewards_to_go(turn_rewards, 1.0 if params.gamma is None else params.gamma)
+    centred = (togo - turn_baselines(togo, batch.turns, batch.group, mean, batch.weight)).gather(1, batch.turn.clamp(min=0))
+    if params.level == "token":
+        centred = centred + _token_togo(batch)
+    return batch.with_(advantages=(centred / divisor[:, None]).float() * batch.mask)
 
 
-def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of each row's policy tokens, in order and without gaps: (index [B, P] int64, valid [B, P] bool)."""
-    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
-    counts = mask.sum(1)
-    width = int(counts.max()) if mask.numel() else 0
-    return order[:, :width], torch.arange(width)[None, :] < counts[:, None]
-
-
-def token_rewards(batch: TrajectoryBatch, index: Tensor, valid: Tensor) -> Tensor:
-    """Rewards on compacted policy tokens [B, P]: a turn's reward falls on the last policy token of the turn.
-
-    Raises ValueError if a turn with a reward has no policy token, since that reward would be lost.
-    """
-    turn = batch.turn.gather(1, index).clamp(min=0)
-    last = valid.clone()
-    last[:, :-1] &= ~valid[:, 1:] | (turn[:, :-1] != turn[:, 1:])
-    rewards = torch.where(last, batch.turn_rewards.gather(1, turn), torch.zeros(()))
-    lost = (rewards.sum(1) - batch.turn_rewards.sum(1)).abs() > 1e-5
-    if bool(lost.any()):
-        raise ValueError(
-            f"episodes {lost.nonzero().flatten().tolist()} of the batch have a reward on a turn without policy tokens"
-        )
-    return rewards
-
-
-def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantages [B, P] of rewards and values [B, P] on consecutive actions; 0 where not `valid`.
-
-    d_t = r_t + gamma V_{t+1} - V_t;  A_t = d_t + gamma lam A_{t+1};  V after the last action is 0: an episode cut by the turn
-    limit has had its return, because the limit is part of the task.
-    """
-    advantages = torch.zeros_like(rewards)
-    following_value = torch.zeros(rewards.shape[0])
-    following = torch.zeros(rewards.shape[0])
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        delta = rewards[:, t] + gamma * following_value - values[:, t]
-        following = torch.where(valid[:, t], delta + gamma * lam * following, torch.zeros(()))
-        following_value = torch.where(valid[:, t], values[:, t], torch.zeros(()))
-        advantages[:, t] = following
-    return advantages
-
-
-def gae_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
-    """`advantages` and the critic's targets `returns` = A + V (both [B, T], 0 off the mask).
-
-    Raises ValueError if the batch carries no critic values.
-    """
-    if batch.values is None:
-        raise ValueError("rl.advantage.estimator: gae needs a critic's values, and this batch has none; use algorithm: ppo")
-    index, valid = compact(batch.mask)
-    values = batch.values.gather(1, index)
-    rewards = token_rewards(batch, index, valid)
-    gamma = 1.0 if params.gamma is None else params.gamma
-    lam = 1.0 if params.lam is None else params.lam
-    compacted = gae(rewards, values, valid, gamma, lam)
-    advantages = torch.zeros_like(batch.values).scatter(1, index, compacted) * batch.mask
-    return batch.with_(advantages=advantages, returns=(advantages + batch.values) * batch.mask)
-
-
-def advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
-    """The batch with `advantages` (and `returns`) by the resolved parameters; `whiten` normalises them over the policy tokens."""
-    batch = gae_advantage(batch, params) if params.estimator == "gae" else group_advantage(batch, params)
-    if params.whiten and batch.advantages is not None:
-        batch = batch.with_(advantages=masked_whiten(batch.advantages, batch.mask))
-    return batch
+def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
+    """The batch after the estimator: `whiten` over its policy tokens, damped where filling says so, cut at `clip`."""
+    advantages = batch.advantages
+    assert advantages is not None
+    if params.whiten:
+        advantages = masked_whiten(advantages, batch.mask, batch.weight)
+    if batch.smoothing is not None:
+        advantages = advantages * batch.smoothing[:, None]
+    if params.clip is not None:
+        advantages = advantages.clamp(-params.clip, params.clip)
+    return batch.with_(advantages=advantages)

@@ -10,25 +10,29 @@ from stages.algorithms.contract import Denominators, TrajectoryBatch
 
 
 def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators:
-    """Counts over the whole batch: policy tokens, episodes and turns that have any (an episode without policy tokens counts
-    nowhere), and `constant` = episodes * constant_length (Dr. GRPO's divisor, as TRL takes it). Never below 1."""
-    tokens = float(batch.mask.sum())
-    sequences = float(batch.mask.any(1).sum())
+    """Counts over the whole batch: policy tokens, and episodes that have any (an episode without policy tokens counts nowhere),
+    each counted by the row's weight; and `constant` = episodes * constant_length (Dr. GRPO's divisor, as TRL takes it). Never
+    below 1."""
+    weights = batch.weights.double()
+    tokens = float((batch.mask.sum(1) * weights).sum())
+    sequences = float((batch.mask.any(1) * weights).sum())
     return Denominators(
         tokens=max(tokens, 1.0),
         sequences=max(sequences, 1.0),
-        turns=max(float(batch.turns.sum()), 1.0),
         constant=max(sequences, 1.0) * constant_length,
     )
 
 
-def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators) -> Tensor:
-    """This micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T]; the shares of all micro-batches sum to:
+def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None) -> Tensor:
+    """This micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T], rows counted `weight` [b] times; the
+    shares of all micro-batches sum to:
 
     token_mean: sum over tokens / tokens. seq_mean_token_mean: mean over episodes of their token means.
     seq_mean_token_sum: mean over episodes of their token sums. constant: sum over tokens / (episodes * a constant length).
     """
     masked = torch.where(mask, loss, torch.zeros_like(loss))
+    if weight is not None:
+        masked = masked * weight[:, None]
     if kind == "token_mean":
         return masked.sum() / total.tokens
     if kind == "seq_mean_token_mean":

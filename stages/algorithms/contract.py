@@ -1,13 +1,13 @@
 """The contract of every RL method: small pure functions over one `TrajectoryBatch`, put together from switches.
 
-Order: reward shaping -> batch filling -> advantage (mean, std, credit) -> step credit -> policy loss -> aggregation.
-A published method is a `Composition` (a named choice for each part) plus its own pieces, with a `Card`. Denominators are taken
-over the whole batch before it is split into micro-batches, so the split never changes the loss.
+Order: reward shaping -> batch filling -> advantage (level, mean, std) -> step credit -> policy loss -> aggregation.
+A published method is a `Composition` (a named choice for each part) with pieces of its own and a `Card`, see card.py here.
+Denominators are taken over the whole batch before it is split into micro-batches, so the split never changes the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,13 +32,32 @@ class TrajectoryBatch:
     group: Tensor
     """[B] int64: index of the episode's group."""
     rewards: Tensor
-    """[B] float32: returns after shaping."""
+    """[B] float32: returns after shaping (before any KL penalty)."""
     turn_rewards: Tensor
-    """[B, U] float32: reward of each turn, 0 past the end."""
+    """[B, U] float32: reward of each turn, 0 past the end; they sum to `rewards`."""
     turns: Tensor
     """[B] int64: number of turns."""
     truncated: Tensor
-    """[B] bool."""
+    """[B] bool: the turn limit or a lack of tokens cut the episode."""
+    overlong: Tensor | None = None
+    """[B] bool: it ran out of tokens."""
+    success: Tensor | None = None
+    """[B] bool: the environment's return reached 1."""
+    accepted: Tensor | None = None
+    """[B, U] bool: the environment understood the turn's action; True past the end."""
+    tool_calls: Tensor | None = None
+    """[B] float32: sum of the turns' costs."""
+    terms: Mapping[str, Tensor] = field(default_factory=dict)
+    """[B] float32 each: the environment's reward terms, and the stages of progressive shaping."""
+    weight: Tensor | None = None
+    """[B] float32, set by batch filling: how many times a row counts, in losses, denominators and statistics over the batch; 0:
+    it is left out. None: once each."""
+    smoothing: Tensor | None = None
+    """[B] float32, set by batch filling: factor on the row's advantages. None: 1."""
+    greedy_rewards: Tensor | None = None
+    """[B] float32: shaped return of the greedy episode of the row's task, where that is the baseline."""
+    token_rewards: Tensor | None = None
+    """[B, T] float32: rewards per policy token beside `turn_rewards` (the KL penalty), 0 off the mask."""
     logprobs_ref: Tensor | None = None
     """[B, T] float32 under the frozen reference, where a KL term is on."""
     values: Tensor | None = None
@@ -51,6 +70,8 @@ class TrajectoryBatch:
     """[B, T] float32: the critic's targets, where there is one."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """A method's own tensors, first dimension B."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the parts have to tell about the whole batch; columns of the history."""
 
     def with_(self, **changes: Any) -> TrajectoryBatch:
         return replace(self, **changes)
@@ -60,8 +81,18 @@ class TrajectoryBatch:
         picked: dict[str, Any] = {}
         for name, value in self.__dict__.items():
             picked[name] = value[index] if isinstance(value, Tensor) else value
-        picked["extra"] = {key: value[index] for key, value in self.extra.items()}
+        for name in ("extra", "terms"):
+            picked[name] = {key: value[index] for key, value in picked[name].items()}
         return TrajectoryBatch(**picked)
+
+    @property
+    def weights(self) -> Tensor:
+        """`weight`, [B] float32, 1 where it is None."""
+        return torch.ones(self.size, device=self.mask.device) if self.weight is None else self.weight
+
+    def telling(self, **metrics: float) -> TrajectoryBatch:
+        """The batch with further `metrics`."""
+        return replace(self, metrics={**self.metrics, **metrics})
 
     @property
     def size(self) -> int:
@@ -74,7 +105,6 @@ class Denominators:
 
     tokens: float
     sequences: float
-    turns: float
     constant: float
 
 
@@ -84,45 +114,18 @@ class LossTerms:
 
     loss: Tensor
     sums: dict[str, Tensor]
-
-
-PolicyLoss = Callable[[Tensor, TrajectoryBatch, Any], Tensor]
-"""(logprobs [b, T] with gradient, batch, loss parameters) -> per-token loss [b, T], 0 off the mask."""
-
-Advantage = Callable[[TrajectoryBatch, Any], TrajectoryBatch]
-"""(batch, algorithm parameters) -> batch with `advantages` (and `returns`) set."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a method's module opens with; README's method table is made from these."""
-
-    slug: str
-    title: str
-    paper: str
-    equation: str
-    assumptions: str
-    reduces_to: str
-    tested_by: str
-    switch: str
-
-
-@dataclass(frozen=True)
-class Composition:
-    """A named method: overrides of `params.yaml` (section `rl`, dotted keys) that its name stands for."""
-
-    card: Card
-    parts: Mapping[str, Any]
-    needs_critic: bool = False
+    trained: tuple[Tensor, Tensor] | None = None
+    """Which tokens this trains, for the ledger: rows [b] int64 of the batch, and their mask [b, t] bool."""
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `values` where `mask`; 0 if nowhere."""
+    """Mean of `values` over `mask` (bool, or weights >= 0); 0 if that is 0 everywhere."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit standard deviation over `mask`; 0 elsewhere."""
-    mean = masked_mean(values, mask)
-    variance = masked_mean((values - mean) ** 2, mask)
+def masked_whiten(values: Tensor, mask: Tensor, weight: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """Zero mean and unit standard deviation over `mask` [B, T], rows counted `weight` [B] times; 0 elsewhere."""
+    counts = mask if weight is None else mask * weight[:, None]
+    mean = masked_mean(values, counts)
+    variance = masked_mean((values - mean) ** 2, counts)
     return torch.where(mask, (values - mean) / (variance + eps).sqrt(), torch.zeros_like(values))

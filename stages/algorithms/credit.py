@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.params import Credit
+from stages.parameters.rl import Credit
 
 
 def turn_credit(batch: TrajectoryBatch) -> Tensor:
@@ -36,9 +36,10 @@ def turn_credit(batch: TrajectoryBatch) -> Tensor:
 
 def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
     """The batch with the step credit of `params` added to `advantages` on policy tokens."""
-    if params.kind == "outcome":
+    if params.kind in ("outcome", None):
         return batch
     if batch.advantages is None:
         raise ValueError("step credit is added to advantages, and the batch has none yet")
+    weight = 1.0 if params.weight is None else params.weight
     spread = turn_credit(batch).gather(1, batch.turn.clamp(min=0))
-    return batch.with_(advantages=batch.advantages + params.weight * spread * batch.mask)
+    return batch.with_(advantages=batch.advantages + weight * spread * batch.mask)

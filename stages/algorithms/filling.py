@@ -1,17 +1,29 @@
-"""Batch filling: what happens to dead groups, those whose episodes all have the same return.
+"""Batch filling: which groups of a batch count, and how often.
 
-With a group baseline a dead group's advantages are 0. `keep` runs them through the model all the same; `drop` leaves them out
-of the forward pass. Denominators and batch-wide statistics are taken before, so with a group baseline, outcome credit, no KL
-term and no entropy bonus both give the same loss and gradient; otherwise `drop` also leaves out what these would have said.
+With a group baseline a dead group, whose episodes all have the same return, teaches nothing.
+  none      every group counts once.
+  exclude   dead groups count nowhere: not in losses, denominators or statistics over the batch.
+  resample  as exclude, and further tasks are played until there are `tasks_per_step` live groups (DAPO, arXiv 2503.14476).
+  random    the places of dead groups are given to live ones, drawn with replacement.
+  value     as random, drawn by task value V = (r_max - mean) * std (VSPO, arXiv 2512.07478).
+A group that counts c times is one copy in memory with weight c: the same loss and gradient as c copies in one minibatch. Its
+advantages are damped by `smooth`, since c copies multiply the task's learning rate by c.
+
+`rl.dead_groups: drop` is no filling: it spares the forward pass of groups that add nothing to the gradient, and changes nothing.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from stages.algorithms.advantage import group_sums
 from stages.algorithms.contract import TrajectoryBatch
+from stages.parameters.rl import Filling, PrsStage
+from stages.seeding import stream
 
 
 def dead_rows(rewards: Tensor, group: Tensor) -> Tensor:
@@ -26,9 +38,116 @@ def dead_groups(batch: TrajectoryBatch) -> int:
     return int(batch.group[dead_rows(batch.rewards, batch.group)].unique().numel())
 
 
-def forward_rows(batch: TrajectoryBatch, kind: str) -> Tensor:
-    """Indices [b] int64 of the rows that go through the model: those with policy tokens, less dead groups for drop."""
-    keep = batch.mask.any(1)
-    if kind == "drop":
-        keep &= ~dead_rows(batch.rewards, batch.group)
+def forward_rows(batch: TrajectoryBatch, kind: str, adds_nothing: Tensor | None = None) -> Tensor:
+    """Indices [b] int64 of the rows that go through the model: those with policy tokens that count at all, less, for kind drop,
+    the rows `adds_nothing` [B] bool, which have no gradient."""
+    keep = batch.mask.any(1) & (batch.weights > 0)
+    if kind == "drop" and adds_nothing is not None:
+        keep &= ~adds_nothing
     return torch.nonzero(keep).flatten()
+
+
+def silent_rows(batch: TrajectoryBatch) -> Tensor:
+    """Rows [B] bool of groups whose advantages are all 0: a loss that is proportional to advantages has no gradient there."""
+    assert batch.advantages is not None
+    loud, _ = group_sums((batch.advantages != 0).any(1).double(), batch.group)
+    return loud == 0
+
+
+def task_values(rewards: Tensor, group: Tensor, spread: str, r_max: float) -> tuple[Tensor, Tensor]:
+    """Task value V = (r_max - mean) * sigma and sigma of each group, in order of group number, both [N] float64; sigma is the
+    population standard deviation, or the variance (spread: variance) as the paper's text calls it once. 0 for a group of one."""
+    count = int(group.max()) + 1
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, group, rewards.double())
+    sizes = torch.zeros(count, dtype=torch.float64).index_add_(0, group, torch.ones(len(group), dtype=torch.float64))
+    means = sums / sizes
+    squares = torch.zeros(count, dtype=torch.float64).index_add_(0, group, (rewards.double() - means[group]) ** 2)
+    sigma = squares / sizes if spread == "variance" else (squares / sizes).sqrt()
+    return (r_max - means) * sigma, sigma
+
+
+def smoothing(count: int, kind: str, c_max: float) -> float:
+    """Factor on the advantages of a group that counts `count` times. none: 1. cap: min(1, c_max / c). sqrt: 1 / sqrt(c).
+    log: (1 + ln c) / c."""
+    if kind == "none" or count == 0:
+        return 1.0
+    if kind == "cap":
+        return min(1.0, c_max / count)
+    return 1.0 / math.sqrt(count) if kind == "sqrt" else (1.0 + math.log(count)) / count
+
+
+def draw_counts(weights: Sequence[float], free: int, *key: object) -> list[int]:
+    """How often each of some groups is drawn in `free` draws with replacement, with probability proportional to weights."""
+    counts = [0] * len(weights)
+    for place in stream("filling", *key).choices(range(len(weights)), weights, k=free):
+        counts[place] += 1
+    return counts
+
+
+def live_groups(batch: TrajectoryBatch, params: Filling) -> Tensor:
+    """Groups [N] bool that stay, by `replace`, in order of group number."""
+    values, sigma = task_values(batch.rewards, batch.group, params.spread or "std", params.r_max or 1.0)
+    live = sigma > (params.zero_tol or 0.0)
+    if params.kind in ("random", "value") and params.replace == "low_value":
+        live &= values > (params.min_value or 0.0)
+    return live
+
+
+def fill(batch: TrajectoryBatch, params: Filling, wanted: int, stages: Sequence[PrsStage], *key: object) -> TrajectoryBatch:
+    """The batch with `weight` (and `smoothing`) by groups; `wanted`: groups of a whole batch; `stages`: of reward.prs, for
+    value_of last_stage; `key`: names the random draws. Metric `skipped`: 1 if no group is left, so that nothing is learnt."""
+    if params.kind in ("none", None):
+        return batch
+    live = live_groups(batch, params)
+    counts = live.long()
+    if params.kind == "resample":
+        counts[torch.nonzero(live).flatten()[wanted:]] = 0
+    metrics = {"live_groups": float(live.sum()), "skipped": float(not bool(live.any()))}
+    factors = torch.ones(len(live))
+    if params.kind in ("random", "value") and bool(live.any()):
+        kept = torch.nonzero(live).flatten().tolist()
+        weights = [1.0] * len(kept)
+        if params.kind == "value":
+            values = _values(batch, params, stages)
+            weights = [max(float(values[group]), 0.0) ** (1.0 / (params.temperature or 1.0)) for group in kept]
+            metrics["task_value"] = float(values.mean())
+            weights = weights if sum(weights) > 0 else [1.0] * len(kept)
+        drawn = draw_counts(weights, len(live) - len(kept), *key)
+        for group, times in zip(kept, drawn, strict=True):
+            counts[group] = 1 + times
+            factors[group] = smoothing(1 + times, params.smooth or "none", params.c_max or 1.0)
+        metrics["most_copies"] = float(counts.max())
+    return batch.with_(weight=counts[batch.group].float(), smoothing=factors[batch.group]).telling(**metrics)
+
+
+def _values(batch: TrajectoryBatch, params: Filling, stages: Sequence[PrsStage]) -> Tensor:
+    """Task values of the groups [N], from the reward or from what the last stage alone contributes to it."""
+    rewards = batch.rewards
+    if params.value_of == "last_stage" and stages:
+        last = stages[-1]
+        before = sum((stage.weight * batch.terms[f"prs/{stage.name}"] for stage in stages[:-1]), torch.zeros(()))
+        reached = torch.stack(
+            [batch.terms[f"prs/{stage.name}"] >= stage.threshold for stage in stages[:-1]] or [rewards == rewards]
+        )
+        rewards = torch.where(reached.all(0), batch.rewards - before, torch.zeros(()))
+        return task_values(rewards, batch.group, params.spread or "std", last.weight)[0]
+    return task_values(rewards, batch.group, params.spread or "std", params.r_max or 1.0)[0]
+
+
+def missing_groups(batch: TrajectoryBatch, params: Filling, wanted: int) -> int:
+    """How many live groups a batch still lacks, for the filling that plays further tasks; 0 for every other."""
+    if params.kind != "resample":
+        return 0
+    return max(0, wanted - int(live_groups(batch, params).sum()))
+
+
+def mask_overlong(batch: TrajectoryBatch, params: Filling) -> TrajectoryBatch:
+    """The batch whose episodes that ran out of tokens have no policy tokens any more, where `overlong` is mask.
+
+    Their rewards have had their say in the baselines. Raises ValueError if the batch does not tell which these are.
+    """
+    if params.overlong != "mask":
+        return batch
+    if batch.overlong is None:
+        raise ValueError("rl.filling.overlong: mask needs the batch's `overlong`, and it carries none")
+    return batch.with_(mask=batch.mask & ~batch.overlong[:, None]).telling(masked_episodes=float(batch.overlong.sum()))

@@ -1,20 +1,48 @@
-"""All RL methods by name. A method is one module with a CARD and a COMPOSITION; add it here and to `Rl.algorithm` in params."""
+"""All RL methods by name. A method is one module of stages/algorithms/methods with a COMPOSITION; its file's name is its name.
+
+Methods outside this repository are found through the entry-point group `bellwether.algorithms`, whose entries name such a module
+or its COMPOSITION.
+"""
 
 from __future__ import annotations
 
-from stages.algorithms import grpo, ppo, reinforce, rloo
-from stages.algorithms.contract import Card, Composition
+import difflib
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
 
-COMPOSITIONS: dict[str, Composition] = {module.CARD.slug: module.COMPOSITION for module in (reinforce, rloo, grpo, ppo)}
+from stages.algorithms import methods
+from stages.algorithms.card import Card, Composition
+from stages.validation import ParamsError
+
+GROUP = "bellwether.algorithms"
+
+
+def names() -> list[str]:
+    """Every known name, sorted. Looks at file names and package metadata alone."""
+    own = {module.name for module in pkgutil.iter_modules(methods.__path__)}
+    return sorted(own | {entry.name for entry in entry_points(group=GROUP)})
 
 
 def composition(name: str) -> Composition:
-    """The method called `name`. Raises ValueError listing the known ones."""
-    if name not in COMPOSITIONS:
-        raise ValueError(f"unknown rl.algorithm '{name}'; known: {', '.join(sorted(COMPOSITIONS))}")
-    return COMPOSITIONS[name]
+    """The method called `name`. Raises ParamsError with the nearest known name for an unknown one, and for a module that is not
+    a method."""
+    if any(module.name == name for module in pkgutil.iter_modules(methods.__path__)):
+        found = importlib.import_module(f"{methods.__name__}.{name}")
+    else:
+        entry = next(iter(entry_points(group=GROUP, name=name)), None)
+        if entry is None:
+            known = names()
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+            raise ParamsError(f"unknown rl.algorithm '{name}'; {hint}")
+        found = entry.load()
+    made = getattr(found, "COMPOSITION", found)
+    if not isinstance(made, Composition):
+        raise ParamsError(f"rl.algorithm '{name}': {found!r} has no COMPOSITION (stages.algorithms.card.Composition)")
+    return made
 
 
 def cards() -> list[Card]:
     """Every method's card, by name."""
-    return [COMPOSITIONS[name].card for name in sorted(COMPOSITIONS)]
+    return [composition(name).card for name in names()]

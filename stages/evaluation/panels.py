@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from stages.agent.engine import Sampling
+from stages.agent.engines import EngineSettings, Player, open_player
 from stages.agent.episode import Episode, episode_row
 from stages.curation.panel import Panel, read_panel
 from stages.environments.protocol import Task
@@ -53,10 +53,12 @@ class Settings:
 
     seed: int
     sampling: Sampling
-    max_length: int
-    slots: int
-    device: str
-    precision: str
+    engine: EngineSettings
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether jobs come one after the other: a GPU, which one engine fills, or a server, which does the work."""
+        return self.engine.kind != "torch" or not self.engine.device.startswith("cpu")
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,22 @@ def jobs_of(folder: Path, policy_hash: str, panels: Mapping[str, Panel], curated
     return jobs
 
 
-@lru_cache(maxsize=1)
-def _engine(folder: Path, settings: Settings) -> tuple[Any, Any]:
-    """(engine, chat) of a model; the last one stays loaded, since its next panel mostly follows."""
-    from stages.agent.chat import Chat
-    from stages.agent.policy import load_policy
-    from stages.agent.torch_engine import TorchEngine
+_loaded: dict[tuple[Path, EngineSettings], Player] = {}
+"""The last model played, since its next panel mostly follows."""
 
-    policy = load_policy(folder, device=settings.device, precision=settings.precision)
-    chat = Chat(policy.tokenizer)
-    return TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length), chat
+
+def _player(folder: Path, settings: EngineSettings) -> Player:
+    """The model in `folder`, ready to play; the one before it is given up first."""
+    if (folder, settings) not in _loaded:
+        _unload()
+        _loaded[folder, settings] = open_player(folder, settings, text=True)
+    return _loaded[folder, settings]
+
+
+def _unload() -> None:
+    for player in _loaded.values():
+        player.close()
+    _loaded.clear()
 
 
 def row_of(episode: Episode, task: Task, attempt: int, panel: str) -> dict[str, Any]:
@@ -151,13 +159,15 @@ def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 
-    engine, chat = _engine(job.folder, settings)
+    player, engine_settings = _player(job.folder, settings.engine), settings.engine
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
     requests = attempts(job.tasks, job.attempts)
     with EnvironmentPool(lambda: domain.make(job.worlds)) as pool:
         episodes = collect(
-            engine, chat, pool, requests, settings.sampling, labels, max_length=settings.max_length, width=settings.slots
+            *(player.engine, player.chat, pool, requests, settings.sampling, labels),
+            max_length=engine_settings.max_length,
+            width=engine_settings.slots,
         )
     attempt_of = {request.episode_id: request for request in requests}
     rows, kept = [], {True: 0, False: 0}
@@ -181,12 +191,11 @@ def _start_worker(threads: int) -> None:
 
 
 def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: int) -> Iterator[tuple[Job, Outcome]]:
-    """Each job with its outcome, as they finish: in `workers` processes on a CPU, here and in order on a GPU, which one engine
-    fills."""
-    if workers < 2 or not settings.device.startswith("cpu"):
+    """Each job with its outcome, as they finish: in `workers` processes on a CPU, here and in order elsewhere."""
+    if workers < 2 or settings.in_one_process:
         for job in jobs:
             yield job, play(job, settings)
-        _engine.cache_clear()
+        _unload()
         return
     with worker_pool(workers, _start_worker, (max(1, threads // workers),)) as pool:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Generator, Tensor
 
-from stages.algorithms.contract import Card
+from stages.algorithms.card import Card
 
 
 class Merger(Protocol):

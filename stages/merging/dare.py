@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from stages.algorithms.contract import Card
+from stages.algorithms.card import Card
 from stages.merging.deltas import DeltaMethod, combine
 from stages.merging.settings import MergeSettings
 

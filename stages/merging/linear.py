@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Generator, Tensor
 
-from stages.algorithms.contract import Card
+from stages.algorithms.card import Card
 from stages.merging.settings import MergeSettings
 
 

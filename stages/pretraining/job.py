@@ -19,7 +19,7 @@ from stages.training.loop import Learner, Sums, Update
 from stages.training.optimiser import make_optimiser, warmup_stable_decay
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from stages.training.processes import Processes
 
 MICRO_BATCH = 8
 SETTLED = 25
@@ -103,17 +103,17 @@ class PretrainJob:
     """See stages.training.loop.Job. A step takes the batch of the corpus at `place`, sorted by length inside; the next place is
     the next batch, or the next phase's first one where a phase ends early. The learning rate follows the place."""
 
-    def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, accelerator: Accelerator) -> None:
+    def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, processes: Processes) -> None:
         self.samples, self.settings = samples, settings
         self.place = 0
         self.recent: list[float] = []
         """Answer accuracy of the phase's last steps."""
         self.model = build_model(settings, vocabulary)
-        optimiser = make_optimiser(self.model, settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
+        optimiser = make_optimiser(processes.place(self.model), settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
         rate = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
-        learner = Learner(self.model, optimiser, lambda update: rate(self.place), 1.0, accelerator)
+        learner = Learner(self.model, optimiser, lambda update: rate(self.place), 1.0, processes)
         self.learners: Mapping[str, Learner] = {"policy": learner}
-        self.predicted = self._predicted_tokens(accelerator.device)
+        self.predicted = self._predicted_tokens(processes.device)
 
     def _predicted_tokens(self, device: torch.device) -> dict[int, Tensor | None]:
         """Per phase, the tokens that its softmax runs over; None for all."""
@@ -138,7 +138,7 @@ class PretrainJob:
         size = self.settings.batch
         batch = sorted(self.samples[self.place * size : (self.place + 1) * size], key=lambda item: -len(item.token_ids))
         total = sum(sum(sample.weights[1:]) for sample in batch)
-        device = self.learners["policy"].accelerator.device
+        device = self.learners["policy"].processes.device
         tokens = self.predicted[self.settings.phase_number(self.place)]
 
         def loss(micro: Sequence[Sample]) -> Iterator[LossTerms]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,14 +34,28 @@ class Figures:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; columns after the first `text_columns` are set flush right. `folded` hides it behind its title."""
+    """Cells are text; columns after the first `text_columns` are set flush right, but for those (from 0) in `left`. `folded`
+    hides it behind its title."""
 
     kind: ClassVar[str] = "table"
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
+    left: Sequence[int] = ()
+    grouped: bool = False
+    """The first column is no column but a heading over the rows that share it."""
     folded: bool = False
+
+    def groups(self) -> list[tuple[str, list[Sequence[str]]]]:
+        """(heading, rows under it), in order; all rows under one where the table is not `grouped`."""
+        if not self.grouped:
+            return [("", list(self.rows))]
+        return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row[0])]
+
+    def flush_right(self, column: int) -> bool:
+        """Whether `column` (from 0) holds numbers."""
+        return column >= self.text_columns and column not in self.left
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import read_json, read_rows
+from stages.lineage import dvc_hash
 from stages.params import Params
+from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
 
 History = Mapping[str, list[float]]
@@ -35,6 +37,28 @@ NODE_COLUMNS = (
     "terminal",
     "truncated",
 )
+
+
+NO_EFFECT = (
+    "__init__.py",
+    "checkpoints.py",
+    "costs.py",
+    "domains.py",
+    "lineage.py",
+    "parameters",
+    "params.py",
+    "progress.py",
+    "report.py",
+    "reporting",
+    "resources.py",
+    "runtime.py",
+    "shards.py",
+    "tracking",
+    "validation.py",
+    "workers.py",
+)
+"""What of stages/ changes no result (see the head of dvc.yaml)."""
+OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,12 @@ class Inputs:
     """In the order of params.yaml."""
     tokenizer: Any | None
     """A `tokenizers.Tokenizer`, or None without data/models/sft."""
+    outcomes: Sequence[Mapping[str, Any]] = ()
+    """OUTCOME_COLUMNS of data/evaluation/rows.parquet."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Path of a stage's code -> hash of it."""
+    kept: Sequence[Run] = ()
+    """reports/runs.jsonl, oldest first."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
@@ -126,6 +156,12 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
     )
 
 
+def code_hashes(root: Path) -> dict[str, str]:
+    """Everything directly below stages/ that bears on results -> hash of it, sorted; {} without stages/."""
+    parts = sorted((root / "stages").glob("*"))
+    return {f"stages/{part.name}": dvc_hash(part) for part in parts if part.name not in {*NO_EFFECT, "__pycache__"}}
+
+
 def load_inputs(root: Path, params: Params) -> Inputs:
     """Read all of it below `root`. Raises FileNotFoundError without reports/evaluation.json, ValueError for a malformed file."""
     path = root / "reports" / "evaluation.json"
@@ -143,4 +179,7 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         merge=optional_json(root / "reports" / "merge.json"),
         domains={domain: load_domain_inputs(root, domain) for domain in params.domains},
         tokenizer=load_tokenizer(root / "data" / "models" / "sft"),
+        outcomes=optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS),
+        code=code_hashes(root),
+        kept=read_kept(root),
     )

@@ -10,6 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from stages.reporting.blocks import Figures, Section
 from stages.reporting.episodes import Browser
 from stages.reporting.inputs import Inputs
+from stages.reporting.sections.changes import changes_section
+from stages.reporting.sections.cost import cost_section
 from stages.reporting.sections.data import curate_section, rollout_section
 from stages.reporting.sections.learning import rl_section, sft_section
 from stages.reporting.sections.merging import merge_section
@@ -20,8 +22,10 @@ from stages.reporting.style import css_variables
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
-SECTIONS: Sequence[Callable[[Inputs], Section]] = (
-    outcome_section,
+Builder = Callable[[Inputs], Section]
+SUMMARY: Sequence[Builder] = (outcome_section, changes_section, cost_section)
+"""What a reader wants first, in the order in which it stands on the page; the episode browser follows."""
+DETAILS: Sequence[Builder] = (
     curate_section,
     sft_section,
     rollout_section,
@@ -30,11 +34,12 @@ SECTIONS: Sequence[Callable[[Inputs], Section]] = (
     merge_section,
     provenance_section,
 )
-"""In the order in which they stand on the page."""
+"""Stage by stage, behind the browser."""
 
 
-def render_page(inputs: Inputs, sections: Sequence[Section], browser: Browser) -> str:
-    """The whole page as HTML. What comes from data is escaped; only figures and the palette are inserted as they are."""
+def render_page(inputs: Inputs, summary: Sequence[Section], details: Sequence[Section], browser: Browser) -> str:
+    """The whole page as HTML: the chapters `summary`, the episode browser, the chapters `details`. What comes from data is
+    escaped; only figures and the palette are inserted as they are."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,
@@ -44,21 +49,19 @@ def render_page(inputs: Inputs, sections: Sequence[Section], browser: Browser) -
         keep_trailing_newline=True,
     )
     glyphs: dict[str, str] = {}
-    for section in sections:
+    for section in (*summary, *details):
         for block in section.blocks:
             if isinstance(block, Figures):
                 for drawing in block.drawings:
                     glyphs.update(drawing.svg.glyphs)
-    chapters = [(section.slug, section.title) for section in sections]
-    chapters.insert(-1, ("episodes", "Episodes"))
     return environment.get_template("page.html.j2").render(
         light=css_variables(0),
         dark=css_variables(1),
         glyphs=[glyphs[name] for name in sorted(glyphs)],
-        chapters=chapters,
         lead=lead(inputs),
         tiles=tiles(inputs),
         level=f"{100 * confidence_of(inputs):g} %",
-        sections=sections,
+        summary=summary,
+        details=details,
         browser=browser,
     )

@@ -1,7 +1,8 @@
-"""README's generated parts: the pipeline's diagram, the tables of results and methods, and docs/figures/lifecycle.svg.
+"""README's generated parts: the pipeline's diagram, the tables of results, methods and claims, and docs/figures/lifecycle.svg.
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
-reports/evaluation.json), in the same way `pipeline` (from dvc.yaml) and `methods` (from the methods' cards).
+reports/evaluation.json), in the same way `pipeline` (from dvc.yaml), `methods` (from the methods' cards) and `claims` (from
+reports/claims, whose own page it writes as well).
 `--check` writes nothing and fails if something is out of date.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import read_json
+from stages.claims import board
 from stages.params import load_params
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
@@ -22,7 +24,7 @@ from stages.reporting.style import drawing, to_svg
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
-    from stages.algorithms.contract import Card
+    from stages.algorithms.card import Card
 
 FIGURE = Path("docs/figures/lifecycle.svg")
 
@@ -101,6 +103,9 @@ def generated(root: Path) -> dict[Path, str]:
         readme = replace_block(readme, "methods", methods_block())
     if has_block(readme, "pipeline"):
         readme = replace_block(readme, "pipeline", mermaid(root))
+    if has_block(readme, "claims"):
+        readme = replace_block(readme, "claims", board.readme_table(root))
+        files[board.PAGE] = board.page(root)
     files[Path("README.md")] = readme
     return files
 

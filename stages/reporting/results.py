@@ -20,6 +20,9 @@ IN_WORDS = {
 }
 
 
+KEEPS = "The merged model keeps {share} of the specialist's success."
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean with its interval; `n` is the number of panel tasks (or attempts) behind it."""
@@ -97,8 +100,15 @@ def signed(points: float) -> str:
     return f"{points:+.1f}".replace("-", "−")
 
 
-def p_value(p: float) -> str:
-    return f"p{NBSP}<{NBSP}0.001" if p < 0.001 else f"p{NBSP}={NBSP}{p:.3f}"
+def p_value(p: float, bare: bool = False) -> str:
+    """ "p = 0.021"; `bare` without the name, for a column that has it at its head."""
+    text = f"p{NBSP}<{NBSP}0.001" if p < 0.001 else f"p{NBSP}={NBSP}{p:.3f}"
+    return text.removeprefix("p").strip(f"={NBSP}") if bare else text
+
+
+def verdict_mark(verdict: str) -> str:
+    """A verdict for a table: a sign that is seen at a glance, and the word."""
+    return {"better": "▲ better", "worse": "▼ worse"}.get(verdict, verdict)
 
 
 def in_words(model: str, domain: str) -> str:
@@ -162,8 +172,17 @@ def verdicts(evaluation: Mapping[str, Any], domain: str, confidence: float) -> l
     lines = [sentence(item, confidence) for item in found if item is not None]
     kept = retention(evaluation, domain)
     if kept is not None:
-        lines.append(f"The merged model keeps {100 * kept:.0f}{NBSP}% of the specialist's success.")
+        lines.append(KEEPS.format(share=f"{100 * kept:.0f}{NBSP}%"))
     return lines
+
+
+def headline(evaluation: Mapping[str, Any], domain: str, confidence: float) -> list[str]:
+    """What a reader in a hurry needs of a domain: its way's last model against the fine-tuned one, and what a merge keeps."""
+    last = next((model for model, _ in reversed(journey(evaluation, domain)) if model not in ("base", "sft")), "sft")
+    found = find_comparison(evaluation, last, "base" if last == "sft" else "sft", domain)
+    kept = retention(evaluation, domain)
+    lines = [] if found is None else [sentence(found, confidence)]
+    return lines if kept is None else [*lines, KEEPS.format(share=f"{100 * kept:.0f}{NBSP}%")]
 
 
 def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[dict[str, Any]]:

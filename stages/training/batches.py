@@ -11,8 +11,10 @@ from torch import Tensor
 from stages.agent.episode import Episode, Owner
 from stages.algorithms.contract import TrajectoryBatch
 
-_PER_TOKEN = ("token_ids", "mask", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
+_PER_TOKEN = ("token_ids", "mask", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns", "token_rewards")
 """Fields of TrajectoryBatch with a token dimension."""
+OVERLONG = ("context", "length")
+"""Stop reasons of episodes that ran out of tokens."""
 
 
 def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, width: int | None = None) -> Tensor:
@@ -46,6 +48,8 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
     groups = {name: index for index, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
     mask = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+    width = max(1, *(len(row) for row in turn_rewards))
+    terms = sorted({name for episode in episodes for name in episode.reward_terms})
     return TrajectoryBatch(
         token_ids=padded([episode.token_ids for episode in episodes], 0, torch.int64),
         lengths=torch.tensor([len(episode.token_ids) for episode in episodes]),
@@ -54,9 +58,14 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         logprobs_old=padded([episode.logprob for episode in episodes], 0.0, torch.float32) * mask,
         group=torch.tensor([groups[episode.group_id] for episode in episodes]),
         rewards=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
-        turn_rewards=padded(turn_rewards, 0.0, torch.float32, max(1, *(len(row) for row in turn_rewards))),
+        turn_rewards=padded(turn_rewards, 0.0, torch.float32, width),
         turns=torch.tensor([len(row) for row in turn_rewards]),
         truncated=torch.tensor([episode.truncated for episode in episodes]),
+        overlong=torch.tensor([episode.stop_reason in OVERLONG for episode in episodes]),
+        success=torch.tensor([episode.success for episode in episodes]),
+        accepted=padded([[turn.accepted for turn in episode.turns] for episode in episodes], True, torch.bool, width),
+        tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
+        terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
     )
 
 
@@ -100,7 +109,8 @@ def take(batch: TrajectoryBatch, rows: Sequence[int] | Tensor, device: torch.dev
     for name, value in picked.__dict__.items():
         if isinstance(value, Tensor):
             moved[name] = (value[:, :width] if name in _PER_TOKEN else value).to(device)
-    moved["extra"] = {key: value.to(device) for key, value in picked.extra.items()}
+    for name in ("extra", "terms"):
+        moved[name] = {key: value.to(device) for key, value in getattr(picked, name).items()}
     return picked.with_(**moved)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.agent.policy import States, predicting_states
 from stages.params import HeadParams
 from stages.training.adapters import twin
 from stages.values.heads import make_head
@@ -19,8 +20,9 @@ class Critic(nn.Module):
     """V(state before a token), read from the hidden state of the token before it. The output layer starts at zero, so that every
     state starts with the same value: the head's prior."""
 
-    def __init__(self, policy: Any, params: HeadParams) -> None:
+    def __init__(self, policy: Any, params: HeadParams, states: States = predicting_states) -> None:
         super().__init__()
+        self._states = states
         self.backbone = twin(policy.base_model)
         self.head = make_head(params)
         self.output = nn.Linear(policy.config.hidden_size, self.head.outputs)
@@ -29,9 +31,7 @@ class Critic(nn.Module):
 
     def logits(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Head logits [N, outputs] before each masked token of token_ids, mask [B, T]; N masked tokens in row order."""
-        hidden = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state
-        rows, columns = mask.nonzero(as_tuple=True)
-        return self.output(hidden[rows, columns - 1].to(self.output.weight.dtype))
+        return self.output(self._states(self.backbone, token_ids, mask).to(self.output.weight.dtype))
 
     @torch.no_grad()
     def values(self, token_ids: Tensor, mask: Tensor) -> Tensor:

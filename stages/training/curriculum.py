@@ -2,50 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from stages.params import Curriculum
+from stages.curation.model_aware import shares
+from stages.parameters.rl import Curriculum, Selection
 from stages.seeding import stream
 
 RATE = 0.5
 """Weight of a step's success share in the running estimate of a task's success."""
 
 
+def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Selection) -> dict[str, float]:
+    """The tasks that may be drawn, with a factor on their drawing weights: all with 1, or those that `shares` leaves.
+
+    Raises ValueError if none is left.
+    """
+    names = sorted(task_ids)
+    if params.kind == "all":
+        return dict.fromkeys(names, 1.0)
+    known = {name: measured[name] for name in names if name in measured}
+    found = shares(known, params.easy_min, params.hard_max, params.target.model_dump())
+    if not found:
+        raise ValueError(
+            f"rl.selection.kind: model_aware leaves none of the {len(known)} tasks that rollout has measured: the policy always "
+            f"or never solves them, or rl.selection.target is 0 for the rest; raise rollout.attempts or rollout.tasks"
+        )
+    return found
+
+
 class TaskSampler:
     """Success estimates by task, from rollout's measurements and updated while training; draws depend on (key, step) alone.
 
     `difficulty` weights a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal.
-    Tasks that rollout has not measured start at the mean of those it has. Raises ValueError if there are fewer tasks than
-    a step draws.
+    Tasks that rollout has not measured start at the mean of those it has. `factors`: by task, on its weight; 1 where there are
+    none. Raises ValueError if there are fewer tasks than a step draws.
     """
 
-    def __init__(self, task_ids: Iterable[str], measured: Mapping[str, float], params: Curriculum, per_step: int) -> None:
+    def __init__(
+        self,
+        task_ids: Iterable[str],
+        measured: Mapping[str, float],
+        params: Curriculum,
+        per_step: int,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
         self.task_ids = sorted(task_ids)
         if len(self.task_ids) < per_step:
             raise ValueError(
-                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks; lower it, or raise "
-                f"curate.train"
+                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks to draw from; lower "
+                f"it, or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
             )
         known = [measured[task_id] for task_id in self.task_ids if task_id in measured]
         usual = sum(known) / len(known) if known else 0.5
         self.success = {task_id: float(measured.get(task_id, usual)) for task_id in self.task_ids}
         self.params, self.per_step = params, per_step
+        self.factors = {task_id: (factors or {}).get(task_id, 1.0) for task_id in self.task_ids}
 
     def weights(self) -> list[float]:
         """Drawing weight of each task, in the order of `task_ids`."""
         if self.params.kind == "uniform":
-            return [1.0] * len(self.task_ids)
-        return [self.success[task] * (1 - self.success[task]) + self.params.floor for task in self.task_ids]
+            return [self.factors[task] for task in self.task_ids]
+        shares_ = (self.success[task] * (1 - self.success[task]) + self.params.floor for task in self.task_ids)
+        return [share * self.factors[task] for task, share in zip(self.task_ids, shares_, strict=True)]
 
-    def draw(self, *key: object) -> list[str]:
+    def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[str]:
         """The step's tasks, sorted: weighted, without replacement (largest u^(1/w), Efraimidis and Spirakis 2006).
 
-        Tasks of weight 0 are drawn only when the others do not suffice.
+        Tasks of weight 0 are drawn only when the others do not suffice. count: as many in place of a step's; without: none of
+        these, so that there may be fewer.
         """
         rng = stream("curriculum", *key)
         scores = [(rng.random() ** (1 / weight) if weight > 0 else -rng.random()) for weight in self.weights()]
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
-        return sorted(self.task_ids[index] for index in order[: self.per_step])
+        left = [self.task_ids[index] for index in order if self.task_ids[index] not in without]
+        return sorted(left[: self.per_step if count is None else count])
 
     def observe(self, outcomes: Mapping[str, Sequence[bool]]) -> None:
         """Move the estimates of the tasks just played towards their success shares (exponential mean)."""

@@ -17,25 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stages.agent.policy import usable_device
 from stages.algorithms.contract import LossTerms
 from stages.checkpoints import Checkpoints
-from stages.params import Resources
+from stages.resources import Resources
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
+from stages.training.processes import Processes, split_like, whole
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from stages.runtime import StageContext
 
 Sums = dict[str, float]
 """Statistics of one or more updates: keys that start with `max_` are maxima, all others sums."""
 
 
-def make_accelerator(resources: Resources) -> Accelerator:
+def make_processes(resources: Resources) -> Processes:
     """Accelerate for `resources`: device and mixed precision; one process unless started by `accelerate launch`. Raises
     PolicyError for a device that is not there."""
     from accelerate import Accelerator
@@ -44,7 +43,7 @@ def make_accelerator(resources: Resources) -> Accelerator:
     if device.index is not None:
         torch.cuda.set_device(device)  # accelerate takes the current one
     mixed = "bf16" if resources.precision == "bfloat16" else "no"
-    return Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed)
+    return Processes(Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed))
 
 
 def merge_sums(into: Sums, new: Mapping[str, Any]) -> None:
@@ -65,6 +64,8 @@ class Update:
     learner: str
     micro_batches: Sequence[Any]
     loss: Callable[[Any], Iterator[LossTerms]]
+    saw: Callable[[Tensor, Tensor], None] | None = None
+    """Told of all tokens that were trained, in whatever process (`LossTerms.trained`)."""
 
 
 class Learner:
@@ -76,11 +77,11 @@ class Learner:
         optimiser: torch.optim.Optimizer,
         schedule: Schedule,
         max_grad_norm: float,
-        accelerator: Accelerator,
+        processes: Processes,
     ) -> None:
-        self.module = module.to(accelerator.device).eval()
+        self.module = module.eval()
         self.optimiser, self.schedule = optimiser, schedule
-        self.max_grad_norm, self.accelerator = max_grad_norm, accelerator
+        self.max_grad_norm, self.processes = max_grad_norm, processes
         self.updates = 0
 
     @property
@@ -88,27 +89,36 @@ class Learner:
         """Of the update to come."""
         return self.schedule(self.updates)
 
-    def update(self, micro_batches: Sequence[Any], loss: Callable[[Any], Iterator[LossTerms]]) -> Sums:
+    def update(
+        self,
+        micro_batches: Sequence[Any],
+        loss: Callable[[Any], Iterator[LossTerms]],
+        saw: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> Sums:
         """One optimiser step over all micro-batches; statistics with `grad_norm` (before clipping) and `updates` added.
 
         With several processes each takes every n-th micro-batch, and gradients and statistics are summed over them. Raises
         ValueError if the gradient is not finite (the weights are then unchanged).
         """
-        accelerator, sums = self.accelerator, Sums()
+        processes, sums = self.processes, Sums()
+        trained: list[tuple[Tensor, Tensor]] = []
         self.optimiser.zero_grad(set_to_none=True)
-        for micro in micro_batches[accelerator.process_index :: accelerator.num_processes]:
-            pieces = loss(micro)
-            while True:
-                with accelerator.autocast():
-                    terms = next(pieces, None)
-                if terms is None:
-                    break
-                accelerator.backward(terms.loss)
+        for micro, counts in processes.mine(micro_batches):
+            for terms in self._backward(loss(micro), counts):
                 merge_sums(sums, terms.sums)
+                if terms.trained is not None:
+                    trained.append(terms.trained)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        if accelerator.num_processes > 1:
-            sums = _sum_over_processes(accelerator, parameters, sums)
-        norm = float(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+        processes.sum_gradients(parameters)
+        if processes.count > 1:
+            total = Sums()
+            for part in processes.gather([sums]):
+                merge_sums(total, part)
+            sums = total
+        if saw is not None:
+            for rows, mask in processes.gather([(rows.cpu(), mask.cpu()) for rows, mask in trained]):
+                saw(rows, mask)
+        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
         if not math.isfinite(norm):
             raise ValueError(
                 f"the gradient of update {self.updates + 1} is not finite (norm {norm}, loss {sums.get('loss')}); lower "
@@ -121,27 +131,41 @@ class Learner:
         merge_sums(sums, {"grad_norm": norm, "updates": 1})
         return sums
 
+    def _backward(self, pieces: Iterator[LossTerms], counts: bool) -> Iterator[LossTerms]:
+        """Run backward on each piece of a micro-batch's loss; the pieces' terms, unless the micro-batch does not count."""
+        accelerator, sharded = self.processes.accelerator, self.processes.sharded
+        found: list[LossTerms] = []
+
+        def forward() -> Tensor | None:
+            with accelerator.autocast():
+                found[:] = [terms] if (terms := next(pieces, None)) is not None else []
+            return found[0].loss if found else None
+
+        while (loss := self.processes.inside(self.module, forward)) is not None:
+            # FSDP takes the mean over processes, and a micro-batch that does not count is there to make the same passes.
+            accelerator.backward(loss * (self.processes.count * counts) if sharded else loss)
+            if counts:
+                yield found[0]
+
     def state_dict(self) -> dict[str, Any]:
-        return {"module": trained_state(self.module), "optimiser": self.optimiser.state_dict(), "updates": self.updates}
+        """Whole tensors, however many processes train; the same call in each of them."""
+        state = {"module": trained_state(self.module), "optimiser": self.optimiser.state_dict()}
+        return {**(whole(state) if self.processes.sharded else state), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load_trained_state(self.module, state["module"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        module, optimiser = state["module"], state["optimiser"]
+        if self.processes.sharded:
+            present = self.module.state_dict()
+            module = {name: split_like(value, present[name]) for name, value in module.items()}
+            parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
+            moments = {
+                index: {name: split_like(value, parameters[index]) for name, value in entry.items()}
+                for index, entry in optimiser["state"].items()
+            }
+            optimiser = {**optimiser, "state": moments}
+        load_trained_state(self.module, module)
+        self.optimiser.load_state_dict(optimiser)
         self.updates = state["updates"]
-
-
-def _sum_over_processes(accelerator: Accelerator, parameters: Sequence[nn.Parameter], sums: Sums) -> Sums:
-    """Sum gradients in place, and statistics, over all processes; every process must have the same statistics' names."""
-    from accelerate.utils import gather_object
-
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        torch.distributed.all_reduce(parameter.grad)
-    total = Sums()
-    for part in gather_object([sums]):
-        merge_sums(total, part)
-    return total
 
 
 class Job(Protocol):
@@ -174,7 +198,8 @@ def run_loop(
 ) -> list[dict[str, float]]:
     """Train for at most `steps` steps, from the last checkpoint with the same inputs if there is one; the history, a row a step.
 
-    A run that was killed and started again ends in the same weights, history and job state, bit for bit.
+    A run that was killed and started again ends in the same weights, history and job state, bit for bit. Of several processes
+    the first writes the checkpoints, and all read them.
     """
     history: list[dict[str, float]] = []
     saved = checkpoints.load("training")
@@ -189,7 +214,8 @@ def run_loop(
             sums: dict[str, Sums] = {}
             for update in job.updates(step):
                 learner = job.learners[update.learner]
-                merge_sums(sums.setdefault(update.learner, Sums()), learner.update(update.micro_batches, update.loss))
+                of_update = learner.update(update.micro_batches, update.loss, update.saw)
+                merge_sums(sums.setdefault(update.learner, Sums()), of_update)
             row = {"step": float(step + 1), **job.finish(step, sums)}
             history.append(row)
             for name, value in row.items():
@@ -199,7 +225,8 @@ def run_loop(
                 break
             if (step + 1) % checkpoint_every == 0 and step + 1 < steps:
                 learners = {name: learner.state_dict() for name, learner in job.learners.items()}
-                checkpoints.save("training", {"history": history, "learners": learners, "job": job.state_dict()})
+                if context.main:
+                    checkpoints.save("training", {"history": history, "learners": learners, "job": job.state_dict()})
     return history
 
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.agent.policy import token_logprobs
+from stages.agent.policy import States, predicting_states, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
-from stages.params import Rl
+from stages.parameters.rl import Rl
+from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
 from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
-from stages.training.shared_prompts import Block, can_share, plan_blocks, worth_sharing
+from stages.training.processes import Processes
+from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.values.step_value import StepValueModel
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 
 @dataclass
@@ -36,57 +37,85 @@ class Models:
     critic: Critic | None
     step_values: StepValueModel | None
     tokens_per_batch: int
-    share_prompts: bool
-    """Whether the policy reads a prompt once for all episodes that start with it, where that pays."""
-    processes: int
+    sharing: bool
+    """Whether tokens that episodes have in common at their start are read once for all of them."""
+    processes: Processes
+    player: Any
+    """The policy as the engine plays it: `policy` itself, or under FSDP a whole copy (see `refresh_player`)."""
 
     @classmethod
     def make(
-        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, accelerator: Accelerator, tokens_per_batch: int
+        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int
     ) -> Models:
         """Models for `algorithm` from the start policy; `annotated`: folder of the step-value model, if step credit wants it.
 
         Raises FileNotFoundError if that folder is not whole.
         """
-        device = accelerator.device
+        device = processes.device
         policy.to(device)
         reference = reference_of(policy)
-        critic = Critic(policy, algorithm.rl.critic.head) if algorithm.needs_critic else None
+        sharing = algorithm.rl.share_prefixes and can_share(policy)
+        states = sharing_states if sharing else predicting_states
+        head = algorithm.rl.critic.head or HeadParams()
+        critic = Critic(policy, head, states) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
-        share = algorithm.rl.share_prompts
-        return cls(policy, reference, critic, step_values, tokens_per_batch, share, accelerator.num_processes)
+        player = processes.replica(policy)
+        return cls(policy, reference, critic, step_values, tokens_per_batch, sharing, processes, player)
+
+    def refresh_player(self) -> None:
+        """Let the engine play with the policy's present weights; the same call in every process."""
+        self.processes.refresh(self.player, self.policy)
+
+    @property
+    def states(self) -> States:
+        """How hidden states are computed, for `token_logprobs`."""
+        return sharing_states if self.sharing else predicting_states
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in micro-batches: of rows that share tokens, one or more for each process, or of similar length."""
+        if not self.sharing or not rows:
+            return self.plan_dense(batch, rows)
+        budget = self.tokens_per_batch
+        plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+        while len(plan) < min(self.processes.count, len(rows)):
+            budget //= 2
+            plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+        return plan
+
+    def plan_dense(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches of similar trained length."""
         lengths = trained_lengths(batch.mask).tolist()
         plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
         return [[rows[place] for place in group] for group in plan]
 
-    def share(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[Block] | None:
-        """Rows of the batch in blocks that share prompts; None where every row is better read whole."""
-        if not (self.share_prompts and can_share(self.policy)):
-            return None
-        blocks = plan_blocks(batch, rows, self.tokens_per_batch, self.processes)
-        return blocks if worth_sharing(batch, blocks) else None
-
     def _per_row(
-        self, batch: TrajectoryBatch, rows: Sequence[int], shape: torch.Size, compute: Callable[[TrajectoryBatch], Tensor]
+        self,
+        batch: TrajectoryBatch,
+        plan: Sequence[Sequence[int]],
+        shape: torch.Size,
+        compute: Callable[[TrajectoryBatch], Tensor],
+        module: torch.nn.Module,
     ) -> Tensor:
-        """`compute` on micro-batches of `rows` put together as a tensor of `shape` on the CPU, 0 where there is nothing."""
-        result = torch.zeros(shape)
+        """`compute`, with `module`, on the micro-batches of `plan` put together as a tensor of `shape` on the CPU, 0 where there
+        is nothing. The processes share the micro-batches."""
+        parts: list[tuple[Sequence[int], Tensor]] = []
         with torch.no_grad():
-            for group in self.plan(batch, rows):
-                part = compute(take(batch, group, self.policy.device)).float().cpu()
-                result[torch.tensor(group), : part.shape[1]] = part
+            for group, counts in self.processes.mine(plan):
+                micro = take(batch, group, self.policy.device)
+                part = self.processes.inside(module, partial(compute, micro)).float().cpu()
+                parts += [(group, part)] if counts else []
+        result = torch.zeros(shape)
+        for group, part in self.processes.gather(parts):
+            result[torch.tensor(group), : part.shape[1]] = part
         return result
 
     def reference_logprobs(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> Tensor:
         """Log-probabilities [B, T] under the reference on the policy tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature)[0]
+            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature, states=self.states)[0]
 
-        return self._per_row(batch, rows, batch.mask.shape, compute)
+        return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, self.reference)
 
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
@@ -102,32 +131,37 @@ class Models:
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: `logprobs_ref`, the critic's `values`, annotated `turn_values`."""
-        rows = torch.nonzero(batch.mask.any(1)).flatten().tolist()
+        rows = forward_rows(batch, "keep").tolist()
         if algorithm.needs_reference:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
         critic, step_values = self.critic, self.step_values
         if critic is not None:
-            values = self._per_row(batch, rows, batch.mask.shape, lambda micro: critic.values(micro.token_ids, micro.mask))
-            batch = batch.with_(values=values)
+
+            def values(micro: TrajectoryBatch) -> Tensor:
+                return critic.values(micro.token_ids, micro.mask)
+
+            batch = batch.with_(values=self._per_row(batch, self.plan(batch, rows), batch.mask.shape, values, critic))
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
 
             def turn_values(micro: TrajectoryBatch) -> Tensor:
                 return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
 
-            batch = batch.with_(turn_values=self._per_row(batch, rows, torch.Size((turns, count + 1)), turn_values))
+            plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
+            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values))
         return batch
 
 
-def make_learners(models: Models, rl: Rl, accelerator: Accelerator) -> dict[str, Learner]:
+def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
     """The policy's learner and, where there is one, the critic's, with learning rates of their own."""
+    processes = models.processes
 
     def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
-        module.to(accelerator.device)
-        optimiser = make_optimiser(module, learning_rate, rl.weight_decay)
-        return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, accelerator)
+        optimiser = make_optimiser(processes.place(module), learning_rate, rl.weight_decay)
+        return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, processes)
 
     learners = {"policy": learner(models.policy, rl.learning_rate)}
     if models.critic is not None:
+        assert rl.critic.learning_rate is not None, "resolve the parameters first"
         learners["critic"] = learner(models.critic, rl.critic.learning_rate)
     return learners

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from stages.agent.policy import States, predicting_states, token_logprobs
+from stages.agent.policy import token_logprobs
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
@@ -16,7 +17,6 @@ from stages.training.batches import minibatches, take
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models
-from stages.training.shared_prompts import Block, SharedPrompts
 
 LOGPROB_TOLERANCE = 1e-5
 """Sampling and training log-probs agree if they differ by no more than this on average; tokens beyond it are counted ..."""
@@ -35,14 +35,15 @@ class PolicyUpdates:
         """Epochs of minibatches of whole groups over a prepared batch: for each the critic's update, then the policy's, unless
         `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
 
-        Denominators are each minibatch's, dropped groups included. The step's first policy update is on-policy; it measures how
-        sampling and training log-probs differ (see `agreement`).
+        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update
+        is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
         """
         rl = self.algorithm.rl
-        kept = set(forward_rows(batch, rl.dead_groups).tolist())
+        kept = set(self.algorithm.forward_rows(batch).tolist())
+        valued = set(forward_rows(batch, "keep").tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
         groups = list(dict.fromkeys(batch.group.tolist()))
-        policy_learns = self.models.critic is None or step >= rl.critic.warmup_steps
+        policy_learns = self.models.critic is None or step >= (rl.critic.warmup_steps or 0)
         on_policy = True
         for epoch in range(rl.epochs):
             order = permutation(groups, *key, epoch) if rl.minibatches > 1 else groups
@@ -50,8 +51,9 @@ class PolicyUpdates:
                 self.ledger.open(batch.mask, dropped)
             for rows in minibatches(batch.group, rl.minibatches, order):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
-                if self.models.critic is not None:
-                    yield self._critic_update(batch, self.models.plan(batch, rows), total)
+                judged = [row for row in rows if row in valued]
+                if self.models.critic is not None and judged:
+                    yield self._critic_update(batch, self.models.plan(batch, judged), total)
                 trained = [row for row in rows if row in kept]
                 if policy_learns and trained:
                     yield self._policy_update(batch, trained, total, on_policy)
@@ -60,47 +62,40 @@ class PolicyUpdates:
                 self.ledger.close()
 
     def _policy_update(self, batch: TrajectoryBatch, rows: list[int], total: Denominators, on_policy: bool) -> Update:
-        temperature, bonus = self.algorithm.rl.sampling.temperature, self.algorithm.rl.loss.entropy_coef > 0
+        temperature, bonus = self.algorithm.rl.sampling.temperature, bool(self.algorithm.rl.loss.entropy_coef)
         model = self.models.policy
 
-        def share(rows: list[int], states: States = predicting_states) -> LossTerms:
+        def loss(rows: list[int]) -> Iterator[LossTerms]:
             """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
             logprobs, entropy = token_logprobs(
-                *(model, micro.token_ids, micro.mask, temperature), states=states, entropy=True, entropy_gradient=bonus
+                *(model, micro.token_ids, micro.mask, temperature),
+                states=self.models.states,
+                entropy=True,
+                entropy_gradient=bonus,
             )
             assert entropy is not None
-            self.ledger.saw(torch.tensor(rows), micro.mask)
             terms = self.algorithm.loss(logprobs, entropy, micro, total)
+            terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
             if on_policy:
                 difference = ((logprobs.detach() - micro.logprobs_old) * micro.mask).abs()
                 terms.sums["max_logprob_difference"] = difference.max()
                 terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.mask.sum()
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
-            return terms
+            yield terms
 
-        def dense(rows: list[int]) -> Iterator[LossTerms]:
-            yield share(rows)
-
-        def shared(block: Block) -> Iterator[LossTerms]:
-            prompts = SharedPrompts(model, batch, block)
-            for rows in block.micro_batches:
-                yield share(rows, prompts.states_of(rows))
-            yield LossTerms(prompts.carry(), {})
-
-        blocks = self.models.share(batch, rows)
-        if blocks is None:
-            return Update("policy", self.models.plan(batch, rows), dense)
-        return Update("policy", blocks, shared)
+        return Update("policy", self.models.plan(batch, rows), loss, self.ledger.saw)
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
         assert critic is not None
+        assert coef is not None, "resolve the parameters first"
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
-            share = critic.loss(micro.token_ids, micro.mask, micro.returns).sum() / total.tokens
+            weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
+            share = (critic.loss(micro.token_ids, micro.mask, micro.returns) * weights).sum() / total.tokens
             yield LossTerms(coef * share, {"loss": share.detach()})
 
         return Update("critic", plan, loss)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stages.agent.chat import Chat
 from stages.agent.engine import Sampling
 from stages.agent.episode import Episode, episode_row, read_json, read_tasks
@@ -17,11 +19,12 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import dead_groups
 from stages.params import params_hash
 from stages.training.batches import trajectory_batch
-from stages.training.curriculum import TaskSampler
+from stages.training.curriculum import TaskSampler, selected
 from stages.training.ledger import Ledger
-from stages.training.loop import Sums, Update, make_accelerator
+from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
+from stages.training.processes import Processes
 
 if TYPE_CHECKING:
     from stages.runtime import StageContext
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 class RlJob:
     """See stages.training.loop.Job; a step is one batch of episodes."""
 
-    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool) -> None:
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool, processes: Processes
+    ) -> None:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.context, self.algorithm, self.rl, self.pool = context, algorithm, rl, pool
@@ -40,42 +45,78 @@ class RlJob:
         folder = context.data / "curated" / context.domain
         self.tasks = {task.task_id: task for task in read_tasks(folder / "tasks.parquet", "train")}
         measured = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
-        self.sampler = TaskSampler(self.tasks, measured, rl.curriculum, rl.tasks_per_step)
+        shares = selected(self.tasks, measured, rl.selection)
+        self.sampler = TaskSampler(shares, measured, rl.curriculum, rl.tasks_per_step, shares)
         annotated = context.data / "annotated" / context.domain / "value_model" if rl.credit.kind == "annotated" else None
-        accelerator = make_accelerator(params.resources)
-        self.models = Models.make(algorithm, policy.model, annotated, accelerator, params.resources.tokens_per_batch)
-        self.learners = make_learners(self.models, rl, accelerator)
+        self.processes = processes
+        self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch)
+        self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()
-        self.maker = PolicyUpdates(self.models, algorithm, self.ledger, constant_length=self.max_length)
-        self.engine = TorchEngine(policy.model, [self.chat.end_of_turn], self.width, self.max_length)
-        self.labels = Labels(params.seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
+        self.maker = PolicyUpdates(
+            self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length
+        )
+        self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        seed = params.seed if rl.seed is None else rl.seed
+        self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
         self.played: list[Episode] = []
-        self.dead_groups = 0
-        self.kl = 0.0
+        """The step's episodes, the rows of its batch."""
+        self.greedy: list[Episode] = []
+        """Greedy episodes of the step's tasks, where they are the baseline."""
+        self.told: dict[str, float] = {}
+        """The step's numbers about its batch, for the history."""
+        self.environment_steps = 0
+        """Turns of all episodes played so far."""
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
-        drawn = self.sampler.draw(self.labels.seed, self.labels.stream, step)
-        self.played = self.play(drawn, step)
+        batch = self.gather(step)
         self.observe()
         collected = time.monotonic()
-        batch = self.prepare(step)
-        if step in (0, self.rl.steps - 1):
+        batch = self.prepare(batch, step)
+        if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(batch, step)
         yield from self.maker.updates(batch, step, (self.labels.seed, self.labels.stream, step))
         self.context.metric("time/rollout_s", collected - started, step + 1)
         self.context.metric("time/training_s", time.monotonic() - collected, step + 1)
 
-    def play(self, task_ids: Sequence[str], step: int) -> list[Episode]:
-        """`group_size` episodes of each task with the weights as they are now (the engine holds the same module)."""
-        requests = attempts([self.tasks[task_id] for task_id in task_ids], self.rl.group_size, first=step * self.rl.group_size)
-        sampling = Sampling(**self.rl.sampling.model_dump())
-        return collect(
+    def gather(self, step: int) -> TrajectoryBatch:
+        """Play the step's tasks, and further ones as long as the algorithm lacks groups; their episodes as a batch with shaped
+        rewards."""
+        key: tuple[object, ...] = (self.labels.seed, self.labels.stream, step)
+        drawn = self.sampler.draw(*key)
+        self.played = self.play(drawn, step)
+        batch = self.algorithm.shape(trajectory_batch(self.played))
+        for number in range(self.rl.filling.rounds or 0):
+            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing(batch), without=drawn)
+            if not further:
+                break
+            drawn += further
+            self.played += self.play(further, step)
+            batch = self.algorithm.shape(trajectory_batch(self.played))
+        self.greedy = []
+        if self.algorithm.needs_greedy:
+            self.greedy = self.play(drawn, step, greedy=True)
+            shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
+            returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
+            batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in self.played]))
+        self.environment_steps += sum(len(episode.turns) for episode in (*self.played, *self.greedy))
+        return self.algorithm.fill(batch, *key)
+
+    def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
+        """`group_size` episodes of each task, or one greedy one, with the weights as they are now (the engine holds the same
+        module). The processes share the tasks; all get all episodes, sorted by id."""
+        self.models.refresh_player()
+        count = 1 if greedy else self.rl.group_size
+        own = task_ids[self.processes.index :: self.processes.count]
+        requests = attempts([self.tasks[task_id] for task_id in own], count, first=step * count)
+        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
+        episodes = collect(
             *(self.engine, self.chat, self.pool, requests, sampling, self.labels), max_length=self.max_length, width=self.width
         )
+        return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
 
     def observe(self) -> None:
         """Tell the curriculum how the tasks went."""
@@ -84,11 +125,14 @@ class RlJob:
             outcomes.setdefault(episode.task_id, []).append(episode.success)
         self.sampler.observe(outcomes)
 
-    def prepare(self, step: int) -> TrajectoryBatch:
-        """The episodes as a batch with all that the update needs: reference log-probs, values, advantages, step credit."""
-        batch = self.models.annotate(trajectory_batch(self.played), self.algorithm)
-        self.dead_groups, self.kl = dead_groups(batch), self.models.reference_kl(batch, self.rl.sampling.temperature)
-        return self.algorithm.prepare(batch)
+    def prepare(self, batch: TrajectoryBatch, step: int) -> TrajectoryBatch:
+        """The batch with all that the update needs: reference log-probs, values, advantages, step credit."""
+        batch = self.models.annotate(batch, self.algorithm)
+        kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
+        groups = len({episode.group_id for episode in self.played})
+        batch = self.algorithm.prepare(batch.telling(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl))
+        self.told = dict(batch.metrics)
+        return batch
 
     def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
         """Keep the step's episodes with their advantages, for the report."""
@@ -107,18 +151,22 @@ class RlJob:
         return {
             "reward_mean": sum(episode.reward for episode in self.played) / count,
             "success": sum(episode.success for episode in self.played) / count,
-            "dead_groups": float(self.dead_groups),
+            "dead_groups": self.told.pop("dead_groups"),
             "turns": sum(len(episode.turns) for episode in self.played) / count,
             "tokens": sum(len(episode.token_ids) for episode in self.played) / count,
             "policy_tokens": sum(episode.policy_tokens for episode in self.played) / count,
             "truncated": sum(episode.truncated for episode in self.played) / count,
-            "kl": self.kl,
+            "kl": self.told.pop("kl"),
+            "episodes": float(count + len(self.greedy)),
+            "environment_steps": float(sum(len(episode.turns) for episode in (*self.played, *self.greedy))),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),
             **policy_row(sums),
+            **dict(sorted(self.told.items())),
         }
 
     def finished(self) -> bool:
-        return False
+        budget = self.rl.environment_steps
+        return budget is not None and self.environment_steps >= budget
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -126,9 +174,11 @@ class RlJob:
             "success": self.sampler.success,
             "samples": self.samples,
             "apart": self.apart,
+            "environment_steps": self.environment_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
+        self.environment_steps = state["environment_steps"]

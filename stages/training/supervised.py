@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,16 @@ from stages.params import Params, Sft
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.documents import Documents, deal, encode, micro_batches, steps_per_epoch
 from stages.training.ledger import Ledger
-from stages.training.loop import Learner, Sums, Update, make_accelerator
+from stages.training.loop import Learner, Sums, Update, make_processes
 from stages.training.optimiser import make_optimiser, warmup_cosine
+from stages.training.processes import whole
 
 
 class SftJob:
     """A step is one optimiser update over whole demonstrations; an epoch uses each once.
 
     `demonstrations` come by split, train and valid. The loss on the valid ones is taken every `eval_every` steps
-    and after the last; `close` puts the best weights back.
+    and after the last; `close` puts the best weights into `trained_model`.
     """
 
     def __init__(self, params: Params, model: Any, chat: Chat, demonstrations: Mapping[str, Sequence[Episode]]) -> None:
@@ -39,9 +41,11 @@ class SftJob:
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
         self.stale = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
-        accelerator = make_accelerator(params.resources)
-        optimiser = make_optimiser(model.to(accelerator.device), self.params.learning_rate, self.params.weight_decay)
-        self.learners = {"policy": Learner(model, optimiser, schedule, self.params.max_grad_norm, accelerator)}
+        self.processes = make_processes(params.resources)
+        self.trained_model = self.processes.replica(model)
+        """Where the trained model is found at the end; `model` itself unless FSDP splits that."""
+        optimiser = make_optimiser(self.processes.place(model), self.params.learning_rate, self.params.weight_decay)
+        self.learners = {"policy": Learner(model, optimiser, schedule, self.params.max_grad_norm, self.processes)}
 
     def updates(self, step: int) -> Iterator[Update]:
         epoch, place = divmod(step, self.per_epoch)
@@ -52,23 +56,28 @@ class SftJob:
 
         def loss(micro: list[int]) -> Iterator[LossTerms]:
             token_ids, mask = self.train.take(micro, self.model.device)
-            self.ledger.saw(torch.tensor(micro), mask)
             logprobs, _ = token_logprobs(self.model, token_ids, mask)
             share = -logprobs.sum() / tokens
-            yield LossTerms(share, {"loss": share.detach()})
+            yield LossTerms(share, {"loss": share.detach()}, (torch.tensor(micro), mask))
 
-        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss)
+        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss, self.ledger.saw)
         if place == self.per_epoch - 1:
             self.ledger.close()
 
     def validation_loss(self) -> float:
         """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""
-        assert self.valid is not None
-        total = 0.0
+        valid = self.valid
+        assert valid is not None
+
+        def loss(micro: list[int]) -> float:
+            return -float(token_logprobs(self.model, *valid.take(micro, self.model.device))[0].sum())
+
+        plan, own = micro_batches(valid, range(valid.size), self.tokens_per_batch), []
         with torch.no_grad():
-            for micro in micro_batches(self.valid, range(self.valid.size), self.tokens_per_batch):
-                total -= float(token_logprobs(self.model, *self.valid.take(micro, self.model.device))[0].sum())
-        return total / max(1, int(self.valid.mask.sum()))
+            for micro, counts in self.processes.mine(plan):
+                value = self.processes.inside(self.model, partial(loss, micro))
+                own += [value] if counts else []
+        return sum(self.processes.gather(own)) / max(1, int(valid.mask.sum()))
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
         policy, learner = sums["policy"], self.learners["policy"]
@@ -76,7 +85,7 @@ class SftJob:
         if self.valid is not None and ((step + 1) % self.params.eval_every == 0 or step + 1 == self.steps):
             loss = row["valid_loss"] = self.validation_loss()
             if self.best["loss"] is None or loss < self.best["loss"]:
-                weights = {name: value.detach().cpu().clone() for name, value in trained_state(self.model).items()}
+                weights = {name: whole(value.detach()).cpu().clone() for name, value in trained_state(self.model).items()}
                 self.best, self.stale = {"loss": loss, "step": step + 1, "weights": weights}, 0
             else:
                 self.stale += 1
@@ -89,8 +98,9 @@ class SftJob:
         """Close an epoch that the last step cut short, and put the best weights back."""
         if self.ledger.is_open:
             self.ledger.close(whole=False)
+        self.processes.refresh(self.trained_model, self.model)
         if self.best["weights"] is not None:
-            load_trained_state(self.model, self.best["weights"])
+            load_trained_state(self.trained_model, self.best["weights"])
 
     def state_dict(self) -> dict[str, Any]:
         return {"ledger": self.ledger.state_dict(), "best": self.best, "stale": self.stale}

@@ -48,6 +48,10 @@ def build(
         turn_rewards=turn_rewards,
         turns=torch.tensor([len(span) for span in spans]),
         truncated=torch.zeros(count, dtype=torch.bool),
+        overlong=torch.zeros(count, dtype=torch.bool),
+        success=flat >= 1,
+        accepted=torch.ones(count, most, dtype=torch.bool),
+        tool_calls=torch.zeros(count),
     )
 
 

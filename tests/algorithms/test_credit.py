@@ -7,7 +7,7 @@ import torch
 
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.credit import add_credit, turn_credit
-from stages.params import Credit
+from stages.parameters.rl import Credit
 
 
 def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:

@@ -12,7 +12,7 @@ from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import clipped, log_ratio, policy_gradient, ppo_clip
-from stages.params import Loss, Rl
+from stages.parameters.rl import Loss, Rl
 
 CLIP = Loss(kind="ppo_clip", clip_low=0.2, clip_high=0.2)
 AGGREGATIONS = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]

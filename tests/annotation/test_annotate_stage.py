@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stages.annotation.summary import choose_tasks
 from stages.environments.protocol import Observation, Step, Task
 from stages.params import Annotate, parse_params
 from stages.runtime import StageContext
+from stages.shards import Shard
 from stages.tracking import Tracker
 
 
@@ -109,8 +111,9 @@ def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
     )
 
 
-def test_killed_and_resumed_run_equals_an_uninterrupted_one(context: StageContext, monkeypatch: pytest.MonkeyPatch):
-    """Contract: killed between chunks and run again, the stage grows only the missing trees and ends with the same bytes."""
+def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: killed between chunks and run again, or after shards have grown the trees, the stage grows only the missing ones
+    and ends with the same bytes."""
     annotate.run(context)
     whole = outputs(context)
     for folder in ("data/annotated", "reports"):
@@ -131,6 +134,20 @@ def test_killed_and_resumed_run_equals_an_uninterrupted_one(context: StageContex
     monkeypatch.setattr(Search, "grow", lambda self, part, on_tree=None: resumed.append(len(part)) or grow(self, part, on_tree))
     annotate.run(context)
     assert (grown, resumed) == ([2, 2], [2])
+    assert outputs(context) == whole
+
+    # Divided over two shards: three chunks, the first and the third of them the first shard's; then nothing is left to grow.
+    for folder in ("data/annotated", "reports"):
+        shutil.rmtree(context.root / folder)
+    by_shard = []
+    for index in (2, 1):
+        resumed.clear()
+        annotate.run(replace(context, shard=Shard(index, 2)))
+        by_shard.append(len(resumed))
+        assert outputs(context) == {}
+    resumed.clear()
+    annotate.run(context)
+    assert (by_shard, resumed) == ([1, 2], [])
     assert outputs(context) == whole
 
 

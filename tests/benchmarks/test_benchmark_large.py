@@ -38,8 +38,8 @@ def test_both_sides_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: p
     assert {name: outcome.get("failed") for name, outcome in scenarios.items()} == dict.fromkeys(
         [large.ROLLOUTS, "train_step_p24_full", "train_step_p24_lora"]
     )
-    assert scenarios["train_step_p24_full"]["work"]["prompts_shared"]
-    assert not scenarios["train_step_p24_lora"]["work"]["prompts_shared"]
+    assert scenarios["train_step_p24_full"]["work"]["prefixes_shared"]
+    assert not scenarios["train_step_p24_lora"]["work"]["prefixes_shared"]
     assert scenarios[large.ROLLOUTS]["peak_bytes"] == {"ours": None, "theirs": None}
 
 

@@ -35,10 +35,11 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
     assert "not UTF-8" in str(rejections[5])
 
 
-def test_command_line_writes_the_shipped_file() -> None:
-    """data/raw/search.jsonl is exactly what the documented command makes."""
-    shipped = (ROOT / "data/raw/search.jsonl").read_bytes()
-    command = [sys.executable, "-m", "stages.curation.raw", "search", "--count", str(shipped.count(b"\n")), "--seed", "0"]
+@pytest.mark.parametrize("name", ["calculator", "search"])
+def test_command_line_writes_the_shipped_file(name: str) -> None:
+    """data/raw/<domain>.jsonl is exactly what the documented command makes."""
+    shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()
+    command = [sys.executable, "-m", "stages.curation.raw", name, "--count", str(shipped.count(b"\n")), "--seed", "0"]
     made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     assert made.stdout == shipped
 
@@ -65,7 +66,7 @@ def test_records_of_other_settings_are_told(domain: SearchDomain, records: list[
 def test_the_shipped_files_fit_the_settings() -> None:
     """Contract: curating what is shipped, as it is configured, warns of nothing; other levels of textworld would."""
     params = load_params(ROOT / "params.yaml")
-    for name in ("search", "textworld"):
+    for name in ("calculator", "search", "textworld"):
         domain = configured_domain(name, params)
         records, _ = read_raw(ROOT / f"data/raw/{name}.jsonl", "raw", domain)
         assert unlike_settings(records, domain, "raw") == []

@@ -13,6 +13,7 @@ import yaml
 
 from stages import evaluate
 from stages.agent.engine import Sampling
+from stages.agent.engines import EngineSettings
 from stages.agent.episode import read_json, read_rows, write_json, write_tasks
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
 from stages.environments.search import SearchDomain
@@ -20,8 +21,11 @@ from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report
 from stages.params import parse_params
+from stages.resources import Resources
 from stages.runtime import StageContext
+from stages.shards import Shard
 from stages.tracking import Tracker
+from stages.validation import ParamsError
 
 PARAMS: dict[str, Any] = {
     "domains": ["search"],
@@ -30,7 +34,7 @@ PARAMS: dict[str, Any] = {
     "evaluate": {"attempts": 2, "resamples": 100, "chunk": 8, "sampling": {"max_tokens": 6}},
     "per_domain": {"search": {}},
 }
-SETTINGS = Settings(0, Sampling(max_tokens=6), 512, 8, "cpu", "float32")
+SETTINGS = Settings(0, Sampling(max_tokens=6), EngineSettings.of(Resources(slots=8), 512))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def test_one_row_per_task_and_attempt_whatever_is_played_together(curated: Path,
     whole = rows_of(curated, tiny_policy, "h")
     assert len({(row["task_id"], row["attempt"]) for row in whole}) == 16
     assert rows_of(curated, tiny_policy, "h", chunk=4) == whole
-    assert rows_of(curated, tiny_policy, "h", slots=4) == whole
+    assert rows_of(curated, tiny_policy, "h", engine=replace(SETTINGS.engine, slots=4)) == whole
 
 
 def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Path, tiny_policy: Path) -> None:
@@ -172,8 +176,19 @@ def outputs(context: StageContext) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths}
 
 
+def test_models_can_be_chosen(context: StageContext) -> None:
+    """evaluate.models plays some of the models alone; a name that there is not is refused."""
+    chosen = parse_params({**PARAMS, "evaluate": {**PARAMS["evaluate"], "models": ["rl@search", "sft"]}})
+    evaluate.run(StageContext("evaluate", None, chosen, context.root, Tracker()))
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert list(evaluation["models"]) == ["rl@search", "sft"]
+    assert [(item["a"], item["b"]) for item in evaluation["comparisons"]] == [("rl@search", "sft")]
+    with pytest.raises(ParamsError, match=r"rl@chess.*there are base, sft, rl@search, merged"):
+        parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
+
+
 def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed and started again, the stage ends with the same bytes and plays only what it had not finished."""
+    """Killed and started again, or after its shards, the stage ends with the same bytes and plays only what is missing."""
     played: list[str] = []
 
     def counting(job: Any, settings: Settings) -> Any:
@@ -198,9 +213,23 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     with pytest.raises(KeyboardInterrupt):
         evaluate.run(context)
     first, played, stop_after = played, [], 100
-    panels_module._engine.cache_clear()
+    panels_module._unload()
     evaluate.run(context)
     assert len(first) == 2
     assert len(played) == 4
     assert not set(first) & set(played)
+    assert outputs(context) == undisturbed
+
+    # Divided over four shards of six jobs, in any order; the stage then plays nothing.
+    shutil.rmtree(context.data / "evaluation")
+    shutil.rmtree(context.reports)
+    by_shard = []
+    for index in (3, 1, 4, 2):
+        played = []
+        evaluate.run(replace(context, shard=Shard(index, 4)))
+        by_shard.append(len(played))
+        assert not (context.data / "evaluation").exists()
+    played = []
+    evaluate.run(context)
+    assert (by_shard, played) == ([1, 2, 1, 2], [])
     assert outputs(context) == undisturbed

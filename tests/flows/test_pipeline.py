@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
+import yaml
+from served import until
+from small_project import add_work, do
+from test_supervise import gone
 
-from flows.pipeline import ROOT, StageFailedError, run_stage, stage_graph
+from flows.pipeline import (
+    BAD_PARAMETERS,
+    ROOT,
+    Done,
+    StageFailedError,
+    on_gpu,
+    run_group,
+    run_stage,
+    side_by_side,
+    stage_graph,
+    stage_items,
+)
 
 
 def test_the_graph_is_dvc_yamls(project: Path) -> None:
@@ -44,3 +65,79 @@ def test_a_stage_sees_the_lifecycles_id_and_a_failing_one_is_named(project: Path
     (project / "dvc.yaml").write_text(text.replace("cat made", "false; cat missing"))
     with pytest.raises(StageFailedError, match="join"):
         run_stage("join", project, echo=lambda line: None)
+
+
+def test_items_of_a_stage_are_dvcs_own(project: Path) -> None:
+    assert stage_items(project) == {"join": ["join"], "make": ["make@a", "make@b"]}
+
+
+MEET = "touch here-${item.domain}; for i in $(seq 600); do [ $(ls here-* | wc -l) = 2 ] && break; sleep 0.1; done; [ $i != 600 ]"
+
+
+def test_domains_run_side_by_side(project: Path) -> None:
+    """Two matrix items of one stage truly run at once: each of these waits for the other to have started."""
+    text = (project / "dvc.yaml").read_text()
+    (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {MEET} && mkdir -p made"))
+    ticks: list[int] = []
+    done = run_group(["make@a", "make@b"], project, echo=lambda line: None, jobs=2, tick=lambda: ticks.append(1))
+    assert done == Done(ran=("make@a", "make@b"))
+    assert done.verdict == "Ran"
+    assert ticks
+    assert set(yaml.safe_load((project / "dvc.lock").read_text())["stages"]) == {"make@a", "make@b"}
+
+
+def test_an_item_that_fails_leaves_the_other_at_work_and_says_why(project: Path) -> None:
+    text = (project / "dvc.yaml").read_text()
+    command = "if [ ${item.domain} = a ]; then echo no such key >&2; exit 2; fi; mkdir -p made"
+    (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {command}"))
+    with pytest.raises(StageFailedError, match="no such key") as caught:
+        run_group(["make@a", "make@b"], project, echo=lambda line: None, jobs=2)
+    assert caught.value.code == BAD_PARAMETERS
+    assert caught.value.bad_parameters
+    assert "dvc repro make@a" in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).bad_parameters  # it crosses processes and Prefect's results
+    assert (project / "made" / "b.txt").exists()
+
+
+def test_a_failure_that_is_not_about_parameters_can_be_tried_again(project: Path) -> None:
+    text = (project / "dvc.yaml").read_text()
+    (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", "cmd: kill -9 $$; mkdir -p made"))
+    with pytest.raises(StageFailedError) as caught:
+        run_stage("make@a", project, echo=lambda line: None)
+    assert not caught.value.bad_parameters
+
+
+FLOW = """
+import sys
+from pathlib import Path
+from flows.pipeline import run_group
+
+run_group(["work"], Path(sys.argv[1]), jobs=1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_run_whose_process_is_killed(project: Path, number: signal.Signals) -> None:
+    do(add_work(project), "hold")
+    (project / "joined.txt").write_text("joined\n")
+    flow = subprocess.Popen([sys.executable, "-c", FLOW, str(project)], cwd=ROOT, start_new_session=True)
+    until(lambda: (project / "pids").exists() and (project / "pids").read_text(), "the stage at work")
+    started = [item.pid for item in psutil.Process(flow.pid).children(recursive=True)]
+    assert len(started) >= 4  # the supervisor, DVC, the stage and its child in another session
+    flow.send_signal(number)
+    flow.wait()
+    assert all(gone(pid) for pid in started)
+    do(project, "end")
+    assert run_stage("work", project, echo=lambda line: None).ran == ("work",)
+
+
+def test_cores_and_gpu_bound_what_runs_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    values = {"resources": {"threads": 3, "device": "cpu"}}
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    assert side_by_side(project) == 2
+    assert on_gpu(project) == frozenset()
+    values["resources"]["device"] = "cuda:0"
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    (project / "dvc.yaml").write_text((project / "dvc.yaml").read_text().replace("[scale]", "[scale, resources.device]"))
+    assert on_gpu(project) == {"make"}

@@ -5,6 +5,7 @@ The runs take most of this file's time, so one undisturbed run serves all tests,
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sqlite3
 from pathlib import Path
@@ -110,6 +111,20 @@ def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None
     """The report follows all of params.yaml; whatever else runs again would give the same bytes."""
     done.edit({"resources": {"slots": 32, "workers": 2}})
     assert done.repro() == (["report"], [])
+
+
+RUNNERS = {"processes": None, "dask": "prefect_dask", "ray": "prefect_ray"}
+
+
+@pytest.mark.parametrize("runner", [name for name, needs in RUNNERS.items() if needs is None or importlib.util.find_spec(needs)])
+def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, runner: str) -> None:
+    """`dvc repro` with resources.shards: rollout's tasks are played by three processes, and its outputs stay what they were.
+    Runs with Dask and Ray where their extras are installed: pip install 'bellwether[dask]', 'bellwether[ray]'."""
+    outs = done.lock["rollout@search"]["outs"]
+    done.edit({"resources": {"shards": {"count": 3, "runner": runner}}})
+    done.environment["BELLWETHER_TRACKING"] = "off"
+    assert done.repro("--force", "--single-item", "rollout@search") == (["rollout@search"], [])
+    assert done.lock["rollout@search"]["outs"] == outs
 
 
 def test_domains_can_be_shortened_and_extended_in_one_line(done: Checkout) -> None:

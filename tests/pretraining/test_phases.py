@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from accelerate import Accelerator
-
 from stages.pretraining.job import SETTLED, PretrainJob
 from stages.pretraining.settings import Phase, Settings
+from stages.resources import Resources
+from stages.training.loop import make_processes
 
 
 def make_job() -> PretrainJob:
     phases = (Phase(steps=40, until=0.5, families={"words": 1.0}), Phase(steps=30, families={"words": 1.0}))
     settings = Settings(layers=1, hidden=32, intermediate=32, heads=1, phases=phases, decay=0.1)
-    return PretrainJob([], settings, 300, Accelerator(cpu=True))
+    return PretrainJob([], settings, 300, make_processes(Resources()))
 
 
 def step(job: PretrainJob, right: float) -> dict[str, float]:

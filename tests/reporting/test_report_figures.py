@@ -14,7 +14,7 @@ from stages.reporting import blocks
 from stages.reporting.figures.curves import running_mean
 from stages.reporting.figures.trees import _layout, most_visited_path, telling_tree
 from stages.reporting.inputs import load_inputs
-from stages.reporting.page import SECTIONS
+from stages.reporting.page import DETAILS, SUMMARY
 from stages.reporting.style import Svg
 
 
@@ -58,11 +58,12 @@ def test_no_text_is_cut_and_no_tick_labels_collide(full_run, monkeypatch):
 
     monkeypatch.setattr(blocks, "to_svg", check)
     inputs = load_inputs(root, params)
-    for build in SECTIONS:
+    for build in (*SUMMARY, *DETAILS):
         build(inputs)
     assert len(seen) == len(set(seen)), "figure keys are unique on the page"
     expected = {
         "journey",
+        "changes",
         "success-search",
         "sft-loss",
         "pass-at-k",

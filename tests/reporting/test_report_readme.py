@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.algorithms.contract import Card
+from stages.algorithms.card import Card
 from stages.params import ROOT
 from stages.reporting.readme import FIGURE, all_cards, generated, has_block, methods_table, replace_block
 

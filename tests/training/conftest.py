@@ -61,6 +61,7 @@ def make_context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPa
             params=lambda values: None,
             metric=lambda name, value, step=None: metrics.setdefault(name, []).append(value),
             artifact=lambda path: None,
+            episodes=lambda *values, **settings: None,
             metrics=metrics,
         )
         return StageContext(stage, "toy" if stage == "rl" else None, parse_params(values), root, tracker)

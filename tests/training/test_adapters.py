@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,16 +15,17 @@ from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import resolve
+from stages.algorithms.contract import LossTerms
 from stages.params import HeadParams, Lora, Resources, Rl, parse_params
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
-from stages.training.loop import Learner, make_accelerator
+from stages.training.loop import Learner, make_processes
 from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.policy_updates import PolicyUpdates
 from stages.validation import ParamsError
-from training.test_shared_prompts import make_batch
+from training.test_shared_prefixes import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 
@@ -99,7 +99,7 @@ def test_a_twin_and_the_reference_share_what_is_frozen(tiny_policy: Path) -> Non
 
 def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> None:
     model = adapted_policy(tiny_policy, attention="sdpa").model
-    models = Models.make(resolve(Rl()), model, None, make_accelerator(Resources()), 4096)
+    models = Models.make(resolve(Rl()), model, None, make_processes(Resources()), 4096)
     mask = torch.ones_like(IDS, dtype=torch.bool)
     mask[:, 0] = False
     with torch.no_grad():
@@ -109,18 +109,20 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["down_proj"]])
-def test_shared_prompts_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
+def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, targets) -> None:
     """Contract: reading prompts once gives the adapters the same gradient, even where a layer's keys do not hang on them."""
     found = {}
     for share in (False, True):
         model = with_adapters(tiny_policy, targets=targets)
-        method = resolve(Rl(share_prompts=share))
-        models = Models.make(method, model, None, make_accelerator(Resources()), 60)
+        method = resolve(Rl(share_prefixes=share))
+        models = Models.make(method, model, None, make_processes(Resources()), 60)
         batch = method.prepare(models.annotate(make_batch(model.config.vocab_size), method))
         for update in PolicyUpdates(models, method, Ledger(), constant_length=64).updates(batch, 0, ("key",)):
             for micro in update.micro_batches:
                 for terms in update.loss(micro):
                     terms.loss.backward()
+                    if terms.trained is not None:
+                        update.saw(*terms.trained)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found[share] = torch.cat([parameter.grad.flatten() for parameter in trained])
     assert float(found[False].norm()) > 1e-3
@@ -132,12 +134,12 @@ def test_a_learners_checkpoint_holds_what_is_trained(tiny_policy: Path) -> None:
 
     def learner() -> Learner:
         model = with_adapters(tiny_policy)
-        return Learner(model, make_optimiser(model, 1e-2, 0.0), warmup_constant(1e-2, 0), 1.0, make_accelerator(Resources()))
+        return Learner(model, make_optimiser(model, 1e-2, 0.0), warmup_constant(1e-2, 0), 1.0, make_processes(Resources()))
 
     def step(one: Learner) -> None:
         def loss(micro):
             value = one.module(IDS).logits.float().logsumexp(-1).mean()
-            yield SimpleNamespace(loss=value, sums={"loss": value.detach()})
+            yield LossTerms(value, {"loss": value.detach()})
 
         one.update([0], loss)
 

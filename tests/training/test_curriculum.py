@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.params import Curriculum
+from stages.parameters.rl import Curriculum
 from stages.training.curriculum import RATE, TaskSampler
 
 

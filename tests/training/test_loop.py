@@ -11,7 +11,7 @@ from torch import nn
 from stages.agent.policy import load_policy, token_logprobs
 from stages.algorithms.contract import LossTerms
 from stages.params import Resources
-from stages.training.loop import Learner, make_accelerator, merge_sums, write_history
+from stages.training.loop import Learner, make_processes, merge_sums, write_history
 from stages.training.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
 
 
@@ -19,7 +19,7 @@ def make_learner(seed: int = 0, max_grad_norm: float = 1.0) -> Learner:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     optimiser = make_optimiser(module, 1e-2, 0.1)
-    return Learner(module, optimiser, warmup_constant(1e-2, 1), max_grad_norm, make_accelerator(Resources()))
+    return Learner(module, optimiser, warmup_constant(1e-2, 1), max_grad_norm, make_processes(Resources()))
 
 
 def squared(learner: Learner, inputs: torch.Tensor):
@@ -70,7 +70,7 @@ def test_in_bfloat16_the_weights_the_loss_and_the_gradient_are_float32(tiny_poli
     """Contract: resources.precision bfloat16 is autocast: layers compute in bfloat16, log-probabilities and loss in float32."""
     model = load_policy(tiny_policy, attention="sdpa").model
     optimiser = make_optimiser(model, 1e-3, 0.0)
-    learner = Learner(model, optimiser, warmup_constant(1e-3, 0), 1.0, make_accelerator(Resources(precision="bfloat16")))
+    learner = Learner(model, optimiser, warmup_constant(1e-3, 0), 1.0, make_processes(Resources(precision="bfloat16")))
     ids = torch.arange(5, 25).reshape(2, 10)
     mask = torch.ones(2, 10, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
     seen = {}

@@ -14,7 +14,7 @@ from stages.params import HeadParams, Resources, Rl
 from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
-from stages.training.loop import make_accelerator
+from stages.training.loop import make_processes
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement
 from training.toys import make_episode
@@ -35,8 +35,8 @@ def make_batch() -> TrajectoryBatch:
 def gradient_of(model, batch: TrajectoryBatch, rl: Rl, tokens_per_batch: int) -> tuple[float, torch.Tensor]:
     """Loss and flat gradient of the first policy update of a step, episodes read whole."""
     model = copy.deepcopy(model)
-    algorithm = resolve(rl.model_copy(update={"share_prompts": False}))
-    models = Models.make(algorithm, model, None, make_accelerator(Resources()), tokens_per_batch)
+    algorithm = resolve(rl.model_copy(update={"share_prefixes": False}))
+    models = Models.make(algorithm, model, None, make_processes(Resources()), tokens_per_batch)
     prepared = algorithm.prepare(models.annotate(batch, algorithm))
     maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)
     update = next(update for update in maker.updates(prepared, 99, ("key",)) if update.learner == "policy")
@@ -100,7 +100,7 @@ def test_the_critic_starts_flat_learns_its_targets_and_leaves_the_policy(model):
 def test_critic_warmup_leaves_the_policy_out(model):
     rl = Rl(algorithm="ppo", group_size=2, epochs=2, minibatches=2, critic={"warmup_steps": 3})
     algorithm = resolve(rl)
-    models = Models.make(algorithm, copy.deepcopy(model), None, make_accelerator(Resources()), 4096)
+    models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
     ledger = Ledger()
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
     maker = PolicyUpdates(models, algorithm, ledger, constant_length=16)
@@ -109,7 +109,9 @@ def test_critic_warmup_leaves_the_policy_out(model):
     for update in maker.updates(batch, 3, ("key",)):
         learners.append(update.learner)
         for rows in update.micro_batches:
-            list(update.loss(rows))
+            for terms in update.loss(rows):
+                if terms.trained is not None:
+                    update.saw(*terms.trained)
     assert learners == ["critic", "policy"] * 4
     assert ledger.policy_tokens == 2 * int(batch.mask.sum())
 
@@ -128,8 +130,8 @@ def test_agreement_of_logprobs_is_checked_in_float32():
 
 
 def test_tokens_whose_logprobs_are_apart_are_counted(model):
-    algorithm = resolve(Rl(algorithm="reinforce", share_prompts=False))
-    models = Models.make(algorithm, copy.deepcopy(model), None, make_accelerator(Resources()), 4096)
+    algorithm = resolve(Rl(algorithm="reinforce", share_prefixes=False))
+    models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
     own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
     rows, columns = batch.mask.nonzero(as_tuple=True)

@@ -16,7 +16,7 @@ from stages.agent.torch_engine import TorchEngine
 from stages.params import HeadParams
 from stages.training.critic import Critic
 from stages.training.recompute import recompute_layers
-from stages.training.shared_prompts import can_share
+from stages.training.shared_prefixes import can_share
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 MASK = torch.ones(2, 12, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
@@ -77,7 +77,7 @@ def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
     assert model.model.layers[0].mlp.up_proj.weight.grad is None
 
 
-def test_the_engine_samples_as_before_and_prompts_are_not_shared(tiny_policy: Path) -> None:
+def test_the_engine_samples_as_before_and_prefixes_are_not_shared(tiny_policy: Path) -> None:
     model = load_policy(tiny_policy).model
     assert can_share(model)
 

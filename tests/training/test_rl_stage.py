@@ -24,8 +24,8 @@ RL: dict[str, Any] = {
     "dead_groups": "keep",
     "checkpoint_every": 2,
     "sampling": {"max_tokens": 3},
-    "critic": {"warmup_steps": 1, "learning_rate": 0.01},
 }
+PPO: dict[str, Any] = {"algorithm": "ppo", "critic": {"warmup_steps": 1, "learning_rate": 0.01}}
 
 
 def run(context) -> list[dict[str, float]]:
@@ -42,7 +42,8 @@ def with_lora(make_context, rank: int = 8, **model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "rloo", "grpo", "ppo"])
 def test_every_algorithm_learns(make_context, algorithm: str):
-    context = make_context("rl", rl={**RL, "algorithm": algorithm, "steps": 10, "learning_rate": 0.03})
+    chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
+    context = make_context("rl", rl={**RL, **chosen, "steps": 10, "learning_rate": 0.03})
     history = run(context)
     assert len(history) == 10
     assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.4
@@ -69,8 +70,29 @@ def test_samples_show_the_first_and_last_steps_advantages(make_context):
     assert any(value for row in rows for value in row["advantages"])
 
 
+def test_a_budget_of_environment_steps_ends_the_run_after_the_step_that_reaches_it(make_context):
+    """Contract: methods are compared at equal environment steps; a resumed run has counted those before it was killed."""
+    context = make_context("rl", rl={**RL, "environment_steps": 100, "checkpoint_every": 1})
+    kill_at_step(context, 2)
+    with pytest.raises(KilledError):
+        rl.run(context)
+    history = run(make_context("rl", rl={**RL, "environment_steps": 100, "checkpoint_every": 1}))
+    used = [row["environment_steps"] for row in history]
+    assert sum(used[:-1]) < 100 <= sum(used)
+    assert used[0] == pytest.approx(36 * history[0]["turns"])
+    assert len(history) < RL["steps"]
+    assert json.loads((context.root / "reports/rl/toy.json").read_text())["environment_steps"] == sum(used)
+    assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, len(history)}
+
+
+def test_rls_own_seed_changes_what_it_draws(make_context):
+    """Contract: runs that differ in rl.seed alone share everything before rl; null is the run's seed."""
+    first = [run(make_context("rl", f"s{seed}", rl={**RL, "steps": 1, "seed": seed}))[0] for seed in (None, 3, 4)]
+    assert first[0] == first[1] != first[2]
+
+
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"algorithm": "ppo", "epochs": 2, "minibatches": 3}])
+@pytest.mark.parametrize("changes", [{}, {**PPO, "epochs": 2, "minibatches": 3}])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, changes: dict[str, Any], lora: bool):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""
     sections = {"rl": {**RL, "steps": 4, **changes}, **(with_lora(make_context) if lora else {})}
@@ -161,7 +183,8 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
     from stages.agent.adapters import Adapter, is_adapter
     from stages.agent.policy import load_policy
 
-    settings = {**RL, "algorithm": algorithm, "steps": 12, "learning_rate": 0.015}
+    chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
+    settings = {**RL, **chosen, "steps": 12, "learning_rate": 0.015}
     context = make_context("rl", rl=settings, **with_lora(make_context, gradient_checkpointing=algorithm == "ppo"))
     history = run(context)
     assert sum(row["success"] for row in history[-4:]) / 4 > history[0]["success"] + 0.25
@@ -183,7 +206,7 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
 
 def test_gradient_checkpointing_gives_the_same_training(make_context):
     """Contract: model.gradient_checkpointing changes memory and time, the history by rounding alone."""
-    settings = {**RL, "steps": 2, "share_prompts": False}
+    settings = {**RL, "steps": 2, "share_prefixes": False}
     plain = run(make_context("rl", "plain", rl=settings))
     path = make_context("rl", "plain").params.model.path
     checkpointing = {"path": path, "max_length": 128, "gradient_checkpointing": True}

@@ -33,6 +33,27 @@ def test_the_stage_learns_and_every_policy_token_counts_once_per_epoch(make_cont
     assert load_policy(context.root / "data/models/sft").model.dtype == torch.float32
 
 
+def test_the_number_of_demonstrations_can_be_limited(make_context):
+    """Contract: sft.demonstrations draws that many of each domain's training demonstrations; with fewer, a subset of them."""
+    shown = {}
+    for count in (3, 5, 50):
+        context = make_context("sft", f"n{count}", sft={**SFT, "epochs": 0.5, "demonstrations": count})
+        sft.run(context)
+        report = json.loads((context.root / "reports/sft.json").read_text())
+        assert report["demonstrations"] == {"train": {"toy": min(count, 12)}, "valid": {"toy": 4}}
+        drawn = sft.draw(sft.read_demonstrations(context)["train"], count, 3)
+        shown[count] = {episode.episode_id for episode in drawn}
+    assert shown[3] < shown[5] < shown[50]
+
+
+def test_without_demonstrations_rl_starts_from_the_base_model(make_context, tiny_policy):
+    context = make_context("sft", sft={**SFT, "demonstrations": 0})
+    sft.run(context)
+    weights = (context.root / "data/models/sft/model.safetensors").read_bytes()
+    assert weights == (tiny_policy / "model.safetensors").read_bytes()
+    assert json.loads((context.root / "reports/sft.json").read_text())["steps"] == 0
+
+
 @pytest.mark.parametrize(("step", "rank"), [(4, 0), (7, 0), (7, 4)])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, step: int, rank: int):
     """Contract: outputs after a kill and a second start are those of an undisturbed run."""

@@ -1,63 +1,130 @@
-"""Data-parallel training: two processes end in the weights of one."""
+"""Training in two processes started by `accelerate launch` with the shipped configurations, on gloo, beside one process."""
 
 from __future__ import annotations
 
+import csv
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from stages.algorithms.contract import LossTerms
-from stages.params import Resources
-from stages.training.loop import Learner, make_accelerator
-from stages.training.optimiser import make_optimiser, warmup_constant
+import pytest
+import yaml
+from safetensors.torch import load_file
 
-torch.manual_seed(0)
-module = nn.Linear(3, 2)
-accelerator = make_accelerator(Resources())
-assert accelerator.num_processes == int(sys.argv[2])
-learner = Learner(module, make_optimiser(module, 1e-2, 0.0), warmup_constant(1e-2, 0), 0.1, accelerator)
-inputs = torch.randn(6, 3)
+from stages import runtime, sft
+from stages.runtime import stage_run
 
-def loss(rows):
-    share = module(inputs[rows]).square().sum() / 6
-    yield LossTerms(share, {"loss": share.detach(), "max_input": inputs[rows].max()})
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = f"""
+import os, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "training")!r}]
+from types import SimpleNamespace
+from stages import rl, sft
+from stages.runtime import stage_run
+from toys import FirstLetterEnvironment
 
-for _ in range(3):
-    sums = learner.update([[0, 1], [2], [3, 4, 5]], loss)
-if accelerator.is_main_process:
-    torch.save([module.weight.detach(), module.bias.detach(), torch.tensor([sums[name] for name in sorted(sums)])], sys.argv[1])
-accelerator.end_training()
-"""
-
-
-def start(script: Path, out: Path, rank: int, processes: int, port: int) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    if processes > 1:
-        environment |= {
-            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"},
-        }
-    return subprocess.Popen([sys.executable, str(script), str(out), str(processes)], env=environment)
-
-
-def test_two_processes_train_as_one_does(tmp_path):
-    """Contract: gradients, gradient norm and statistics are summed over processes, whichever micro-batches each had."""
+rl.load_domain = lambda name, settings: SimpleNamespace(make=lambda folder: FirstLetterEnvironment())
+sys.argv = ["sft"]
+code = stage_run("sft", sft.run, launched=True)
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     import torch
+    torch.distributed.barrier()
+sys.argv = ["rl", "--domain", "toy"]
+sys.exit(code or stage_run("rl", rl.run, per_domain=True, launched=True))
+"""
+SECTIONS = {
+    # Micro-batches so small that the processes get different numbers of them.
+    "resources": {"slots": 16, "threads": 1, "tokens_per_batch": 256},
+    "sft": {"epochs": 3.0, "batch_tokens": 512, "eval_every": 2, "checkpoint_every": 2},
+    "rl": {
+        "algorithm": "ppo",
+        "steps": 3,
+        "tasks_per_step": 5,
+        "group_size": 3,
+        "epochs": 2,
+        "checkpoint_every": 2,
+        "critic": {"warmup_steps": 1},
+        "loss": {"kl_coef": 0.01},
+        "sampling": {"max_tokens": 6},
+    },
+}
 
+
+def curve(path: Path) -> list[dict[str, float]]:
+    with path.open() as handle:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(handle)]
+
+
+@pytest.fixture
+def start(make_context, tmp_path):
+    """start(name, *launcher): a process that runs sft, then rl, in a folder of its own."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = [start(script, tmp_path / "two.pt", rank, 2, port) for rank in range(2)]
-    running.append(start(script, tmp_path / "one.pt", 0, 1, port))
-    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
-    one, two = torch.load(tmp_path / "one.pt"), torch.load(tmp_path / "two.pt")
-    for single, double in zip(one, two, strict=True):
-        torch.testing.assert_close(double, single, rtol=1e-5, atol=1e-6)
+
+    def go(name: str, *launcher: str) -> tuple[Path, subprocess.Popen]:
+        root = make_context("sft", name, **SECTIONS).root
+        dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        environment = {key: value for key, value in os.environ.items() if key not in dropped}
+        environment |= {"BELLWETHER_TRACKING": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        log = (tmp_path / f"{name}.log").open("wb")
+        command = [sys.executable, *launcher, str(script)]
+        return root, subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log)
+
+    return go
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
+    """Contract: under DDP and FSDP, sft and then rl (policy and critic) have one process's loss curve to 1e-5, and its weights;
+    the first process alone writes, whole files in the same places."""
+    launch = ("-m", "accelerate.commands.launch", "--config_file")
+    running = {"one": start("one")}
+    for name in ("ddp", "fsdp"):
+        running[name] = start(name, *launch, str(ROOT / "profiles" / "accelerate" / f"{name}.yaml"))
+    for name, (_, process) in running.items():
+        assert process.wait(timeout=900) == 0, (tmp_path / f"{name}.log").read_text()[-4000:]
+    one = running["one"][0]
+    folders = ("data/models", "data/rl", "reports")
+    files = sorted(path.relative_to(one) for folder in folders for path in (one / folder).rglob("*"))
+    assert Path("reports/rl/toy.json") in files
+    for name in ("ddp", "fsdp"):
+        root = running[name][0]
+        for file in ("reports/sft/history.csv", "reports/rl/toy_history.csv"):
+            ours, theirs = curve(root / file), curve(one / file)
+            assert len(ours) == len(theirs) > 2
+            for row, expected in zip(ours, theirs, strict=True):
+                assert row == pytest.approx(expected, rel=1e-5, abs=1e-5), f"{name} {file}"
+        for model in ("sft", "rl/toy"):
+            ours, theirs = (load_file(folder / "data/models" / model / "model.safetensors") for folder in (root, one))
+            assert sorted(ours) == sorted(theirs)
+            for key, value in theirs.items():
+                assert float((ours[key] - value).abs().max()) < 2e-5, f"{name} {model} {key}"
+        for file in files:
+            assert (root / file).is_dir() == (one / file).is_dir(), file
+        ledger = {key: value for key, value in yaml.safe_load((root / "reports/sft.json").read_text()).items() if "ledger" in key}
+        expected = yaml.safe_load((one / "reports/sft.json").read_text())
+        assert ledger
+        assert ledger == {key: expected[key] for key in ledger}
+        assert not list((root / ".bellwether").rglob("*.pt"))
+
+
+def test_resources_launch_starts_a_training_stage_under_accelerate(make_context, monkeypatch, capsys) -> None:
+    root = make_context("sft", resources={"launch": "ddp.yaml"}).root
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(sys, "argv", ["sft"])
+    monkeypatch.setattr(runtime, "die_with_parent", lambda: None)
+    assert stage_run("sft", sft.run, launched=True) == 2
+    assert "resources.launch: ddp.yaml does not exist" in capsys.readouterr().err
+
+    (root / "ddp.yaml").write_text("num_processes: 2\n")
+    started: list[list[str]] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        started.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(SystemExit):
+        stage_run("sft", sft.run, launched=True)
+    assert started[0][1:] == ["-m", "accelerate.commands.launch", "--config_file", str(root / "ddp.yaml"), "-m", "stages.sft"]

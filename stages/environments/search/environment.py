@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stages.environments.protocol import Observation, Step, Task
 from stages.environments.search.index import SearchIndex
-from stages.environments.search.scoring import exact_match, normalize, token_f1
+from stages.environments.search.scoring import answer_bleu, exact_match, normalize, token_f1
 
 USAGE = "Use: search <query> or answer <text>."
 NO_HIT = "No page found."
@@ -93,6 +93,7 @@ class SearchEnvironment:
         return {
             "exact_match": exact_match(answer or "", gold),
             "f1": token_f1(answer or "", gold),
+            "bleu": answer_bleu(answer or "", gold),
             "evidence": sum(evidence) / len(evidence),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter, defaultdict
@@ -30,6 +31,26 @@ def token_f1(answer: str, gold: str) -> float:
         return 0.0
     precision, recall = shared / len(given), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
+
+
+def answer_bleu(answer: str, gold: str, max_order: int = 4) -> float:
+    """Length-aware BLEU over normalised words, in [0, 1] (named in arXiv 2512.07478; the form is ours): orders up to the shorter
+    text's length alone, so that short answers can score.
+
+    BP * exp(mean over n = 1 .. min(max_order, c, r) of ln p_n), p_n the clipped n-gram precision, BP = 1 if c >= r else
+    exp(1 - r / c), for a candidate of c and a reference of r words; 0 if any p_n is 0 or the answer is empty.
+    """
+    given, wanted = normalize(answer).split(), normalize(gold).split()
+    logs = []
+    for order in range(1, min(max_order, len(given), len(wanted)) + 1):
+        grams, known = (Counter(tuple(text[at : at + order]) for at in range(len(text) - order + 1)) for text in (given, wanted))
+        hits = sum((grams & known).values())
+        if not hits:
+            return 0.0
+        logs.append(math.log(hits / sum(grams.values())))
+    if not logs:
+        return 0.0
+    return min(1.0, math.exp(1 - len(wanted) / len(given))) * math.exp(sum(logs) / len(logs))
 
 
 def closed_book_success(tasks: Sequence[Task]) -> dict[str, float]:

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RL_PANELS: tuple[tuple[str, str, str], ...] = (
-    (
-        "success",
-        "Success, share of episodes",
-        "Share of the step's training episodes that succeed. Tasks are drawn anew in each step.",
-    ),
     ("reward_mean", "Mean reward of an episode", "Mean return of the step's episodes."),
     ("kl", "KL to the reference, nats per token", "How far the policy has moved from the fine-tuned model it started from."),
     ("entropy", "Policy entropy, nats per token", "How undecided the policy is. A fall to zero would end exploration."),

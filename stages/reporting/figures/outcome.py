@@ -74,7 +74,7 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
     """Success of each domain along its own way, base -> sft -> specialist -> merged, with intervals."""
     stations = ["base", "sft", "specialist", "merged"]
     names = ["base", "sft", "rl", "merged"]
-    figure, axes = new_figure((WIDE[0], 3.3))
+    figure, axes = new_figure(CARD)
     labels = []
     for index, domain in enumerate(domains):
         steps = journey(evaluation, domain)
@@ -98,12 +98,12 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
     _label_ends(axes, labels)
     axes.set_xticks(
         range(len(stations)),
-        ["base model", "supervised\nfine-tuning", "reinforcement\nlearning (specialist)", "merged\ngeneralist"],
+        ["base model", "fine-tuned", "specialist", "merged"],
     )
     axes.tick_params(axis="x", labelcolor=colour("ink"), length=0)
-    axes.set_xlim(-0.3, 3.65)
+    axes.set_xlim(-0.4, 3.4 + 0.1 * max(map(len, domains), default=0))
     axes.set_ylim(-3, 104)
-    axes.set_ylabel("success, %")
+    axes.set_title("Success, %")
     axes.grid(axis="x", visible=False)
     return figure
 

@@ -16,14 +16,17 @@ SFT_INTRO = (
 )
 RL_INTRO = (
     "One copy of the fine-tuned policy per domain learns from its own attempts. Each step plays a batch of tasks, several "
-    "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five."
+    "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five. "
+    "Success in training stands among the results."
 )
 
 
 def sft_section(inputs: Inputs) -> Section:
     section = Section("sft", "Supervised fine-tuning", SFT_INTRO)
     history = inputs.sft_history
-    if history is None:
+    if (inputs.sft or {}).get("steps") == 0:
+        section.blocks.append(Text("No demonstrations (sft.demonstrations: 0): what follows starts from the base model."))
+    elif history is None:
         section.blocks.append(missing("reports/sft/history.csv", "sft"))
     else:
         best = scalar(inputs.sft or {}, "best_step")
@@ -59,7 +62,8 @@ def rl_section(inputs: Inputs) -> Section:
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            row = [domain, rl.algorithm, number(len(next(iter(history.values())))), f"{rl.tasks_per_step} × {rl.group_size}"]
+            played = f"{rl.tasks_per_step} × {rl.group_size}" if "success" in history else "stored pairs"
+            row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
             for column in ("success", "entropy", "dead_groups"):
                 ends = first_and_last(history, column)
                 row.append("–" if ends is None else f"{number(round(ends[0], 3))} → {number(round(ends[1], 3))}")

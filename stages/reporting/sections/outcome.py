@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw, number, slug
+from stages.reporting.blocks import Block, Drawing, Figures, Section, Table, Text, draw, number, slug
+from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
 from stages.reporting.inputs import Inputs
-from stages.reporting.results import NBSP, journey, p_value, results_rows, signed, success, verdicts
+from stages.reporting.results import (
+    find_comparison,
+    headline,
+    journey,
+    model_order,
+    p_value,
+    results_rows,
+    signed,
+    success,
+    verdict_mark,
+)
+from stages.reporting.style import domain_colour
 
 INTRO = (
     "Every model plays the same frozen panel of tasks, none of which was seen in training. A bar is the share of attempts that "
@@ -49,7 +61,7 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
                     }
                     for model, estimate in steps
                 ],
-                "verdicts": verdicts(inputs.evaluation, domain, confidence),
+                "verdicts": headline(inputs.evaluation, domain, confidence),
             }
         )
     return found
@@ -70,39 +82,87 @@ def lead(inputs: Inputs) -> str:
     )
 
 
+def compared_with(model: str, domain: str) -> tuple[str, ...]:
+    """What a model is held against on `domain`: the step before it on the way, and the fine-tuned model."""
+    against = {"base": (), "sft": ("base",), "merged": (f"rl@{domain}", "sft"), "merged_linear": ("merged",)}
+    return against.get(model, ("sft",))
+
+
 def results_table(inputs: Inputs) -> Table:
+    """The one table: success of each model with its interval, and the verdict of the paired test against what it came from."""
+    evaluation, domains = inputs.evaluation, evaluated_domains(inputs)
+    body = []
+    for domain in domains:
+        for model in model_order(list(evaluation["models"]), domains):
+            estimate = success(evaluation, model, domain)
+            if estimate is None:
+                continue
+            own = [domain, model, estimate.percent(), estimate.interval()]
+            pairs = [
+                [item["b"], *_comparison_cells(item)]
+                for other in compared_with(model, domain)
+                if (item := find_comparison(evaluation, model, other, domain)) is not None
+            ]
+            body.append(own + (pairs[0] if pairs else [""] * 5))
+            body += [[domain, "", "", "", *pair] for pair in pairs[1:]]
+    level = f"{100 * confidence_of(inputs):g} % interval"
+    header = ("domain", "model", "success", level, "against", "points", level, "p", "verdict")
+    return Table("Success and verdicts", header, body, text_columns=2, left=(4, 8), grouped=True)
+
+
+def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
+    """Points, interval, p and verdict of a paired comparison."""
+    interval = f"{signed(100 * item['low'])} to {signed(100 * item['high'])}"
+    return [signed(100 * item["difference"]), interval, p_value(item["p"], bare=True), verdict_mark(item["verdict"])]
+
+
+def panels_text(inputs: Inputs) -> Text:
+    """What was played: tasks, attempts and panels."""
+    parts = []
+    for domain in evaluated_domains(inputs):
+        counts = sorted(
+            {found.n for model in inputs.evaluation["models"] if (found := success(inputs.evaluation, model, domain))}
+        )
+        parts.append(f"{domain}: {'/'.join(map(str, counts))} tasks, panel {inputs.evaluation['panels'].get(domain, '?')}")
+    attempts = inputs.evaluation.get("attempts")
+    tried = f" Attempts at each task: {attempts}." if attempts else ""
+    return Text(
+        f"{'; '.join(parts)}.{tried} A model is called better or worse if the interval of the difference is clear of zero and a "
+        "sign-flip test on the same tasks agrees.",
+        tone="fine",
+    )
+
+
+def numbers_table(inputs: Inputs) -> Table:
+    """Reward, turns, tokens and pass@k of every model."""
     rows = results_rows(inputs.evaluation, evaluated_domains(inputs))
     ks = sorted({k for row in rows for k in row["pass_at_k"]})
     body = []
     for row in rows:
         shares = [f"{100 * row['pass_at_k'][k]:.1f} %" if k in row["pass_at_k"] else "–" for k in ks]
-        estimate = row["success"]
-        body.append(
-            [row["domain"], row["model"], estimate.percent(), estimate.interval(), str(estimate.n)]
-            + [number(row[key]) for key in ("reward", "turns", "tokens")]
-            + shares
-        )
-    level = f"{100 * confidence_of(inputs):g} %"
-    header = ["domain", "model", "success", f"{level} interval", "n", "reward", "turns", "tokens", *(f"pass@{k}" for k in ks)]
-    return Table("All results", header, body, text_columns=2)
+        numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
+        body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
+    header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"pass@{k}" for k in ks))
+    return Table("Reward, turns, tokens and pass@k", header, body, text_columns=2, grouped=True, folded=True)
 
 
-def comparison_table(comparisons: Sequence[Mapping[str, Any]], confidence: float) -> Table:
+def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:
     """Every paired comparison: first model minus second, on the same tasks."""
-    rows = [
-        [
-            item["domain"],
-            item["a"],
-            item["b"],
-            signed(100 * item["difference"]),
-            f"{signed(100 * item['low'])} to {signed(100 * item['high'])}",
-            p_value(item["p"]).removeprefix("p").strip(f"={NBSP}"),
-            str(item["verdict"]),
-        ]
-        for item in comparisons
-    ]
+    ordered = sorted(comparisons, key=lambda item: domains.index(item["domain"]))
+    rows = [[item["domain"], item["a"], item["b"], *_comparison_cells(item)] for item in ordered]
     header = ("domain", "model", "compared with", "points", f"{100 * confidence:g} % interval", "p", "verdict")
-    return Table("Paired comparisons", header, rows, text_columns=3)
+    return Table("Every paired comparison", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
+
+
+def learning_curve(inputs: Inputs) -> Drawing | None:
+    """Success over the steps of reinforcement learning; None without a history."""
+    histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
+    if not has_column(histories, "success"):
+        return None
+    caption = "Success in training, over the steps of reinforcement learning; tasks are drawn anew in each step."
+    return draw(
+        "rl-success", caption, rl_panel, histories, inputs.params.domains, "success", "Training success, share of episodes"
+    )
 
 
 def outcome_section(inputs: Inputs) -> Section:
@@ -123,26 +183,18 @@ def outcome_section(inputs: Inputs) -> Section:
         for domain in domains
         if any(len(row.get(domain, {}).get("by_difficulty") or {}) > 1 for row in inputs.evaluation["models"].values())
     ]  # fmt: skip
-    blocks: list[Block] = [
-        Figures(
-            [
-                draw(
-                    "journey",
-                    "Success along the way, each domain with its own specialist.",
-                    journey_lines,
-                    inputs.evaluation,
-                    domains,
-                )
-            ]
-        ),
-        Figures(bars),
-        results_table(inputs),
-    ]
+    caption = "Success along the way, each domain with its own specialist."
+    top = [draw("journey", caption, journey_lines, inputs.evaluation, domains)]
+    if (curve := learning_curve(inputs)) is not None:
+        top.append(curve)
+    legend = [(domain_colour(every.index(domain)), domain) for domain in domains]
     compared = [item for item in inputs.evaluation["comparisons"] if item["domain"] in domains]
+    blocks: list[Block] = [Figures(top, legend), Figures(bars), results_table(inputs), panels_text(inputs)]
+    blocks.append(numbers_table(inputs))
     if compared:
         caption = "Paired differences, first model minus second. A filled mark means that the interval leaves out zero."
-        blocks.append(Figures([draw("differences", caption, differences, compared, every)]))
-        blocks.append(comparison_table(compared, confidence))
+        blocks.insert(2, Figures([draw("differences", caption, differences, compared, every)]))
+        blocks.append(comparison_table(compared, domains, confidence))
     absent = [
         f"{model} on {domain}"
         for domain in domains

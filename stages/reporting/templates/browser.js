@@ -6,7 +6,7 @@
   var content = root.querySelector(".content"), facts = root.querySelector(".facts"), key = root.querySelector(".key");
   var OWNERS = [["prompt", "--base"], ["policy", "--sft"], ["environment", "--domain1"], ["external", "--domain3"]];
   var MARKS = { success: "✓", failure: "✗", truncated: "…" };
-  var view = "chat", shown = [], current = null, tokens = [];
+  var view = "chat", shown = [], current = null, tokens = [], marked = -1;
 
   function element(tag, name, text) {
     var made = document.createElement(tag);
@@ -53,6 +53,7 @@
     current = shown[index] || null;
     Array.prototype.forEach.call(list.children, function (item, place) { item.setAttribute("aria-selected", String(place === index)); });
     if (list.children[index]) list.setAttribute("aria-activedescendant", "episode-" + index);
+    else list.removeAttribute("aria-activedescendant");
     draw();
   }
 
@@ -130,6 +131,7 @@
   function draw() {
     content.textContent = key.textContent = facts.textContent = "";
     tip.hidden = true;
+    marked = -1;
     var trained = current && current.advantage;
     Array.prototype.forEach.call(root.querySelectorAll("[data-view]"), function (button) {
       button.disabled = button.dataset.view === "advantage" && !trained;
@@ -143,8 +145,7 @@
     } else if (view === "chat") { showChat(); } else { showTokens(); }
   }
 
-  function point(event) {
-    var span = event.target.closest ? event.target.closest("[data-token]") : null;
+  function explain(span) {
     if (!span) { tip.hidden = true; return; }
     var token = tokens[Number(span.dataset.token)];
     var lines = [JSON.stringify(data.vocabulary[token.id]) + "  (id " + token.id + ")", token.owner + (token.turn >= 0 ? ", turn " + (token.turn + 1) : "")];
@@ -157,17 +158,38 @@
     tip.style.top = (box.top - size.height - 6 > 0 ? box.top - size.height - 6 : box.bottom + 6) + "px";
   }
 
+  function point(event) { explain(event.target.closest ? event.target.closest("[data-token]") : null); }
+
+  function mark(place) {
+    var spans = content.querySelectorAll("[data-token]");
+    if (spans[marked]) spans[marked].classList.remove("marked");
+    marked = Math.max(0, Math.min(spans.length - 1, place));
+    spans[marked].classList.add("marked");
+    spans[marked].scrollIntoView({ block: "nearest", behavior: "instant" });
+    explain(spans[marked]);
+  }
+
   form.addEventListener("change", filter);
   form.addEventListener("submit", function (event) { event.preventDefault(); });
   content.addEventListener("mouseover", point);
   content.addEventListener("click", point);
   content.addEventListener("mouseleave", function () { tip.hidden = true; });
-  list.addEventListener("keydown", function (event) {
-    var move = { ArrowDown: 1, ArrowUp: -1 }[event.key], place = shown.indexOf(current) + (move || 0);
-    if (!move || place < 0 || place >= shown.length) return;
+  content.addEventListener("keydown", function (event) {
+    var move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") tip.hidden = true;
+    if (!move || view === "chat" || !content.querySelector("[data-token]")) return;
     event.preventDefault();
+    mark(marked + move);
+  });
+  content.addEventListener("blur", function () { tip.hidden = true; });
+  list.addEventListener("keydown", function (event) {
+    var at = shown.indexOf(current), last = shown.length - 1;
+    var place = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    if (place === undefined || last < 0) return;
+    event.preventDefault();
+    if (place < 0 || place > last) return;
     select(place);
-    list.children[place].scrollIntoView({ block: "nearest" });
+    list.children[place].scrollIntoView({ block: "nearest", behavior: "instant" });
   });
   Array.prototype.forEach.call(root.querySelectorAll("[data-view]"), function (button) {
     button.addEventListener("click", function () { view = button.dataset.view; draw(); });

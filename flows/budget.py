@@ -1,0 +1,123 @@
+"""How to spend a fixed budget on demonstrations and episodes, as a Prefect flow:
+`python -m flows.budget --total 6400 --demo-cost 10 --demos 0 160 320 640`.
+
+A demonstration costs as much as `demo_cost` episodes ("A Practitioner's Guide to Multi-turn Agentic RL", arXiv 2510.01132): what
+demonstrations leave of the total is spent on episodes of reinforcement learning. The splits are compared by flows/compare.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import yaml
+from prefect import flow
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from flows.compare import Comparison, Seed, Setting, compare
+from flows.pipeline import ROOT, StageFailedError
+
+
+class Split(BaseModel):
+    """One way to spend the budget."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    demos: int = Field(ge=0, description="Demonstrations per domain; 0: reinforcement learning alone.")
+    episodes: int = Field(ge=0, description="Episodes per domain; 0: supervised learning alone.")
+
+
+class Budget(BaseModel):
+    """`total_units` = demos * demo_cost + episodes for every split."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("budget", pattern=r"^[a-z0-9_-]+$", description="Of the files below reports/comparisons.")
+    total_units: int = Field(6400, ge=1, description="What there is to spend per domain, in episodes.")
+    demo_cost: int = Field(10, ge=1, description="Episodes that one demonstration costs.")
+    splits: list[Split] = Field(default_factory=list, description="Empty: 0, 1/4, 1/2 and all of the budget on demonstrations.")
+    seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
+    overrides: list[str] = Field(default_factory=list, description="Changes of params.yaml for all splits.")
+    jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core.")
+
+    @model_validator(mode="after")
+    def _spent(self) -> Budget:
+        if not self.splits:
+            shares = (0, 1, 2, 4)
+            self.splits = [self.split(self.total_units * share // (4 * self.demo_cost)) for share in shares]
+        for split in self.splits:
+            spent = split.demos * self.demo_cost + split.episodes
+            if spent != self.total_units:
+                raise ValueError(
+                    f"{split.demos} demonstrations * {self.demo_cost} + {split.episodes} episodes are {spent} units, and the "
+                    f"budget is {self.total_units}"
+                )
+        if len({split.demos for split in self.splits}) != len(self.splits) or len(self.splits) < 2:
+            raise ValueError("a budget is compared over at least two different splits")
+        return self
+
+    def split(self, demos: int) -> Split:
+        """So many demonstrations, and the rest on episodes. Raises ValueError where they cost more than there is."""
+        left = self.total_units - demos * self.demo_cost
+        if left < 0:
+            raise ValueError(f"{demos} demonstrations * {self.demo_cost} are more than the budget of {self.total_units} units")
+        return Split(demos=demos, episodes=left)
+
+
+def setting_of(split: Split, overrides: list[str], episodes_per_step: int) -> Setting:
+    """The split as a setting. Reinforcement learning goes by steps of whole batches: the number nearest to the split's episodes.
+
+    With no episodes the SFT policy itself is scored.
+    """
+    steps = max(1, round(split.episodes / episodes_per_step))
+    spent = [f"sft.demonstrations={split.demos}", f"rl.steps={steps}"]
+    return Setting(overrides=[*overrides, *spent], model="specialist" if split.episodes else "sft")
+
+
+def comparison_of(budget: Budget, rl: dict[str, int]) -> Comparison:
+    """The comparison of the budget's splits; `rl`: section rl of params.yaml."""
+    given = dict(override.split("=", 1) for override in budget.overrides)
+    sizes = [int(given.get(f"rl.{key}", rl.get(key, default))) for key, default in (("tasks_per_step", 16), ("group_size", 8))]
+    settings = {
+        f"{split.demos} demos + {split.episodes} episodes": setting_of(split, budget.overrides, sizes[0] * sizes[1])
+        for split in budget.splits
+    }
+    return Comparison(name=budget.name, settings=settings, seeds=budget.seeds, jobs=budget.jobs)
+
+
+@flow(name="budget")
+def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
+    """Compare ways to spend a fixed budget on demonstrations and episodes; returns the path of the table.
+
+    Args:
+        budget: The total, what a demonstration costs, and the splits.
+        root: The checkout; empty: the one that this flow belongs to.
+    """
+    params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
+    return compare(comparison_of(budget, params.get("rl") or {}), root)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.budget", description="Compare ways to spend a fixed budget.")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml for all splits")
+    parser.add_argument("--total", type=int, default=6400, help="units, in episodes per domain")
+    parser.add_argument("--demo-cost", type=int, default=10, help="episodes that one demonstration costs")
+    parser.add_argument("--demos", type=int, nargs="+", help="demonstrations of each split; the rest is spent on episodes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--name", default="budget")
+    parser.add_argument("--jobs", type=int)
+    options = parser.parse_args()
+    try:
+        whole = Budget(total_units=options.total, demo_cost=options.demo_cost)
+        splits = [whole.split(demos) for demos in options.demos] if options.demos else []
+        given = {"name": options.name, "seeds": options.seeds, "overrides": options.overrides, "jobs": options.jobs}
+        budget(Budget(total_units=options.total, demo_cost=options.demo_cost, splits=splits, **given))
+    except (StageFailedError, ValueError) as error:
+        print(f"budget: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""`python -m flows.watch`: start the deployment lifecycle-on-change whenever params.yaml or data/raw changed.
+
+A look costs a few file stats; bytes are read, and Prefect imported, only where those differ. A change counts once it has stood
+still for one look, so that a file that is being written is left alone. What was last seen is in .bellwether/watch.json: a change
+made while nobody watched is seen at the next start; the first look of all starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.pipeline import ROOT
+
+WATCHED = ("params.yaml", "data/raw")
+SEEN = Path(".bellwether") / "watch.json"
+DEPLOYMENT = "lifecycle/lifecycle-on-change"
+EVERY_S = 5.0
+
+
+def files(root: Path) -> list[Path]:
+    """All watched files, in a fixed order."""
+    found: list[Path] = []
+    for name in WATCHED:
+        path = root / name
+        found += sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path] if path.exists() else []
+    return found
+
+
+def glance(root: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times: what differs when the bytes may."""
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files(root))
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """Watched name -> hash of its names and bytes."""
+    digests = {name: hashlib.sha256() for name in WATCHED}
+    for path in files(root):
+        relative = path.relative_to(root).as_posix()
+        digest = next(digests[name] for name in WATCHED if relative == name or relative.startswith(f"{name}/"))
+        digest.update(relative.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return {name: digest.hexdigest()[:16] for name, digest in digests.items()}
+
+
+class Watch:
+    """What was seen, and what to do when it differs: `start(reason)` starts a run and may raise, which is tried again."""
+
+    def __init__(self, root: Path, start: Callable[[str], None]) -> None:
+        self.root, self.start = root, start
+        self.glanced: object = None
+        self.settled: object = None
+
+    def look(self) -> str | None:
+        """One look; returns why a run was started, None if none was."""
+        now = glance(self.root)
+        still = now == self.glanced
+        self.glanced = now
+        if not still or now == self.settled:
+            return None
+        current, path = hashes(self.root), self.root / SEEN
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else current
+        changed = [name for name in WATCHED if current[name] != before.get(name)]
+        reason = ", ".join(f"{name} changed ({before.get(name, 'new')} to {current[name]})" for name in changed)
+        if changed:
+            self.start(reason)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(current), encoding="utf-8")
+        os.replace(partial, path)
+        self.settled = now
+        return reason or None
+
+
+def start_run(reason: str) -> None:
+    """Schedule the deployment now, unless it is paused or a run of it is waiting already, which will see the change."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Scheduled
+
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        if deployment.paused:
+            print(f"watch: {reason}; {DEPLOYMENT} is paused", flush=True)
+            return
+        waiting = {
+            "deployment_id": {"any_": [deployment.id]},
+            "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}},
+        }
+        if client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting), limit=1):
+            print(f"watch: {reason}; a run is waiting already", flush=True)
+            return
+        run = client.create_flow_run_from_deployment(deployment.id, state=Scheduled(message=reason))
+        print(f"watch: {reason}; run {run.name} started", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.watch", description="Start a lifecycle when its inputs changed.")
+    parser.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between looks")
+    options = parser.parse_args()
+    if not os.environ.get("PREFECT_API_URL"):
+        print("watch: set PREFECT_API_URL to the server's, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
+        return 2
+    watch = Watch(ROOT, start_run)
+    while True:
+        try:
+            watch.look()
+        except Exception as error:
+            # A server that is away, a file that goes while it is read: the next look sees to it.
+            print(f"watch: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
+        time.sleep(options.every)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""`python -m screenshots`: the pictures in README, taken from the run in this checkout with headless Chromium.
+
+Run `make lifecycle` first. Servers that are not running are started for the occasion. `--only NAME ...` takes some of them; the
+names are those of the files in docs/screenshots. README's block `screenshots` then shows the pictures that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from screenshots.chromium import Browser, open_browser
+from screenshots.servers import mlflow_server, prefect_server
+from stages.reporting.readme import replace_block
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path("docs") / "screenshots"
+SIZE = (1280, 860)
+FAILED = ROOT / ".bellwether" / "screenshots" / "failed.png"
+COLOURS = 160
+LARGEST = 200_000
+"""Bytes of a picture: README loads all of them."""
+SETTLE_S, PATIENCE_S = 1.5, 240.0
+GRAPH_S = 8.0
+"""Prefect draws a run's graph on a canvas, whose text the page does not tell."""
+
+
+def save(browser: Browser, path: Path) -> None:
+    """What the window shows, as PNG with a palette. Raises RuntimeError if it is too large, or shows next to nothing."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(browser.png())).convert("RGB")
+    shades = len(picture.resize((160, 107)).getcolors(160 * 107) or [])
+    if shades < 12:
+        raise RuntimeError(f"{path.name} shows {shades} colours: the page was empty")
+    small = picture.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    data = io.BytesIO()
+    small.save(data, "PNG", optimize=True)
+    if data.tell() > LARGEST:
+        raise RuntimeError(f"{path.name} would have {data.tell():,} bytes, more than {LARGEST:,}; show less of the page")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.getvalue())
+    print(f"screenshots: {path.relative_to(ROOT)}, {data.tell() / 1e3:.0f} kB")
+
+
+def wait_for(browser: Browser, *texts: str) -> None:
+    """Until the page shows all of `texts` and stands still. Raises RuntimeError naming what it does not show."""
+    deadline = time.monotonic() + PATIENCE_S
+    shown = ""
+    while True:
+        before, shown = shown, browser.run("return document.body ? document.body.innerText : ''")
+        lacking = [text for text in texts if text not in shown]
+        if not lacking and shown == before:
+            return
+        if time.monotonic() > deadline:
+            FAILED.parent.mkdir(parents=True, exist_ok=True)
+            FAILED.write_bytes(browser.png())
+            raise RuntimeError(
+                f"{browser.driver.current_url} does not show {lacking or 'a page that stands still'}; see {FAILED}"
+            )
+        time.sleep(SETTLE_S)
+
+
+def take_report(browser: Browser, names: Sequence[str]) -> None:
+    path = ROOT / "reports" / "report.html"
+    if not path.exists():
+        raise RuntimeError("there is no reports/report.html; run 'make lifecycle' first")
+    browser.view((SIZE[0], 1180))
+    browser.open(path)
+    save(browser, ROOT / FOLDER / "report.png")
+
+
+def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
+    """(experiment's id, the newest lifecycle's id that has a finished RL run, that run's id, one of its traces).
+
+    Raises RuntimeError if there is no lifecycle with a finished rl run, or it has no trace.
+    """
+    import mlflow
+
+    client = mlflow.MlflowClient(address)
+    experiment = client.get_experiment_by_name("bellwether")
+    if experiment is None:
+        raise RuntimeError("MLflow has no experiment 'bellwether'; run 'make lifecycle' first, with tracking on")
+    runs = client.search_runs([experiment.experiment_id], max_results=1000, order_by=["attributes.start_time DESC"])
+    rl = [run for run in runs if run.info.run_name.startswith("rl@") and run.info.status == "FINISHED"]
+    if not rl:
+        raise RuntimeError("MLflow has no finished rl run; run 'make lifecycle' first, with tracking on")
+    parent = rl[0].data.tags["mlflow.parentRunId"]
+    siblings = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent]
+    place = experiment.experiment_id
+    traces = [
+        trace for run in siblings for trace in client.search_traces(locations=[place], run_id=run.info.run_id, max_results=20)
+    ]
+    if not traces:
+        raise RuntimeError(f"the lifecycle {parent} has no trace of an episode")
+    longest = max(traces, key=lambda trace: (len(trace.data.spans), trace.info.trace_id))
+    return place, parent, rl[0].info.run_id, longest
+
+
+CLOSE_ASSISTANT = "document.querySelector('[data-component-id=\"mlflow.assistant.chat_panel.close\"]')?.click()"
+EXPAND = "document.querySelector(`.ag-row a[href*='${arguments[0]}']`).closest('.ag-cell').querySelector('button').click()"
+CURVES = "success|reward_mean|entropy|kl|grad_norm|turns"
+NO_TOOLBARS = """
+const style = document.createElement('style');
+style.textContent = '.modebar-container, .modebar { display: none !important }';
+document.head.append(style);
+"""
+CLICK_TEXT = """
+const leaves = [...document.querySelectorAll('*')].filter(item => !item.children.length);
+leaves.find(item => item.textContent.trim() === arguments[0]).click();
+"""
+
+
+def show(browser: Browser, page: str, *texts: str) -> None:
+    """A page of MLflow's, loaded anew and without its chat."""
+    browser.open("about:blank")
+    browser.open(page)
+    wait_for(browser, *texts)
+    browser.run(CLOSE_ASSISTANT)
+
+
+def take_mlflow(browser: Browser, names: Sequence[str]) -> None:
+    browser.view(SIZE)
+    with mlflow_server(ROOT) as address:
+        experiment, parent, run, trace = mlflow_runs(address)
+        start = f"{address}/#/experiments/{experiment}"
+        if "mlflow-runs" in names:
+            show(browser, f"{start}/runs", "matching runs", "lifecycle")
+            browser.run(EXPAND, parent)
+            wait_for(browser, "rl@", "evaluate", "sft")
+            save(browser, ROOT / FOLDER / "mlflow-runs.png")
+        if "mlflow-charts" in names:
+            show(browser, f"{start}/runs/{run}/model-metrics", "Step")
+            browser.driver.find_element("css selector", "input[role=searchbox]").send_keys(CURVES)
+            browser.run(NO_TOOLBARS)
+            wait_for(browser, "success", "entropy")
+            save(browser, ROOT / FOLDER / "mlflow-charts.png")
+        if "mlflow-trace" in names:
+            turns = [span.name for span in trace.data.spans]
+            show(browser, f"{start}/traces?selectedEvaluationId={trace.info.trace_id}", turns[0], turns[-1])
+            browser.run(CLICK_TEXT, turns[len(turns) // 2])
+            wait_for(browser, turns[0])
+            save(browser, ROOT / FOLDER / "mlflow-trace.png")
+
+
+def newest_flow_run(address: str) -> str | None:
+    """Id of the newest completed run of the flow `lifecycle`."""
+    import flows  # noqa: F401  (Prefect's settings for this checkout)
+
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    from prefect import get_client
+    from prefect.client.schemas.filters import (
+        FlowFilter,
+        FlowFilterName,
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    done = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.COMPLETED])))
+    flow = FlowFilter(name=FlowFilterName(any_=["lifecycle"]))
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_filter=flow, flow_run_filter=done, sort=FlowRunSort.START_TIME_DESC, limit=1)
+    return str(found[0].id) if found else None
+
+
+def take_prefect(browser: Browser, names: Sequence[str]) -> None:
+    """A flow run that is there, else one made now: of a finished pipeline, it takes seconds."""
+    with prefect_server(ROOT) as address:
+        run = newest_flow_run(address)
+        if run is None:
+            environment = {**os.environ, "PREFECT_API_URL": f"{address}/api"}
+            subprocess.run([sys.executable, "-m", "flows.lifecycle"], cwd=ROOT, env=environment, check=True)
+            run = newest_flow_run(address)
+        browser.view(SIZE)
+        browser.open(f"{address}/runs/flow-run/{run}")
+        wait_for(browser, "Completed", "Task Runs")
+        time.sleep(GRAPH_S)
+        save(browser, ROOT / FOLDER / "prefect-run.png")
+
+
+CAPTIONS = {
+    "report": "The report: figures, results with verdicts, what changed, what it cost, episodes",
+    "mlflow-runs": "MLflow: one parent run per lifecycle, a child per stage and domain",
+    "mlflow-charts": "MLflow: the curves of an RL run",
+    "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
+    "prefect-run": "Prefect: a lifecycle as a flow run",
+}
+"""In README's order."""
+TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
+    take_report: ("report",),
+    take_mlflow: ("mlflow-runs", "mlflow-charts", "mlflow-trace"),
+    take_prefect: ("prefect-run",),
+}
+
+
+def readme_block(root: Path) -> str:
+    """The pictures that exist, two beside each other, each linked to itself in full size."""
+    lines = []
+    for name, caption in CAPTIONS.items():
+        path = FOLDER / f"{name}.png"
+        if (root / path).exists():
+            lines.append(f'<a href="{path}"><img src="{path}" width="49%" alt="{caption}" title="{caption}"></a>')
+    return "\n".join(lines)
+
+
+def write_readme(root: Path) -> None:
+    path = root / "README.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(replace_block(text, "screenshots", readme_block(root)), encoding="utf-8")
+
+
+def main() -> int:
+    every = list(CAPTIONS)
+    from selenium.common.exceptions import WebDriverException
+
+    parser = argparse.ArgumentParser(
+        prog="python -m screenshots", description="Take README's pictures of the run in this checkout."
+    )
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"some of: {', '.join(every)}")
+    options = parser.parse_args()
+    failed = False
+    for take, names in TAKERS.items():
+        if wanted := [name for name in names if name in options.only]:
+            try:
+                with open_browser() as browser:
+                    take(browser, wanted)
+            except (RuntimeError, WebDriverException, subprocess.CalledProcessError) as error:
+                print(f"screenshots: {', '.join(wanted)}: {error}", file=sys.stderr)
+                failed = True
+    write_readme(ROOT)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""Sessions for back ends that keep the key/value cache to themselves: here a session is its tokens.
+
+`TokenEngine` is `stages.agent.engine.Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
+back ends with a prefix cache (vLLM, SGLang, llama.cpp) compute the new tokens alone, so a group's shared prompt, forks and
+earlier turns cost no more than they do in the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from stages.agent.engine import Sampling, Turn
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One turn to sample after `token_ids`; `sampling.max_tokens` is no more than the session has room for."""
+
+    session: int
+    token_ids: tuple[int, ...]
+    key: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. `token_ids` ends with the end-of-turn token if `stopped`; log-probs are those of `Engine`'s contract."""
+
+    session: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+class Backend(Protocol):
+    """Completes token sequences, many at once. What is refused or left out raises EngineError; what fails from outside,
+    OSError."""
+
+    def start(self, asked: Asked) -> None:
+        """Begin one completion."""
+        ...
+
+    def wait(self) -> list[Answer]:
+        """Wait until at least one of those begun is done; all that are done by then."""
+        ...
+
+    def close(self) -> None:
+        """Give up what it holds: connections, a GPU's memory."""
+        ...
+
+
+@dataclass
+class _Session:
+    token_ids: list[int]
+    key: int = 0
+    sampling: Sampling | None = None
+    """None between turns."""
+
+
+class TokenEngine:
+    """See `stages.agent.engine.Engine`. max_length: longest session in tokens."""
+
+    def __init__(self, backend: Backend, max_length: int) -> None:
+        self.backend, self.max_length = backend, max_length
+        self._sessions: dict[int, _Session] = {}
+        self._waiting: list[int] = []
+        self._running: set[int] = set()
+        self._next_id = 0
+        self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forked_tokens": 0, "requests": 0}
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def open(self, token_ids: Sequence[int], prefix: tuple[int, ...] | None = None) -> int:
+        """See `Engine.open`. Raises ValueError if the session would be empty or longer than max_length."""
+        tokens = [*(prefix or ()), *token_ids]
+        if not tokens or len(tokens) > self.max_length:
+            raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        number = self._next_id
+        self._next_id += 1
+        self._sessions[number] = _Session(tokens)
+        self._counters["fed_tokens"] += len(token_ids)
+        self._counters["forked_tokens"] += len(prefix or ())
+        return number
+
+    def extend(self, session: int, token_ids: Sequence[int]) -> None:
+        """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
+        state = self._idle(session)
+        if len(state.token_ids) + len(token_ids) > self.max_length:
+            raise ValueError(
+                f"session {session} has {len(state.token_ids)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
+            )
+        state.token_ids.extend(token_ids)
+        self._counters["fed_tokens"] += len(token_ids)
+
+    def request(self, session: int, key: int, sampling: Sampling) -> None:
+        state = self._idle(session)
+        state.key, state.sampling = key, sampling
+        self._waiting.append(session)
+
+    def advance(self) -> list[Turn]:
+        turns = [turn for session in self._waiting if (turn := self._begin(session)) is not None]
+        self._waiting = []
+        while self._running and not turns:
+            turns = [turn for answer in self.backend.wait() if (turn := self._end(answer)) is not None]
+        return sorted(turns, key=lambda turn: turn.session)
+
+    def snapshot(self, session: int) -> tuple[int, ...]:
+        return tuple(self._idle(session).token_ids)
+
+    def fork(self, session: int, count: int) -> list[int]:
+        prefix = self.snapshot(session)
+        return [self.open((), prefix) for _ in range(count)]
+
+    def close(self, session: int) -> None:
+        del self._sessions[session]
+        if session in self._waiting:
+            self._waiting.remove(session)
+
+    def _idle(self, session: int) -> _Session:
+        state = self._sessions[session]
+        if state.sampling is not None:
+            raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
+        return state
+
+    def _begin(self, session: int) -> Turn | None:
+        """Send a waiting turn off; the turn itself if there is no room for one."""
+        state = self._sessions[session]
+        assert state.sampling is not None
+        room = self.max_length - len(state.token_ids)
+        if room < 1:
+            state.sampling = None
+            return Turn(session, (), (), "context")
+        limited = replace(state.sampling, max_tokens=min(room, state.sampling.max_tokens))
+        self._running.add(session)
+        self._counters["requests"] += 1
+        self.backend.start(Asked(session, tuple(state.token_ids), state.key, limited))
+        return None
+
+    def _end(self, answer: Answer) -> Turn | None:
+        """The turn that an answer finishes; None if its session was closed meanwhile."""
+        self._running.discard(answer.session)
+        state = self._sessions.get(answer.session)
+        if state is None:
+            return None
+        assert state.sampling is not None
+        room_ends = self.max_length - len(state.token_ids) <= state.sampling.max_tokens
+        state.token_ids.extend(answer.token_ids)
+        state.sampling = None
+        self._counters["sampled_tokens"] += len(answer.token_ids)
+        reason = "stop" if answer.stopped else ("context" if room_ends else "length")
+        return Turn(answer.session, answer.token_ids, answer.logprobs, reason)

@@ -1,0 +1,45 @@
+"""What a method's module holds: a card that tells what it is, and the composition that its name stands for. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stages.validation import Section
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a method's module opens with; README's method table is made from these."""
+
+    slug: str
+    title: str
+    paper: str
+    equation: str
+    assumptions: str
+    reduces_to: str
+    tested_by: str
+    switch: str
+
+
+PIECES = ("reward", "filling", "advantage", "credit", "loss", "preference")
+"""Parts that a method can bring a function of its own for; its name in the parameters is then `own`."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A named method.
+
+    parts: what its name stands for, by dotted keys of section `rl` (`loss.clip_high`); the user's own values go before.
+    pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
+    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; loss: (logprobs [b, T], batch, rl) -> per-token loss
+    [b, T]; preference: (pairs, rl) -> loss per pair [P]. settings: the model of the keys in `rl.settings`.
+    data: what it learns from: episodes that the policy plays, or the stored pairs.
+    """
+
+    card: Card
+    parts: Mapping[str, Any]
+    pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    settings: type[Section] | None = None
+    data: Literal["episodes", "pairs"] = "episodes"

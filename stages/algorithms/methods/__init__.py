@@ -1,0 +1,1 @@
+"""One module per published method, named as in `rl.algorithm`."""

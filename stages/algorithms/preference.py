@@ -1,0 +1,148 @@
+"""Losses on preference pairs: pure functions of log-probabilities of a winner and a loser after a common history. Minimised.
+
+Symbols: l the sum of log pi over a continuation's policy tokens, lbar the mean; h = l - l_ref; D = h(winner) - h(loser);
+s = log sigmoid. `beta`, `gamma` and the others are keys of rl.preference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from stages.parameters.rl import Preference
+from stages.validation import ParamsError
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """P pairs, all tensors [P] float32."""
+
+    win: Tensor
+    lose: Tensor
+    """l under the policy, with gradient."""
+    ref_win: Tensor
+    ref_lose: Tensor
+    """l under the frozen reference; 0 for a method without one."""
+    win_tokens: Tensor
+    lose_tokens: Tensor
+    """Policy tokens of the continuations."""
+    mismatched: float = 0.0
+    """kto: z0, the mean h of continuations after other pairs' histories, at least 0."""
+
+    @property
+    def difference(self) -> Tensor:
+        """D, [P]."""
+        return (self.win - self.ref_win) - (self.lose - self.ref_lose)
+
+    @property
+    def win_mean(self) -> Tensor:
+        """lbar of the winners, [P]."""
+        return self.win / self.win_tokens.clamp(min=1)
+
+    @property
+    def lose_mean(self) -> Tensor:
+        """lbar of the losers, [P]."""
+        return self.lose / self.lose_tokens.clamp(min=1)
+
+
+def number(value: float | None, name: str) -> float:
+    """A resolved parameter. Raises ParamsError if it is null."""
+    if value is None:
+        raise ParamsError(f"rl.preference.{name} must be a number; resolve the parameters first")
+    return value
+
+
+def dpo(pairs: PairScores, params: Preference) -> Tensor:
+    """-s(beta D), [P] (Rafailov et al., arXiv 2305.18290, equation 7)."""
+    return -logsigmoid(number(params.beta, "beta") * pairs.difference)
+
+
+def cdpo(pairs: PairScores, params: Preference) -> Tensor:
+    """-(1 - e) s(beta D) - e s(-beta D), [P]: conservative DPO for a share e of swapped labels (Mitchell, 2023)."""
+    logit, swapped = number(params.beta, "beta") * pairs.difference, number(params.smoothing, "smoothing")
+    return -(1 - swapped) * logsigmoid(logit) - swapped * logsigmoid(-logit)
+
+
+def robust_dpo(pairs: PairScores, params: Preference) -> Tensor:
+    """[-(1 - e) s(beta D) + e s(-beta D)] / (1 - 2 e), [P] (Chowdhury et al., arXiv 2403.00409)."""
+    logit, swapped = number(params.beta, "beta") * pairs.difference, number(params.smoothing, "smoothing")
+    return (-(1 - swapped) * logsigmoid(logit) + swapped * logsigmoid(-logit)) / (1 - 2 * swapped)
+
+
+def slic(pairs: PairScores, params: Preference) -> Tensor:
+    """max(0, 1 - beta D), [P]: the hinge of SLiC-HF (Zhao et al., arXiv 2305.10425)."""
+    return (1 - number(params.beta, "beta") * pairs.difference).clamp(min=0)
+
+
+def ipo(pairs: PairScores, params: Preference) -> Tensor:
+    """(D - 1 / (2 beta))^2, [P] (Azar et al., arXiv 2310.12036, equation 17); D of means per token with `length_normalise`."""
+    difference = pairs.difference
+    if params.length_normalise:
+        win = (pairs.win - pairs.ref_win) / pairs.win_tokens.clamp(min=1)
+        difference = win - (pairs.lose - pairs.ref_lose) / pairs.lose_tokens.clamp(min=1)
+    return (difference - 1 / (2 * number(params.beta, "beta"))) ** 2
+
+
+def kto_examples(h: Tensor, desirable: Tensor, z0: float, params: Preference) -> Tensor:
+    """Loss of single examples [N] with h [N] and labels [N] bool (Ethayarajh et al., arXiv 2402.01306, equation 8):
+    desirable * (1 - sigmoid(beta (h - z0))) or undesirable * (1 - sigmoid(beta (z0 - h)))."""
+    beta = number(params.beta, "beta")
+    good = number(params.desirable, "desirable") * (1 - torch.sigmoid(beta * (h - z0)))
+    bad = number(params.undesirable, "undesirable") * (1 - torch.sigmoid(beta * (z0 - h)))
+    return torch.where(desirable, good, bad)
+
+
+def kto(pairs: PairScores, params: Preference) -> Tensor:
+    """Mean of `kto_examples` over a pair's two members, [P]."""
+    label = torch.ones_like(pairs.win, dtype=torch.bool)
+    winners = kto_examples(pairs.win - pairs.ref_win, label, pairs.mismatched, params)
+    return (winners + kto_examples(pairs.lose - pairs.ref_lose, ~label, pairs.mismatched, params)) / 2
+
+
+def log_odds(mean: Tensor) -> Tensor:
+    """log(p / (1 - p)) with p = exp(mean), the mean log-probability per token: [P]. Kept finite at p = 1."""
+    mean = mean.clamp(max=-1e-6)
+    return mean - torch.log(-torch.expm1(mean))
+
+
+def orpo(pairs: PairScores, params: Preference) -> Tensor:
+    """-nll_coef lbar(winner) - beta s(log odds(winner) - log odds(loser)), [P] (Hong et al., arXiv 2403.07691, equation 6)."""
+    odds = log_odds(pairs.win_mean) - log_odds(pairs.lose_mean)
+    return -number(params.nll_coef, "nll_coef") * pairs.win_mean - number(params.beta, "beta") * logsigmoid(odds)
+
+
+def simpo(pairs: PairScores, params: Preference) -> Tensor:
+    """-s(beta (lbar(winner) - lbar(loser)) - gamma), [P] (Meng et al., arXiv 2405.14734, equation 6)."""
+    margin = number(params.beta, "beta") * (pairs.win_mean - pairs.lose_mean)
+    return -logsigmoid(margin - number(params.gamma, "gamma"))
+
+
+def cpo(pairs: PairScores, params: Preference) -> Tensor:
+    """-s(beta (l(winner) - l(loser))) - nll_coef lbar(winner), [P] (Xu et al., arXiv 2401.08417)."""
+    ranking = -logsigmoid(number(params.beta, "beta") * (pairs.win - pairs.lose))
+    return ranking - number(params.nll_coef, "nll_coef") * pairs.win_mean
+
+
+def sppo(pairs: PairScores, params: Preference) -> Tensor:
+    """(h(winner) - 1/(2 beta))^2 + (h(loser) + 1/(2 beta))^2, [P]: SPPO with hard labels (Wu et al., arXiv 2405.00675)."""
+    half = 1 / (2 * number(params.beta, "beta"))
+    return (pairs.win - pairs.ref_win - half) ** 2 + (pairs.lose - pairs.ref_lose + half) ** 2
+
+
+PairLoss = Callable[[PairScores, Preference], Tensor]
+LOSSES: dict[str, PairLoss] = {
+    **{"dpo": dpo, "cdpo": cdpo, "robust_dpo": robust_dpo, "slic": slic, "ipo": ipo, "kto": kto, "orpo": orpo, "simpo": simpo},
+    **{"cpo": cpo, "sppo": sppo},
+}
+
+
+def margin(pairs: PairScores, loss: str) -> Tensor:
+    """By how much a pair is ranked right, [P] nats: difference of mean log-probabilities where the loss takes means and no
+    reference (orpo, simpo), of sums for cpo, D for the rest. Right where above 0."""
+    if loss in ("orpo", "simpo"):
+        return pairs.win_mean - pairs.lose_mean
+    return pairs.win - pairs.lose if loss == "cpo" else pairs.difference

@@ -1,0 +1,133 @@
+"""What `rl.algorithm` and the user's own switches come to, and which combinations make no sense. Light to import: params.yaml is
+checked with this before anything runs.
+
+A composition's parts fill the keys that are null; DEFAULTS fill the rest. What is refused stands in stages/algorithms/checks.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from stages.algorithms.card import Composition
+from stages.algorithms.checks import check
+from stages.algorithms.registry import composition
+from stages.parameters.rl import PrsStage, Rl
+from stages.parameters.shared import HeadParams
+from stages.validation import ParamsError
+
+PRS_STAGES = [
+    PrsStage(name="parse", weight=0.1),
+    PrsStage(name="tool", weight=0.1),
+    PrsStage(name="outcome", weight=0.8, threshold=0.0),
+]
+"""Format first, then a tool call, then the outcome."""
+
+DEFAULTS: dict[str, Any] = {
+    "reward.kind": "environment",
+    "reward.prs": PRS_STAGES,
+    "reward.density": "environment",
+    "reward.divisor": "max_total",
+    "reward.max_total": 1.0,
+    "reward.tool_bonus": 0.0,
+    "reward.tool_bonus_on": "wrong",
+    "reward.overlong_penalty": 0.0,
+    "reward.kl_coef": 0.0,
+    "reward.kl_estimator": "k1",
+    "filling.kind": "none",
+    "filling.rounds": 3,
+    "filling.replace": "zero_advantage",
+    "filling.min_value": 0.05,
+    "filling.spread": "std",
+    "filling.value_of": "reward",
+    "filling.r_max": 1.0,
+    "filling.temperature": 1.0,
+    "filling.zero_tol": 1e-8,
+    "filling.smooth": "cap",
+    "filling.c_max": 1.0,
+    "filling.overlong": "keep",
+    "advantage.estimator": "group",
+    "advantage.mean": "none",
+    "advantage.std": "none",
+    "advantage.ddof": 1,
+    "advantage.gamma": 1.0,
+    "advantage.lam": 1.0,
+    "advantage.whiten": False,
+    "credit.kind": "outcome",
+    "credit.weight": 1.0,
+    "loss.kind": "policy_gradient",
+    "loss.clip_low": 0.2,
+    "loss.clip_high": 0.2,
+    "loss.aggregation": "token_mean",
+    "loss.kl_coef": 0.0,
+    "loss.kl_estimator": "k3",
+    "loss.entropy_coef": 0.0,
+    "critic.learning_rate": 1e-3,
+    "critic.coef": 0.5,
+    "critic.warmup_steps": 2,
+    "critic.head": HeadParams(),
+    "preference.loss": "dpo",
+    "preference.level": "trajectory",
+    "preference.pairs_per_step": 32,
+    "preference.beta": 0.1,
+    "preference.gamma": 0.5,
+    "preference.smoothing": 0.1,
+    "preference.length_normalise": False,
+    "preference.desirable": 1.0,
+    "preference.undesirable": 1.0,
+    "preference.nll_coef": 1.0,
+}
+"""By dotted key. Keys that are not in here stay null where the method says nothing: no dual clip, no clipping of advantages, no
+own value for right and wrong, lengths from model.max_length; advantage.level follows the estimator."""
+
+
+def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
+    """The method and the section with its nulls filled; `max_length`: model.max_length, for lengths that are null.
+
+    Raises ParamsError for an unknown algorithm, for switches without effect and for combinations without meaning.
+    """
+    method = composition(given.algorithm)
+    values = given.model_dump()
+    own = {
+        f"{part}.{'loss' if part == 'preference' else 'estimator' if part == 'advantage' else 'kind'}" for part in method.pieces
+    }
+    stands_for = {**DEFAULTS, **dict.fromkeys(own, "own"), **method.parts}
+    for key, value in stands_for.items():
+        section, name = key.split(".")
+        if values[section][name] is None:
+            values[section][name] = value
+    if values["advantage"]["level"] is None and values["advantage"]["estimator"] != "own":
+        values["advantage"]["level"] = "token" if values["advantage"]["estimator"] == "gae" else "trajectory"
+    _lengths(values, max_length)
+    values["settings"] = _settings(given, method)
+    resolved = Rl.model_validate(values)
+    check(given, resolved, method)
+    return method, resolved
+
+
+def _lengths(values: dict[str, Any], max_length: int | None) -> None:
+    loss, reward = values["loss"], values["reward"]
+    if loss["aggregation"] == "constant" and loss["constant_length"] is None:
+        loss["constant_length"] = max_length
+    if reward["overlong_penalty"]:
+        if reward["overlong_max"] is None:
+            reward["overlong_max"] = max_length
+        if reward["overlong_cache"] is None and reward["overlong_max"]:
+            reward["overlong_cache"] = max(1, reward["overlong_max"] // 5)
+
+
+def _settings(given: Rl, method: Composition) -> Any:
+    """The method's own keys, checked by its own model."""
+    slug = method.card.slug
+    if method.settings is None:
+        if given.settings:
+            raise ParamsError(f"rl.settings: algorithm {slug} has no keys of its own; got {sorted(given.settings)}")
+        return {}
+    if isinstance(given.settings, method.settings):
+        return given.settings
+    try:
+        return method.settings.model_validate(given.settings)
+    except ValidationError as error:
+        lines = [f"rl.settings.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ParamsError(f"algorithm {slug}: {'; '.join(lines)}; known: {', '.join(method.settings.model_fields)}") from error

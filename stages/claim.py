@@ -1,0 +1,114 @@
+"""claim: run the experiments of reports/claims/<slug>.yaml and judge their claims.
+
+reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, written anew after every run. `python -m stages.claim
+lite_ppo` runs one, without a name all are run. A run that is already in the file, with the same parameters, is not run again;
+delete the file to run an experiment anew. `--check` only reads the experiments and says what they would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.claims.experiment import FOLDER, Experiment, check_experiment, load_experiment, slugs
+from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
+from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.runtime import die_with_parent
+from stages.validation import ParamsError
+
+JOBS = "BELLWETHER_JOBS"
+"""Environment variable: runs at a time."""
+Play = Callable[[Run], dict[str, Any]]
+
+
+def default_jobs(device: str) -> int:
+    """One run per core, each on one thread, which is faster than one run on all; one run on an accelerator."""
+    return int(os.environ.get(JOBS, 0)) or (os.cpu_count() or 1 if device == "cpu" else 1)
+
+
+def outcomes(runs: list[Run], play: Play, jobs: int) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
+    """Each run with its outcome, or with what went wrong, as they finish."""
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(play, run): run for run in runs}
+        for future in as_completed(waiting):
+            error = future.exception()
+            if error is not None and not isinstance(error, (RunFailedError, OSError)):
+                pool.shutdown(cancel_futures=True)
+                raise error
+            yield waiting[future], error if isinstance(error, Exception) else future.result()
+
+
+def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[str, Any], workshop: Workshop, jobs: int) -> int:
+    """Run what is missing of an experiment and judge it; the number of runs that failed."""
+    path = result_path(root, slug)
+    runs, results = planned_runs(experiment, params), Results.load(path)
+    results.keep_only(runs)
+    missing = results.missing(runs)
+    print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
+
+    def play(run: Run) -> dict[str, Any]:
+        values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
+        results.starts[run.arm] = workshop.start_success(values)
+        return workshop.play(f"{slug}-{run.arm}-{run.seed}-{run.key}", values, metrics_of(experiment))
+
+    failed = 0
+    for run, outcome in outcomes(missing, play, jobs):
+        if isinstance(outcome, Exception):
+            failed += 1
+            print(f"claim: {slug}: {run.name} failed: {outcome}", file=sys.stderr, flush=True)
+            continue
+        results.outcomes[run.name] = {**outcome, "key": run.key}
+        results.write(path, experiment)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in outcome["metrics"].items())
+        left = len(results.missing(runs))
+        print(f"claim: {slug}: {run.name}: {shown}; {outcome['seconds']:.0f} s, {left} runs left", flush=True)
+    for claim in results.write(path, experiment)["claims"]:
+        difference = (
+            "" if claim["difference"] is None else f" ({claim['difference']:+.4g}, {claim['low']:+.4g} to {claim['high']:+.4g})"
+        )
+        print(f"claim: {slug}: {claim['says']} {claim['verdict'] or 'not finished'}{difference}", flush=True)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.claim", description=(__doc__ or "").strip())
+    parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims; all of them by default")
+    parser.add_argument("--jobs", type=int, help=f"runs at a time (default: {JOBS}, or one per core)")
+    parser.add_argument("--check", action="store_true", help="read the experiments, run nothing")
+    options = parser.parse_args()
+    die_with_parent()
+    root = Path.cwd()
+    try:
+        known = slugs(root)
+        unknown = sorted(set(options.slugs) - set(known))
+        if unknown:
+            raise ParamsError(f"no experiment {', '.join(unknown)} in {FOLDER}; there are {', '.join(known)}")
+        params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+        experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
+        for slug, experiment in experiments.items():
+            check_experiment(experiment, params, f"{FOLDER}/{slug}.yaml")
+        device = params["resources"]["device"]
+        jobs = options.jobs or default_jobs(device)
+        if options.check:
+            for slug, experiment in experiments.items():
+                runs = len(experiment.arms) * len(experiment.seeds)
+                steps = runs * experiment.budget.environment_steps
+                print(f"claim: {slug}: {runs} runs, {steps:,} environment steps, {len(experiment.claims)} claims")
+            return 0
+        workshop = Workshop(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
+        failed = sum(one_experiment(root, slug, one, params, workshop, jobs) for slug, one in experiments.items())
+    except (ParamsError, RunFailedError) as error:
+        print(f"claim: {error}", file=sys.stderr)
+        return 2
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""An experiment is data: reports/claims/<slug>.yaml says what is claimed, between which settings, and when it holds.
+
+Everything is fixed before the run: arms as overrides of params.yaml, seeds, budget, metric and threshold. Runs of one seed are
+paired: they draw the same tasks and start from the same SFT policy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from stages.params import Params, deep_merge, parse_params
+from stages.validation import Count, ParamsError, Section, explain
+
+FOLDER = Path("reports/claims")
+MIN_SEEDS = 5
+BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
+"""Sections that shape the start: what rl finds when it begins (the environment's own settings too)."""
+_PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
+
+
+class Claim(Section):
+    """`arm` is above `against`."""
+
+    says: str
+    """The claim in one sentence."""
+    arm: str
+    against: str
+    metric: Annotated[str, Field(pattern=r"^(panel|history|report)\.[\w.]+$")] = "panel.success"
+    """`panel.<success|reward|turns|tokens|cost>` or `panel.difficulty.<level>`: on the frozen panel, after training.
+    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
+    reports/rl/<domain>.json."""
+    threshold: float = 0.0
+    """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
+    by more than that."""
+    checked: str | None = None
+    """For a claim that was not reproduced: what the implementation was checked against."""
+
+
+class Budget(Section):
+    environment_steps: Count
+    """Turns that each run may play; a run ends with the step that reaches it."""
+
+
+class Experiment(Section):
+    method: str
+    """The method's name, for people."""
+    paper: str
+    switch: str
+    """What selects it in params.yaml."""
+    environment: str
+    """A domain of params.yaml."""
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=MIN_SEEDS)]
+    budget: Budget
+    start: Literal["common", "own"] = "common"
+    """`own`: arms may differ in what comes before rl, since that is what is compared."""
+    shared: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of params.yaml for every arm."""
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    claims: Annotated[list[Claim], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names(self) -> Experiment:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds lists one twice: {self.seeds}")
+        for number, claim in enumerate(self.claims, start=1):
+            unknown = sorted({claim.arm, claim.against} - set(self.arms))
+            if unknown:
+                raise ValueError(f"claim {number} names {unknown}; the arms are {', '.join(self.arms)}")
+            if claim.arm == claim.against:
+                raise ValueError(f"claim {number} compares arm '{claim.arm}' with itself")
+        return self
+
+    @property
+    def fixed(self) -> str:
+        """16 hex digits over all that is fixed before the run; what was checked afterwards is not part of it."""
+        values = self.model_dump(mode="json")
+        for claim in values["claims"]:
+            del claim["checked"]
+        return digest(values)
+
+
+def digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Raises ParamsError, with file and key, for an experiment that is not well formed."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Experiment.model_validate(values)
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path}: not YAML ({error})") from error
+    except ValidationError as error:
+        raise ParamsError(explain(error, Experiment, str(path))) from error
+
+
+def slugs(root: Path) -> list[str]:
+    """Names of all experiments, sorted."""
+    return sorted(path.stem for path in (root / FOLDER).glob("*.yaml") if path.name != "dvc.yaml")
+
+
+def _settle(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
+    """What `per_domain` says of the sections moved into them, so that what is merged over `values` later always takes effect."""
+    settled = dict(values)
+    own = dict(settled.get("per_domain", {}).get(domain, {}))
+    for name in _PER_DOMAIN:
+        settled[name] = deep_merge(settled.get(name) or {}, own.get(name) or {})
+        own[name] = {}
+    settled["per_domain"] = {domain: own}
+    return settled
+
+
+def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """params.yaml as the arm has it; the seed is still to come (`run_values`).
+
+    `params`: the parsed params.yaml. The domain's overrides in it stay, under those of the experiment.
+    """
+    domain = experiment.environment
+    values = _settle({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
+    for overrides in (experiment.shared, experiment.arms[arm]):
+        values = _settle(deep_merge(values, overrides), domain)
+    rl = values["rl"]
+    budget = experiment.budget.environment_steps
+    if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
+        # An episode has at least one turn: so many steps are sure to reach the budget.
+        rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
+    rl["environment_steps"] = budget
+    values["evaluate"] = {**values.get("evaluate", {}), "models": [f"rl@{domain}"]}
+    return values
+
+
+def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
+    """params.yaml of one run."""
+    values = arm_values(experiment, arm, params)
+    values["rl"]["seed"] = seed
+    return values
+
+
+def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `values` that shapes what rl starts from."""
+    domain = values["domains"][0]
+    return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
+
+
+def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
+    """Arm -> its parameters. Raises ParamsError if an arm's are wrong, or if arms that should share a start do not."""
+    checked: dict[str, Params] = {}
+    starts: dict[str, dict[str, Any]] = {}
+    for arm in experiment.arms:
+        values = arm_values(experiment, arm, params)
+        checked[arm] = parse_params(values, f"{source}: arm '{arm}'")
+        starts[arm] = start_values(values)
+    first = next(iter(starts))
+    for arm, start in starts.items():
+        differing = [name for name in start if start[name] != starts[first][name]]
+        if differing and experiment.start == "common":
+            raise ParamsError(
+                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from one "
+                f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"
+            )
+    return checked

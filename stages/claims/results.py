@@ -1,0 +1,128 @@
+"""reports/claims/<slug>.json: what the runs of an experiment measured so far, and what follows for its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.agent.episode import read_json, write_json
+from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
+from stages.evaluation.aggregates import claim_verdict, paired_difference
+
+CONFIDENCE = 0.95
+ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
+"""Measured in every run, whatever is claimed."""
+DIGITS = 6
+
+
+def result_path(root: Path, slug: str) -> Path:
+    return root / FOLDER / f"{slug}.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm under one seed; `key` is a hash of all its parameters and of what is measured."""
+
+    arm: str
+    seed: int
+    values: Mapping[str, Any]
+    key: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}/{self.seed}"
+
+
+def metrics_of(experiment: Experiment) -> list[str]:
+    return sorted({*ALWAYS, *(claim.metric for claim in experiment.claims)})
+
+
+def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
+    """Seed by seed, so that what is there of an interrupted experiment is paired."""
+    runs = []
+    for seed in experiment.seeds:
+        for arm in experiment.arms:
+            values = run_values(experiment, arm, seed, params)
+            # How fast it is run is no part of what is run.
+            resources = {name: values.get("resources", {}).get(name) for name in ("device", "precision", "tokens_per_batch")}
+            shaping = {**values, "resources": resources}
+            for name in ("report", "merge"):
+                shaping.pop(name, None)
+            runs.append(Run(arm, seed, values, digest([shaping, metrics_of(experiment)])))
+    return runs
+
+
+@dataclass
+class Results:
+    """Outcomes by run name, each with the key of the parameters it was run with."""
+
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    starts: dict[str, float] = field(default_factory=dict)
+    """Arm -> panel success of the policy it started from."""
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """What an earlier invocation wrote; empty where there is none."""
+        if not path.exists():
+            return cls()
+        saved = read_json(path)
+        return cls(saved["runs"], saved["start"])
+
+    def missing(self, runs: list[Run]) -> list[Run]:
+        """Runs not done yet, or done with other parameters."""
+        return [run for run in runs if self.outcomes.get(run.name, {}).get("key") != run.key]
+
+    def keep_only(self, runs: list[Run]) -> None:
+        """Forget what belongs to no run of the plan."""
+        keys = {run.name: run.key for run in runs}
+        self.outcomes = {name: one for name, one in self.outcomes.items() if keys.get(name) == one["key"]}
+
+    def report(self, experiment: Experiment) -> dict[str, Any]:
+        """What is written: the claims with their verdicts (null while runs are missing), arms, runs, cost, commits."""
+        done = list(self.outcomes.values())
+        return {
+            "method": experiment.method,
+            "environment": experiment.environment,
+            "fixed": experiment.fixed,
+            "arms": experiment.arms,
+            "shared": experiment.shared,
+            "seeds": experiment.seeds,
+            "budget": experiment.budget.model_dump(),
+            "confidence": CONFIDENCE,
+            "claims": [self.judge(experiment, claim) for claim in experiment.claims],
+            "start": dict(sorted(self.starts.items())),
+            "runs": dict(sorted(self.outcomes.items())),
+            "planned": len(experiment.arms) * len(experiment.seeds),
+            "cost": {
+                "environment_steps": sum(one["environment_steps"] for one in done),
+                "seconds": round(sum(one["seconds"] for one in done), 1),
+            },
+            "commits": sorted({one["commit"] for one in done}),
+        }
+
+    def judge(self, experiment: Experiment, claim: Claim) -> dict[str, Any]:
+        """A claim with its metric per seed, the paired difference with its interval, and the verdict."""
+        judged: dict[str, Any] = claim.model_dump(exclude={"checked"})
+        per_seed = {
+            arm: [self.outcomes.get(f"{arm}/{seed}", {}).get("metrics", {}).get(claim.metric) for seed in experiment.seeds]
+            for arm in (claim.arm, claim.against)
+        }
+        judged["per_seed"] = per_seed
+        pairs = list(zip(per_seed[claim.arm], per_seed[claim.against], strict=True))
+        if any(None in pair for pair in pairs):
+            return {**judged, "difference": None, "low": None, "high": None, "verdict": None}
+        found = paired_difference([a for a, _ in pairs], [b for _, b in pairs], CONFIDENCE)
+        return {
+            **judged,
+            "difference": round(found.difference, DIGITS),
+            "low": round(found.low, DIGITS),
+            "high": round(found.high, DIGITS),
+            "verdict": claim_verdict(found, claim.threshold),
+        }
+
+    def write(self, path: Path, experiment: Experiment) -> dict[str, Any]:
+        report = self.report(experiment)
+        write_json(path, report)
+        return report

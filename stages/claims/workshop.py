@@ -1,0 +1,176 @@
+"""Where experiments run: copies of the committed checkout, in which the ordinary stages do the work.
+
+One copy per start is brought up to what rl needs by `dvc repro`, with this checkout's DVC cache, so that the SFT policy of an
+environment is trained once and serves all arms and seeds. Each run then works in a copy of that copy. A run that was killed goes
+on from its checkpoint; the copies of finished runs are removed.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.agent.episode import read_json
+from stages.claims.experiment import digest, start_values
+
+PLACE = Path(".bellwether/claims")
+SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
+"""What is copied of the commit."""
+START = "start.json"
+"""In a start's copy: what the evaluation of its SFT policy found."""
+_TAIL = 2000
+"""Characters of a failed stage's output that are told."""
+
+
+class RunFailedError(RuntimeError):
+    """A stage of a run failed; the message holds the end of what it said."""
+
+
+def git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def clean_commit(root: Path) -> str:
+    """The commit that is checked out. Raises RunFailedError if what runs are made of differs from it: results name a commit."""
+    changed = git(root, "status", "--porcelain", "--", *SOURCES)
+    if changed:
+        raise RunFailedError(f"results belong to a commit, and these files differ from it; commit them first:\n{changed}")
+    return git(root, "rev-parse", "HEAD")
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The stages' environment: nothing of a DVC or lifecycle run around this one, and no tracking unless it was asked for."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "LIFECYCLE_", "MLFLOW_RUN"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return {"BELLWETHER_TRACKING": "off", **kept, "PATH": path, "OMP_NUM_THREADS": str(threads)}
+
+
+def command(arguments: Sequence[str], folder: Path, threads: int) -> None:
+    """Run Python with `arguments` in `folder`; its output goes to run.log there. Raises RunFailedError."""
+    with (folder / "run.log").open("a", encoding="utf-8") as log:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment(threads),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        said = (folder / "run.log").read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+        raise RunFailedError(f"'{' '.join(arguments)}' in {folder} ended with {done.returncode}:\n{said}")
+
+
+def measure(name: str, folder: Path, domain: str) -> float:
+    """The metric `name` (see `Claim.metric`) of the run in `folder`. Raises RunFailedError for one that the run does not have."""
+    kind, _, key = name.partition(".")
+    try:
+        if kind == "panel":
+            found = read_json(folder / "reports" / "evaluation.json")["models"][f"rl@{domain}"][domain]
+            if key.startswith("difficulty."):
+                return float(found["by_difficulty"][key.removeprefix("difficulty.")]["success"])
+            return float(found[key]["mean"])
+        if kind == "report":
+            return float(read_json(folder / "reports" / "rl" / f"{domain}.json")[key])
+        column, _, part = key.rpartition(".")
+        with (folder / "reports" / "rl" / f"{domain}_history.csv").open(encoding="utf-8") as handle:
+            values = [float(row[column]) for row in csv.DictReader(handle) if row[column]]
+        window = max(1, len(values) // 5)
+        chosen = {"mean": values, "first": values[:window], "last": values[-window:]}[part]
+        return sum(chosen) / len(chosen)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise RunFailedError(f"the run in {folder} has no metric '{name}' ({error!r} is not there)") from error
+
+
+@dataclass
+class Workshop:
+    """Runs of one commit of the checkout `root`."""
+
+    root: Path
+    commit: str
+    threads: int = 1
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / PLACE / self.commit[:12]
+
+    def _export(self, target: Path) -> None:
+        """The commit's files, and a DVC project of their own over this checkout's cache."""
+        target.mkdir(parents=True)
+        with subprocess.Popen(["git", "archive", self.commit, "--", *SOURCES], cwd=self.root, stdout=subprocess.PIPE) as archive:
+            subprocess.run(["tar", "-x", "-C", str(target)], stdin=archive.stdout, check=True)
+        if archive.returncode:
+            raise RunFailedError(f"git archive of {self.commit} failed")
+        cache = self.root / ".dvc" / "cache"
+        settings = f"[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n[cache]\n    dir = {cache}\n"
+        (target / ".dvc").mkdir()
+        (target / ".dvc" / "config").write_text(settings, encoding="utf-8")
+
+    def start(self, values: Mapping[str, Any]) -> Path:
+        """A copy in which everything before rl is done, made once for all runs that share it."""
+        domain = values["domains"][0]
+        made = self.folder / f"start-{domain}-{digest(start_values(values))}"
+        with self._guard:
+            if not made.exists():
+                partial = made.with_name(f"{made.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                self._export(partial)
+                write_params(partial, values)
+                command(["-m", "dvc", "--wait-for-lock", "repro", f"annotate@{domain}"], partial, self.threads)
+                shutil.rmtree(partial / ".dvc")
+                # How good the start is, on the panel that the runs are going to play.
+                write_params(partial, {**values, "evaluate": {**values["evaluate"], "models": ["sft"]}})
+                command(["-m", "stages.evaluate"], partial, self.threads)
+                (partial / "reports" / "evaluation.json").rename(partial / START)
+                partial.rename(made)
+        return made
+
+    def start_success(self, values: Mapping[str, Any]) -> float:
+        """Success of the SFT policy on the panel."""
+        domain = values["domains"][0]
+        return float(read_json(self.start(values) / START)["models"]["sft"][domain]["success"]["mean"])
+
+    def play(self, name: str, values: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+        """Train and evaluate one run; its metrics, the environment steps it took and its seconds.
+
+        Where a run of this name was killed before, it goes on; the seconds are then those since. Raises RunFailedError.
+        """
+        domain = values["domains"][0]
+        folder = self.folder / name
+        start = self.start(values)
+        if not (folder / "params.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(start, folder)
+        write_params(folder, values)
+        began = time.monotonic()
+        if not (folder / "reports" / "rl" / f"{domain}.json").exists():
+            command(["-m", "stages.rl", "--domain", domain], folder, self.threads)
+        command(["-m", "stages.evaluate"], folder, self.threads)
+        report = read_json(folder / "reports" / "rl" / f"{domain}.json")
+        outcome = {
+            "metrics": {metric: measure(metric, folder, domain) for metric in sorted(set(metrics))},
+            "environment_steps": report["environment_steps"],
+            "seconds": round(time.monotonic() - began, 1),
+            "commit": self.commit,
+        }
+        shutil.rmtree(folder)
+        return outcome
+
+
+def write_params(folder: Path, values: Mapping[str, Any]) -> None:
+    """Written whole, or a killed run would go on with half of them."""
+    partial = folder / "params.yaml.partial"
+    partial.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    os.replace(partial, folder / "params.yaml")

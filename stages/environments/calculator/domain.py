@@ -1,0 +1,233 @@
+"""The calculator domain: its settings, recipes and expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stages.environments.calculator.environment import CalculatorEnvironment
+from stages.environments.calculator.expression import (
+    Expression,
+    Operation,
+    apply,
+    canonical,
+    needed,
+    operations,
+    parse,
+    value,
+    write,
+)
+from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
+from stages.seeding import key64, stream
+
+MAX_OPERATIONS = 5
+SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
+"""Tasks, and expressions, of each split in every 52: 192 for training, 24 for validation and 200 for testing in 416."""
+INSTRUCTIONS = (
+    "Work it out. Each turn, write one action: key <number><operator><number>, which asks the calculator, or answer <number>.\n"
+)
+_DRAWS = 20_000
+"""Tries for one more expression that is new, before the recipes give up."""
+_FIELDS: dict[str, type] = {"task_id": str, "split": str, "expression": str}
+
+
+class CalculatorSettings(DomainSettings):
+    """Settings of the calculator domain (per_domain.calculator.environment)."""
+
+    max_turns: Annotated[int, Field(ge=1, le=64)] = 6
+    operations: dict[Annotated[int, Field(ge=0, le=MAX_OPERATIONS)], Annotated[float, Field(ge=0.0)]] = Field(
+        default_factory=lambda: {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}
+    )
+    """Weights of items by the operations that need the tool, in recipes and among the tasks that curation takes. 0: easy items,
+    answered at sight (47*1)."""
+    operators: list[Literal["+", "-", "*"]] = Field(default=["+", "-", "*"], min_length=1)
+    brackets: bool = True
+    smallest: Annotated[int, Field(ge=2, le=10**6)] = 2
+    """Of operands and of the results of an item's operations; below 2, operations can be read off."""
+    largest_operand: Annotated[int, Field(ge=9, le=10**9)] = 99
+    largest_result: Annotated[int, Field(ge=9, le=10**12)] = 999
+    """Of any operation of an item."""
+    show_rest: bool = False
+    """After an operation of the item, show with its result what is left to do (= 85-12). Small models work with what they were
+    just shown; to find one's place in a question read before is another skill."""
+    reward: Literal["exact_match", "digits", "progress"] = "exact_match"
+    """Of the answer: 1 if it is right; the share of its digits that are. `progress`: half of the return for the operations worked
+    out, shared among them, as each is done for the first time; the rest of 1 for the right answer."""
+    instructions: bool = False
+    """Put the available actions before the question; for models that were not trained on this domain."""
+
+    @field_validator("operations")
+    @classmethod
+    def _some_weight(cls, weights: dict[int, float]) -> dict[int, float]:
+        if sum(weights.values()) <= 0:
+            raise ValueError("operations needs at least one weight above 0, e.g. {0: 1, 1: 1, 2: 2, 3: 1}")
+        return weights
+
+    @model_validator(mode="after")
+    def _room(self) -> CalculatorSettings:
+        if self.largest_result < self.largest_operand:
+            raise ValueError(f"largest_result ({self.largest_result}) is below largest_operand ({self.largest_operand})")
+        if self.largest_operand < self.smallest:
+            raise ValueError(f"largest_operand ({self.largest_operand}) is below smallest ({self.smallest})")
+        return self
+
+
+def split_of(expression: Expression) -> Split:
+    """The split whose recipes may hold `expression`: each in one, whatever the order of its terms."""
+    place = key64("calculator.split", canonical(expression)) % sum(SHARES.values())
+    for split in SPLITS:
+        place -= SHARES[split]
+        if place < 0:
+            return split
+    raise AssertionError("shares add up to their sum")
+
+
+class CalculatorDomain:
+    """See stages.environments.protocol.Domain."""
+
+    name = "calculator"
+    Settings = CalculatorSettings
+
+    def __init__(self, settings: CalculatorSettings | None = None) -> None:
+        self.settings = settings or CalculatorSettings()
+
+    def difficulty_weights(self) -> dict[float, float]:
+        """Difficulty (operations that need the tool) -> weight among the tasks that curation takes."""
+        return {float(count): weight for count, weight in sorted(self.settings.operations.items())}
+
+    def record_difficulty(self, record: Mapping[str, Any]) -> float:
+        return float(len(needed(parse(record["expression"]))))
+
+    def recipe_kinds(self) -> set[str]:
+        return {f"operations {count}" for count, weight in self.settings.operations.items() if weight > 0}
+
+    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
+        return {f"operations {len(needed(parse(record['expression'])))}"}
+
+    def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Raw records; splits take turns in the proportion 192 : 24 : 200, and numbers of operations within each by weight.
+
+        Raises ValueError where the settings do not give so many different expressions.
+        """
+        weights = {number: weight for number, weight in sorted(self.settings.operations.items()) if weight > 0}
+        made: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+        levels = {split: dict.fromkeys(weights, 0) for split in SPLITS}
+        rng = stream("calculator.recipes", seed)
+        seen: set[str] = set()
+        for _ in range(count):
+            split = min(SPLITS, key=lambda name: (made[name] / SHARES[name], SPLITS.index(name)))
+            taken = levels[split]
+            level = min(weights, key=lambda number: ((taken[number] + 1) / weights[number], number))
+            expression = self._new_expression(level, split, seen, rng)
+            yield {
+                "task_id": f"calculator-{split}-{made[split]:06d}",
+                "split": split,
+                "expression": write(expression),
+            }
+            made[split] += 1
+            taken[level] += 1
+
+    def _new_expression(self, level: int, split: Split, seen: set[str], rng: Random) -> Expression:
+        for _ in range(_DRAWS):
+            expression = self._draw_easy(rng) if level == 0 else self._draw(level, rng)
+            if expression is None or split_of(expression) != split or canonical(expression) in seen:
+                continue
+            if len(needed(expression)) == level and (self.settings.brackets or "(" not in write(expression)):
+                seen.add(canonical(expression))
+                return expression
+        raise ValueError(
+            f"calculator: no more different {split} items of {level} operations; ask for fewer, or change "
+            "per_domain.calculator.environment (largest_operand, largest_result, operators or operations)"
+        )
+
+    def _operand(self, rng: Random) -> int:
+        return rng.randint(self.settings.smallest, self.settings.largest_operand)
+
+    def _draw_easy(self, rng: Random) -> Expression:
+        """One or two operations that leave a number as it is: the answer stands in the question."""
+        expression: Expression = self._operand(rng)
+        for _ in range(rng.randint(1, 2)):
+            operator = rng.choice(self.settings.operators)
+            neutral = 1 if operator == "*" else 0
+            first = operator != "-" and rng.random() < 0.5
+            sides = (neutral, expression) if first else (expression, neutral)
+            expression = Operation(operator, *sides)
+        return expression
+
+    def _draw(self, count: int, rng: Random) -> Expression | None:
+        """`count` operations in a random tree, each with a result in [smallest, largest_result]; None if the draw has another."""
+        if count == 0:
+            return self._operand(rng)
+        split = rng.randrange(count) if self.settings.brackets else count - 1
+        left, right = self._draw(split, rng), self._draw(count - 1 - split, rng)
+        if left is None or right is None:
+            return None
+        operator = rng.choice(self.settings.operators)
+        result = apply(operator, value(left), value(right))
+        in_range = self.settings.smallest <= result <= self.settings.largest_result
+        return Operation(operator, left, right) if in_range else None
+
+    def check(self, record: Mapping[str, Any]) -> None:
+        for key, kind in _FIELDS.items():
+            if key not in record:
+                raise ValueError(f"'{key}' is missing")
+            if type(record[key]) is not kind:
+                raise ValueError(f"'{key}' must be {kind.__name__}, not {record[key]!r}")
+        unknown = sorted(set(record) - set(_FIELDS))
+        if unknown:
+            raise ValueError(f"unknown keys {unknown}; known are {list(_FIELDS)}")
+        if record["split"] not in SPLITS:
+            raise ValueError(f"'split' must be one of {list(SPLITS)}, not {record['split']!r}")
+        if not record["task_id"]:
+            raise ValueError("'task_id' is empty")
+        count = len(list(operations(parse(record["expression"]))))
+        if not 1 <= count <= MAX_OPERATIONS:
+            raise ValueError(f"'expression' must have 1 to {MAX_OPERATIONS} operations, not {count}")
+
+    def build(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        folder: Path,
+        workers: int,
+        *,
+        built: Callable[[int], None] | None = None,
+    ) -> list[Task]:
+        """Tasks hold all there is: nothing is written below `folder`."""
+        tasks = []
+        for record in records:
+            expression = parse(record["expression"])
+            prompt = f"what is {write(expression)}?"
+            tasks.append(
+                Task(
+                    task_id=record["task_id"],
+                    domain=self.name,
+                    split=record["split"],
+                    seed=0,
+                    prompt=INSTRUCTIONS + prompt if self.settings.instructions else prompt,
+                    spec={"expression": write(expression), "answer": str(value(expression))},
+                    difficulty=float(len(needed(expression))),
+                    cluster=f"calculator-{canonical(expression)}",
+                )
+            )
+            if built:
+                built(1)
+        folder.mkdir(parents=True, exist_ok=True)
+        return tasks
+
+    def world_files(self, task: Task) -> list[str]:
+        return []
+
+    def make(self, folder: Path) -> CalculatorEnvironment:
+        return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
+
+    def expert(self, environment: Environment) -> str | None:
+        """Calculate what can't be read off, innermost and leftmost first; then answer."""
+        return environment.next_action() if isinstance(environment, CalculatorEnvironment) else None
+
+    def entities(self, task: Task) -> set[str]:
+        """The expression, whatever the order of its terms."""
+        return {canonical(parse(task.spec["expression"]))}

@@ -1,0 +1,237 @@
+"""Section `rl` of params.yaml. In the parts of an algorithm null means what `rl.algorithm` stands for; which value that is, and
+which combinations make sense, says stages/algorithms/resolve.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from stages.parameters.shared import HeadParams, SamplingParams
+from stages.validation import Count, NonNegative, Positive, Section, Share
+
+AboveOne = Annotated[float, Field(gt=1.0)]
+BelowHalf = Annotated[float, Field(ge=0.0, lt=0.5)]
+
+
+class PrsStage(Section):
+    """One stage of progressive reward shaping: reached once all stages before it have met their thresholds."""
+
+    name: str
+    weight: NonNegative
+    threshold: Share = 1.0
+    """Score from which the next stage counts."""
+    term: str | None = None
+    """What is scored: `parse` (share of accepted actions; 0 if the episode ran out of tokens), `tool` (1 if a tool was called),
+    `outcome` (the environment's return) or a reward term that the environment reports. null: the stage's name."""
+    no_call_score: Share = 1.0
+    """`tool`: the score of an episode without a call."""
+
+
+class Reward(Section):
+    """Reward shaping. What counts as success, for reports and the curriculum, is always the environment's own return."""
+
+    kind: Literal["environment", "prs", "own"] | None = None
+    prs: Annotated[list[PrsStage], Field(min_length=1)] | None = None
+    """Stages in order; their weights sum to the largest reward."""
+    density: Literal["environment", "single", "dense"] | None = None
+    """`single`: success alone, on the last turn; `dense`: the environment's increments over a common divisor."""
+    divisor: Literal["max_total", "reference"] | None = None
+    """dense: `max_total` for all; `reference`: the number of positive increments of a success, max_total of a failure."""
+    max_total: Positive | None = None
+    """dense: the largest return that the environment's increments sum to."""
+    correct: float | None = None
+    """Return of a success in place of the environment's."""
+    wrong: float | None = None
+    """Return of a failure in place of the environment's."""
+    tool_bonus: NonNegative | None = None
+    """Added per tool call."""
+    tool_bonus_on: Literal["wrong", "both"] | None = None
+    tool_bonus_cap: float | None = None
+    """Largest reward of a failure with its bonus."""
+    overlong_penalty: NonNegative | None = None
+    """Largest subtraction for length, environment's tokens included; 0: none."""
+    overlong_max: Count | None = None
+    """Tokens after the prompt from which the whole penalty applies."""
+    overlong_cache: Count | None = None
+    """The penalty grows over this many tokens before overlong_max."""
+    kl_coef: NonNegative | None = None
+    """Subtracted per token: kl_coef times the estimate of the sampling policy's KL from the reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+
+
+class Filling(Section):
+    """Batch filling: what takes the place of groups whose rewards are all equal."""
+
+    kind: Literal["none", "exclude", "resample", "random", "value", "own"] | None = None
+    rounds: Annotated[int, Field(ge=1, le=100)] | None = None
+    """resample: times that further tasks are played at the most."""
+    replace: Literal["zero_advantage", "low_value"] | None = None
+    """random, value: what makes room: groups of equal rewards; or of a value V of at most min_value."""
+    min_value: NonNegative | None = None
+    spread: Literal["std", "variance"] | None = None
+    """value: sigma in V = (r_max - mean) * sigma."""
+    value_of: Literal["reward", "last_stage"] | None = None
+    """value: what V is computed from; last_stage: the last stage of reward.prs."""
+    r_max: Positive | None = None
+    """value: the largest attainable reward."""
+    temperature: Positive | None = None
+    """value: groups are drawn with probability proportional to V^(1/temperature)."""
+    zero_tol: NonNegative | None = None
+    """sigma up to which a group's rewards count as equal."""
+    smooth: Literal["none", "cap", "sqrt", "log"] | None = None
+    """random, value: what the advantages of a group that counts c times are multiplied by: 1, min(1, c_max/c), 1/sqrt(c),
+    (1 + ln c)/c."""
+    c_max: Positive | None = None
+    overlong: Literal["keep", "mask"] | None = None
+    """mask: episodes that ran out of tokens are not trained on; their rewards still count in the baselines."""
+
+
+class Advantage(Section):
+    """Each axis on its own."""
+
+    estimator: Literal["group", "gae", "own"] | None = None
+    level: Literal["trajectory", "turn", "token"] | None = None
+    """What is credited as one: group knows all three, gae turns and tokens."""
+    mean: Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"] | None = None
+    std: Literal["none", "group", "batch"] | None = None
+    ddof: Annotated[int, Field(ge=0, le=1)] | None = None
+    """Of the standard deviation: 1 for n - 1, 0 for n."""
+    gamma: Share | None = None
+    """Discount per turn or token, as `level` says."""
+    lam: Share | None = None
+    whiten: bool | None = None
+    """Zero mean, unit standard deviation over the batch's policy tokens."""
+    clip: Positive | None = None
+    """Advantages are cut to [-clip, clip], last of all."""
+
+
+class Credit(Section):
+    """Step credit: how an episode's advantage is spread over its turns."""
+
+    kind: Literal["outcome", "annotated", "own"] | None = None
+    weight: NonNegative | None = None
+    """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
+
+
+class Loss(Section):
+    kind: Literal["policy_gradient", "ppo_clip", "gspo", "cispo", "own"] | None = None
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    dual_clip: AboveOne | None = None
+    """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] | None = None
+    constant_length: Count | None = None
+    """constant: what token sums are divided by, times the number of episodes. null: model.max_length."""
+    kl_coef: NonNegative | None = None
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    entropy_coef: NonNegative | None = None
+
+
+class Critic(Section):
+    learning_rate: Positive | None = None
+    coef: NonNegative | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps in which only the critic learns."""
+    head: HeadParams | None = None
+
+
+class Preference(Section):
+    """Offline optimisation on the pairs of data/annotated/<domain>; for the algorithms that learn from pairs."""
+
+    loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] | None = None
+    level: Literal["step", "trajectory"] | None = None
+    """What a pair compares: the two actions, or each action with what followed it to the nearest right and wrong end."""
+    pairs_per_step: Count | None = None
+    beta: Positive | None = None
+    gamma: NonNegative | None = None
+    """simpo: target margin, outside beta."""
+    smoothing: BelowHalf | None = None
+    """cdpo, robust_dpo: assumed share of pairs with the labels swapped."""
+    length_normalise: bool | None = None
+    """ipo: log-probabilities per token in place of sums."""
+    desirable: Positive | None = None
+    undesirable: Positive | None = None
+    """kto: weights of the two kinds."""
+    nll_coef: NonNegative | None = None
+    """cpo, orpo: weight of the winner's negative log-probability."""
+
+
+class Curriculum(Section):
+    kind: Literal["uniform", "difficulty"] = "difficulty"
+    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training."""
+    floor: Share = 0.05
+
+
+class Histogram(Section):
+    """Shares of easy, medium and hard tasks; only their proportions matter."""
+
+    easy: NonNegative = 1.0
+    medium: NonNegative = 1.0
+    hard: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _some(self) -> Histogram:
+        if self.easy + self.medium + self.hard == 0:
+            raise ValueError("easy, medium and hard are all 0: no task would be left")
+        return self
+
+
+class Selection(Section):
+    """Which training tasks RL may draw."""
+
+    kind: Literal["all", "model_aware"] = "all"
+    """`model_aware`: only tasks that rollout measured and that the SFT policy solves sometimes, weighted by `target`."""
+    easy_min: Share = 0.75
+    hard_max: Share = 0.25
+    target: Histogram = Histogram()
+
+    @model_validator(mode="after")
+    def _order(self) -> Selection:
+        if self.hard_max >= self.easy_min:
+            raise ValueError(f"hard_max ({self.hard_max}) must be below easy_min ({self.easy_min})")
+        return self
+
+
+class Rl(Section):
+    algorithm: str = "grpo"
+    """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
+    settings: Any = {}
+    """The algorithm's own keys, where it has any."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
+    steps: Count = 20
+    environment_steps: Count | None = None
+    """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
+    tasks_per_step: Count = 16
+    group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    epochs: Count = 1
+    """Passes over each batch of episodes."""
+    minibatches: Count = 1
+    """Optimiser steps per pass."""
+    learning_rate: Positive = 3e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    checkpoint_every: Count = 5
+    sampling: SamplingParams = SamplingParams()
+    dead_groups: Literal["keep", "drop"] = "drop"
+    """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""
+    share_prefixes: bool = True
+    """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
+    episode whole. The same gradient to float rounding."""
+    reward: Reward = Reward()
+    filling: Filling = Filling()
+    advantage: Advantage = Advantage()
+    credit: Credit = Credit()
+    loss: Loss = Loss()
+    critic: Critic = Critic()
+    preference: Preference = Preference()
+    curriculum: Curriculum = Curriculum()
+    selection: Selection = Selection()
+
+    @model_validator(mode="after")
+    def _groups(self) -> Rl:
+        if self.minibatches > self.tasks_per_step:
+            raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
+        return self

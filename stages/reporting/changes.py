@@ -1,0 +1,93 @@
+"""What differs between two runs: parameters, code, success. Pure functions over `Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.evaluation.statistics import Comparison, StatisticsError, compare
+from stages.reporting.blocks import flatten
+from stages.reporting.kept import Run, Success
+from stages.reporting.results import model_order
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class SuccessChange:
+    """One model on one domain's panel, then and now. `test`: now against then on the same tasks; None where there can be none,
+    for the reason in `why`."""
+
+    domain: str
+    model: str
+    before: Success | None
+    now: Success | None
+    test: Comparison | None = None
+    why: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Every task had the same outcome."""
+        return self.test is not None and self.test.difference == self.test.low == self.test.high == 0.0
+
+
+def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
+    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml."""
+    old, new = dict(flatten(before.params)), dict(flatten(now.params))
+    keys = [*new, *(key for key in old if key not in new)]
+    return [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if old.get(key) != new.get(key)]
+
+
+def code_changes(before: Run, now: Run) -> list[tuple[str, str]]:
+    """(path, "changed" | "new" | "gone") of code that differs, sorted."""
+    kinds = {path: "new" for path in now.code if path not in before.code}
+    kinds |= {path: "gone" for path in before.code if path not in now.code}
+    kinds |= {path: "changed" for path in now.code if path in before.code and now.code[path] != before.code[path]}
+    return sorted(kinds.items())
+
+
+def _test(before: Run, now: Run, model: str, domain: str, clusters: Mapping[str, str]) -> tuple[Comparison | None, str]:
+    """(paired test of now against before, why there is none)."""
+    if before.panels.get(domain) != now.panels.get(domain):
+        return None, "another panel"
+    then, today = before.solved.get(model, {}).get(domain), now.solved.get(model, {}).get(domain)
+    if not then or not today or len(then) != len(today) or len(clusters) != len(today):
+        return None, "no outcomes task by task"
+    tasks = sorted(clusters)
+    evaluate = now.params["evaluate"]
+    try:
+        found = compare(
+            [count / now.attempts for count in today],
+            tasks,
+            [count / before.attempts for count in then],
+            tasks,
+            clusters=clusters,
+            confidence=evaluate["confidence"],
+            resamples=evaluate["resamples"],
+            seed=now.params["seed"],
+        )
+    except StatisticsError as error:
+        return None, str(error)
+    return found, ""
+
+
+def success_changes(before: Run, now: Run, outcomes: Sequence[Mapping[str, Any]]) -> list[SuccessChange]:
+    """Every model on every domain of either run, domains and models in the order of the run. `outcomes` are the rows of this
+    run's evaluation, which say which tasks belong together."""
+    clusters: dict[str, dict[str, str]] = {}
+    for row in outcomes:
+        clusters.setdefault(row["domain"], {})[row["task_id"]] = row["cluster"]
+    ordered = list(now.params["domains"])
+    domains = [*ordered, *(domain for domain in before.panels if domain not in ordered)]
+    changes = []
+    for domain in domains:
+        for model in model_order(sorted({*before.success, *now.success}), domains):
+            then, today = before.success.get(model, {}).get(domain), now.success.get(model, {}).get(domain)
+            if then is None and today is None:
+                continue
+            test, why = None, "only then" if today is None else "only now"
+            if then is not None and today is not None:
+                test, why = _test(before, now, model, domain, clusters.get(domain, {}))
+            changes.append(SuccessChange(domain, model, then, today, test, why))
+    return changes

@@ -1,0 +1,108 @@
+"""`python -m stages.reporting.keep [--note TEXT]`: keep the finished run in reports/runs.jsonl, to compare later ones with.
+
+What is kept: parameters, hashes of the code, success with the outcome of every panel task, the work done, and the time and memory
+that this machine measured. The file belongs to git: commit it with the results it describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stages.costs import read_cost
+from stages.lineage import identity, input_hashes
+from stages.params import load_params
+from stages.reporting.inputs import load_inputs
+from stages.reporting.kept import FILE, Measured, Run, append, itself
+from stages.reporting.this_run import this_run
+from stages.tracking import git_state
+
+PAGE = "report"
+"""The stage that reads what is kept here; that it is out of date does not matter."""
+
+
+class KeepError(RuntimeError):
+    """The run cannot be kept; the message says why and what to do."""
+
+
+def out_of_date(root: Path) -> list[str]:
+    """Stages of dvc.yaml but the page's whose outputs are not those of the present inputs. Raises KeepError if DVC fails."""
+    command = [sys.executable, "-m", "dvc", "status", "--json"]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "DVC_NO_ANALYTICS": "1"}
+    )
+    if done.returncode:
+        raise KeepError(f"'dvc status' failed: {done.stderr.strip()}\nIf a run is going on, wait for its end")
+    changed = {name.rsplit(":", 1)[-1] for name in json.loads(done.stdout or "{}")}
+    own = set(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+    return sorted(name for name in changed if name.split("@")[0] in own - {PAGE})
+
+
+def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
+    """Stage (`rl@search`) -> what its run on the present inputs took; without stages that did not run here on them."""
+    stages: dict[str, Any] = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    found = {}
+    for name, entry in stages.items():
+        for domain in domains if "matrix" in entry else [None]:
+            title = f"{name}@{domain}" if domain else name
+            cost = read_cost(root, title)
+            if name != PAGE and cost and cost.done and cost.inputs == identity(input_hashes(root, name, domain)):
+                values = asdict(cost)
+                found[title] = Measured(**{key: values[key] for key in Measured.model_fields})
+    return found
+
+
+def keep(root: Path, note: str = "") -> int:
+    """Add the run in `root` to the file; returns its number. A run that is kept already gets its number back, and no second line.
+
+    Raises KeepError if the outputs are not those of the present parameters and code, or there is no finished run.
+    """
+    if stale := out_of_date(root):
+        raise KeepError(
+            f"these stages are not up to date with params.yaml, data and code: {', '.join(stale)}. Run 'dvc repro' first, or "
+            f"take the edit back; what is kept has to be what ran"
+        )
+    params = load_params(root / "params.yaml")
+    try:
+        inputs = load_inputs(root, params)
+    except FileNotFoundError as error:
+        raise KeepError(str(error)) from error
+    now = this_run(inputs)
+    if own := itself(now, inputs.kept):
+        return own[0]
+    commit, dirty = git_state(root)
+    name = "" if commit == "none" else commit[:12] + ("+" if dirty else "")
+    append(root, Run(**{**now.model_dump(), "note": note, "commit": name, "measured": measurements(root, params.domains)}))
+    return len(inputs.kept) + 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.reporting.keep", description="Keep this run to compare later ones with."
+    )
+    parser.add_argument("--note", default="", help="what is special about it, in a few words")
+    options = parser.parse_args()
+    root = Path.cwd()
+    before = (root / FILE).read_bytes() if (root / FILE).exists() else b""
+    try:
+        number = keep(root, options.note)
+    except (KeepError, ValueError) as error:
+        print(f"keep: {error}", file=sys.stderr)
+        return 1
+    if (root / FILE).read_bytes() == before:
+        print(f"keep: this is run {number} in {FILE}; nothing was added")
+    else:
+        print(f"keep: added run {number} to {FILE}. 'dvc repro report' puts it on the page; commit the file with the results")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

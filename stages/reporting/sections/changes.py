@@ -1,0 +1,95 @@
+"""Chapter on what changed since an earlier run: parameters, code, success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw
+from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
+from stages.reporting.figures.outcome import differences
+from stages.reporting.inputs import Inputs
+from stages.reporting.kept import FILE, Run, itself, previous
+from stages.reporting.results import p_value, signed, verdict_mark
+from stages.reporting.sections.outcome import confidence_of
+from stages.reporting.this_run import this_run
+
+INTRO = (
+    "This run against the newest run that was kept before it. Success is compared on the same tasks, with the same test as "
+    "models within a run."
+)
+NOTHING_KEPT = f"No earlier run is kept in {FILE}, so there is nothing to compare with. make keep keeps this one."
+
+
+def name_of(number: int, run: Run) -> str:
+    """ "run 2 (“ties”, commit 8ba630a)"."""
+    facts = [f"“{run.note}”"] if run.note else []
+    facts += [f"commit {run.commit}"] if run.commit else []
+    return f"run {number}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _row(change: SuccessChange) -> list[str]:
+    cells = [change.domain, change.model]
+    cells += [_percent(item.mean) if item else "–" for item in (change.before, change.now)]
+    if change.test is None:
+        return [*cells, "–", "–", "–", change.why]
+    test = change.test
+    interval = f"{signed(100 * test.low)} to {signed(100 * test.high)}"
+    return [*cells, signed(100 * test.difference), interval, p_value(test.p, bare=True), verdict_mark(test.verdict)]
+
+
+def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains: Sequence[str]) -> list[Block]:
+    if changes and all(change.equal for change in changes):
+        return [Text("Success is the same, task by task, for every model.")]
+    equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]
+    differing = [change for change in changes if not change.equal]
+    header = ("domain", "model", "before", "now", "points", f"{100 * confidence:g} % interval", "p", "verdict")
+    blocks: list[Block] = [
+        Table("Success, then and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
+    ]
+    tested = [
+        {
+            "domain": change.domain,
+            "a": f"{change.model} now",
+            "b": "then",
+            "difference": change.test.difference,
+            "low": change.test.low,
+            "high": change.test.high,
+        }
+        for change in differing
+        if change.test is not None
+    ]
+    if tested:
+        caption = "Success now minus success then, same tasks. A filled mark means that the interval leaves out zero."
+        blocks.insert(0, Figures([draw("changes", caption, differences, tested, domains)]))
+    if equal:
+        blocks.append(Text(f"The same on every task: {', '.join(equal)}."))
+    return blocks
+
+
+def changes_section(inputs: Inputs) -> Section:
+    section = Section("changes", "What changed", INTRO)
+    now = this_run(inputs)
+    found, own = previous(now, inputs.kept), itself(now, inputs.kept)
+    said = f"This is {name_of(*own)} of those kept. " if own else ""
+    if found is None:
+        section.blocks.append(Text(said + ("There is none before it." if own else NOTHING_KEPT), tone="note"))
+        return section
+    before = found[1]
+    section.blocks.append(Text(f"{said}Compared with {name_of(*found)}."))
+    parameters, code = parameter_changes(before, now), code_changes(before, now)
+    if parameters:
+        rows = [list(item) for item in parameters]
+        section.blocks.append(Table("Parameters", ("parameter", "before", "now"), rows, text_columns=3))
+    if code:
+        rows = [list(item) for item in code]
+        section.blocks.append(Table("Code that bears on results", ("part", "what"), rows, text_columns=2))
+    same = [name for name, differs in (("Parameters", parameters), ("The code that bears on results", code)) if not differs]
+    if same:
+        section.blocks.append(Text(f"{' and '.join(same).replace(' and The', ' and the')}: no change."))
+    changes = success_changes(before, now, inputs.outcomes)
+    section.blocks += success_blocks(changes, confidence_of(inputs), inputs.params.domains)
+    return section

@@ -1,0 +1,90 @@
+"""The run that the report is about, in the form in which runs are kept and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.agent.episode import Owner
+from stages.reporting.inputs import ROLLOUTS, Inputs
+from stages.reporting.kept import Run, Success, Work
+
+
+def solved(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Rows of data/evaluation/rows.parquet -> model -> domain -> successful attempts at each task, tasks sorted by id."""
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for row in rows:
+        tasks = counts.setdefault(row["model"], {}).setdefault(row["domain"], {})
+        tasks[row["task_id"]] = tasks.get(row["task_id"], 0) + bool(row["success"])
+    return {
+        model: {domain: [tasks[task] for task in sorted(tasks)] for domain, tasks in sorted(by_domain.items())}
+        for model, by_domain in sorted(counts.items())
+    }
+
+
+def _at(report: Mapping[str, Any] | None, key: str) -> int | None:
+    value = (report or {}).get(key)
+    return round(value) if isinstance(value, (int, float)) else None
+
+
+def _trained(report: Mapping[str, Any] | None) -> int | None:
+    return _at(report, "ledger/policy_tokens_trained")
+
+
+def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
+    """Models with the same weights were played once."""
+    played = {
+        (domain, row.get("policy_hash", model)): row
+        for model, by_domain in evaluation["models"].items()
+        for domain, row in by_domain.items()
+    }
+    attempts = evaluation.get("attempts", 1)
+    episodes = sum(row["success"]["n"] for row in played.values()) * attempts
+    tokens = [row["tokens"]["mean"] * row["success"]["n"] for row in played.values() if isinstance(row.get("tokens"), Mapping)]
+    return Work(episodes=episodes, sampled_tokens=round(sum(tokens) * attempts) if tokens else None)
+
+
+def work(inputs: Inputs) -> dict[str, Work]:
+    """Stage -> what it did, as far as the stages' reports say; in the order of the run."""
+    found: dict[str, Work] = {}
+    for domain, given in inputs.domains.items():
+        kept = ((given.curate or {}).get("demonstrations") or {}).get("kept")
+        found[f"curate@{domain}"] = Work(episodes=sum(kept.values()) if isinstance(kept, Mapping) else None)
+    found["sft"] = Work(steps=_at(inputs.sft, "steps"), trained_tokens=_trained(inputs.sft))
+    for domain, given in inputs.domains.items():
+        rows = given.episodes.get(ROLLOUTS, [])
+        sampled = sum(owner == Owner.POLICY for row in rows for owner in row["owner"])
+        found[f"rollout@{domain}"] = Work(episodes=_at(given.rollout, "episodes"), sampled_tokens=sampled or None)
+    for domain, given in inputs.domains.items():
+        found[f"annotate@{domain}"] = Work(
+            steps=_at(given.annotate, "iterations"), sampled_tokens=_at(given.annotate, "policy_tokens")
+        )
+    for domain, given in inputs.domains.items():
+        trained, dropped = _trained(given.rl), _at(given.rl, "ledger/policy_tokens_dropped")
+        epochs = inputs.params.section("rl", domain).epochs
+        sampled = None if trained is None or dropped is None else (trained + dropped) // epochs
+        found[f"rl@{domain}"] = Work(
+            episodes=_at(given.rl, "episodes"), steps=_at(given.rl, "steps"), sampled_tokens=sampled, trained_tokens=trained
+        )
+    found["evaluate"] = _evaluation_work(inputs.evaluation)
+    return {stage: item for stage, item in found.items() if item != Work()}
+
+
+def this_run(inputs: Inputs) -> Run:
+    """The run that `inputs` are the outcome of; not yet with what is known only when it is kept."""
+    success = {
+        model: {
+            domain: Success(**{key: float(row["success"][key]) for key in ("mean", "low", "high")}, n=int(row["success"]["n"]))
+            for domain, row in sorted(by_domain.items())
+        }
+        for model, by_domain in sorted(inputs.evaluation["models"].items())
+    }
+    return Run(
+        params=inputs.params.model_dump(mode="json"),
+        code=dict(inputs.code),
+        panels={domain: str(digest) for domain, digest in sorted(inputs.evaluation["panels"].items())},
+        success=success,
+        solved=solved(inputs.outcomes),
+        work=work(inputs),
+        attempts=int(inputs.evaluation.get("attempts", 1)),
+    )

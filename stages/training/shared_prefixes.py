@@ -1,0 +1,280 @@
+"""Training forward passes that read what episodes have in common once: a group's prompt, and any further turns that are the same.
+
+Episodes of a group start from one prompt, and often go on alike: the same first action brings the same observation. Sorted by
+their tokens, each row has its longest common prefix with the rows before it in common with the one right before it; what
+follows is its own. The own tokens of all rows go through the layers side by side, without padding; only attention looks at rows,
+where a row's own queries meet the keys and values of all its tokens, wherever these were computed. Each gradient is the sum over
+the rows that share a token, which autograd takes where keys and values are handed out.
+
+The same function as the dense pass (`stages.agent.policy.predicting_states`), to float rounding, for any model with full
+attention: the model's own forward pass runs, with an attention function that knows the layout. For the families of
+`stages.agent.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
+policy token: of the others it needs keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from stages.agent.decoder import FAMILIES, hooked
+from stages.training.recompute import recomputes
+
+ATTENTION = "shared_prefixes"
+SPREAD = 1.5
+"""Rows attend together while the longest has at most this many times the own tokens of the shortest."""
+READ = 4
+"""Tokens that attention reads in a micro-batch, padding included, are at most this many times those that layers compute."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """n rows with a similar number Q of own tokens, and at most K tokens in all."""
+
+    start: int
+    stop: int
+    """The rows' own tokens, among all [U]."""
+    place: Tensor
+    """[stop - start] index of each own token in the flattened [n, Q]."""
+    nodes: Tensor
+    """[n, K] which of the U tokens stands at each place of the row; 0 after its end."""
+    visible: Tensor | None
+    """[n, 1, Q, K] bool: what a query sees. None: all tokens are the rows' own, and each sees those up to itself."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """U distinct tokens of some rows; `nodes` [B, T] says which of them stands where in each row, 0 after its end."""
+
+    ids: Tensor
+    positions: Tensor
+    nodes: Tensor
+    parts: list[Part]
+    wanted: Tensor
+    """[m] which of the tokens stand before a policy token, in order."""
+    last: list[Part]
+    """Parts for queries of the wanted tokens alone; `start` and `stop` are places among these."""
+
+
+def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
+    """Number of equal tokens at the start of two rows."""
+    shorter = min(len(first), len(second))
+    same = first[:shorter] == second[:shorter]
+    return shorter if same.all() else int(same.argmin())
+
+
+def in_order(rows: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """(row, its common prefix with the rows before it), in the order of the rows' tokens."""
+    order = sorted(range(len(rows)), key=lambda row: (rows[row].tolist(), row))
+    none = np.zeros(0, dtype=np.int64)
+    before = [none, *(rows[row] for row in order[:-1])]
+    return [(row, common_prefix(rows[row], previous)) for row, previous in zip(order, before, strict=True)]
+
+
+def fed_rows(token_ids: Tensor, mask: Tensor) -> list[np.ndarray]:
+    """The tokens of each row that are read: all before its last policy token."""
+    ends = (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1).tolist()
+    return [row[:end] for row, end in zip(token_ids.cpu().numpy(), ends, strict=True)]
+
+
+def plan_shared(token_ids: Tensor, mask: Tensor, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+    """`rows` in micro-batches of rows that follow one another in the order of their tokens, each with at most `tokens_per_batch`
+    distinct tokens (a longer row stands alone); the plan depends on the tokens alone."""
+    chosen = torch.tensor(list(rows))
+    fed = fed_rows(token_ids[chosen], mask[chosen])
+    plan: list[list[int]] = []
+    tokens = longest = 0
+    for place, shared in in_order(fed):
+        length = len(fed[place])
+        longest = max(longest, length)
+        tokens += length - shared
+        full = tokens > tokens_per_batch or (plan and (len(plan[-1]) + 1) * longest > READ * tokens_per_batch)
+        if not plan or full:
+            plan.append([])
+            tokens, longest = length, length
+        plan[-1].append(rows[place])
+    return plan
+
+
+def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
+    """The layout of rows token_ids, mask [B, T], on their device."""
+    device, (count, width) = token_ids.device, token_ids.shape
+    fed = fed_rows(token_ids, mask)
+    shared = dict(in_order(fed))
+    own = {row: len(fed[row]) - shared[row] for row in shared}
+    # Rows that own all they read come first: their attention needs no mask.
+    order = sorted((row for row in own if own[row]), key=lambda row: (shared[row] > 0, -own[row], row))
+    starts = dict(zip(order, np.cumsum([0, *(own[row] for row in order)]).tolist(), strict=False))
+    nodes = np.zeros((count, width), dtype=np.int64)
+    previous = np.zeros(0, dtype=np.int64)
+    for row, common in shared.items():
+        mine = np.arange(own[row]) + starts.get(row, 0)
+        previous = np.concatenate([previous[:common], mine])
+        nodes[row, : len(previous)] = previous
+    ids = np.concatenate([fed[row][shared[row] :] for row in order])
+    positions = np.concatenate([np.arange(shared[row], len(fed[row])) for row in order])
+    wanted, asks = _wanted(mask, nodes, len(ids))
+    parts, last, begin, asked = [], [], 0, 0
+    while begin < len(order):
+        lead = order[begin]
+        end = begin
+        while end < len(order) and own[order[end]] * SPREAD >= own[lead] and (shared[order[end]] > 0) == (shared[lead] > 0):
+            end += 1
+        rows = order[begin:end]
+        read = torch.from_numpy(nodes[np.array(rows), : max(len(fed[row]) for row in rows)]).to(device)
+        places = [np.arange(shared[row], len(fed[row])) for row in rows]
+        parts.append(_part(places, starts[lead], read, causal=shared[lead] == 0))
+        last.append(_part([all_[asks[nodes[row, all_]]] for row, all_ in zip(rows, places, strict=True)], asked, read))
+        asked = last[-1].stop
+        begin = end
+
+    def to(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return Layout(to(ids), to(positions), to(nodes), parts, to(wanted), last)
+
+
+def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `count` tokens stand before a policy token: their numbers in order, and yes or no for each."""
+    rows, columns = mask.cpu().numpy().nonzero()
+    asks = np.zeros(count, dtype=bool)
+    asks[nodes[rows, columns - 1]] = True
+    return np.flatnonzero(asks), asks
+
+
+def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, causal: bool = False) -> Part:
+    """A part whose rows ask from `places` (positions, one array per row) and read `nodes` [n, K]."""
+    number = np.array([len(asked) for asked in places])
+    queries = int(number.max())
+    column = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+    place = np.repeat(np.arange(len(places)) * queries, number) + column
+    visible = None
+    if not causal:
+        positions = np.zeros(len(places) * queries, dtype=np.int64)
+        positions[place] = np.concatenate(places)
+        position = torch.from_numpy(positions).to(nodes.device).view(len(places), queries, 1)
+        visible = (torch.arange(nodes.shape[1], device=nodes.device) <= position)[:, None]
+    return Part(start, start + len(place), torch.from_numpy(place).to(nodes.device), nodes, visible)
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    shared_layout: Layout,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, U, head_dim], key and value [1, kv_heads, U, head_dim] -> [1, U, heads, head_dim]."""
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    return attend(queries, keys, values, shared_layout.parts, scaling)[None], None
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
+    """What queries [q, heads, head_dim] of the parts' tokens read from keys and values [U, kv_heads, head_dim], as `queries`."""
+    heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
+    read = []
+    for part in parts:
+        rows, longest = part.nodes.shape
+        width = longest if part.visible is None else part.visible.shape[2]
+        asked = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
+        seen = [
+            states.index_select(0, part.nodes.flatten()).view(rows, longest, kv_heads, head_dim).transpose(1, 2)
+            for states in (keys, values)
+        ]
+        answer = functional.scaled_dot_product_attention(
+            asked.view(rows, width, heads, head_dim).transpose(1, 2),
+            *seen,
+            attn_mask=part.visible,
+            is_causal=part.visible is None,
+            scale=scaling,
+            enable_gqa=heads != kv_heads,
+        )
+        read.append(answer.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
+    return torch.cat(read)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _no_mask)
+
+
+def can_share(model: Any) -> bool:
+    """Whether every layer of the model attends to all earlier tokens, and its activations are kept for the backward pass."""
+    config = model.config
+    full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    return full and not getattr(config, "sliding_window", None) and not recomputes(model)
+
+
+def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states [n, D] at the positions that predict the tokens where `mask` [B, T], in `mask.nonzero()`'s order; as
+    `stages.agent.policy.predicting_states`, for a model that `can_share`."""
+    layout = make_layout(token_ids, mask)
+    rows, columns = mask.nonzero(as_tuple=True)
+    predicting = layout.nodes[rows, columns - 1]
+    if model.config.model_type in FAMILIES and not hooked(model):
+        return _through_layers(model.base_model, layout).index_select(0, torch.searchsorted(layout.wanted, predicting))
+    return _through_model(model, layout).index_select(0, predicting)
+
+
+def _through_model(model: Any, layout: Layout) -> Tensor:
+    """Hidden states [U, D] by the model's own forward pass."""
+    config = model.config
+    trained_with = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        output = model.base_model(
+            input_ids=layout.ids[None], position_ids=layout.positions[None], use_cache=False, shared_layout=layout
+        )
+    finally:
+        config._attn_implementation = trained_with
+    return output.last_hidden_state[0]
+
+
+def _through_layers(decoder: Any, layout: Layout) -> Tensor:
+    """Hidden states [m, D] of the wanted tokens, by the modules of a model of a known family."""
+    hidden = decoder.embed_tokens(layout.ids)
+    angles = decoder.rotary_emb(hidden[None], layout.positions[None])
+    cos, sin = (part[0, :, None] for part in angles)
+    for index, layer in enumerate(decoder.layers):
+        attention, normed = layer.self_attn, _norm(hidden, layer.input_layernorm)
+        last = index == len(decoder.layers) - 1
+        keys, values = (
+            project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj)
+        )
+        turned = cos, sin
+        if last:
+            hidden, normed = hidden.index_select(0, layout.wanted), normed.index_select(0, layout.wanted)
+            turned = cos.index_select(0, layout.wanted), sin.index_select(0, layout.wanted)
+        queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
+        if hasattr(attention, "q_norm"):
+            queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        queries, keys = _rotate(queries, *turned), _rotate(keys, cos, sin)
+        read = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
+        hidden = hidden + attention.o_proj(read.flatten(1))
+        hidden = hidden + layer.mlp(_norm(hidden, layer.post_attention_layernorm))
+    return _norm(hidden, decoder.norm)
+
+
+def _norm(hidden: Tensor, module: Any) -> Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of states [n, heads, head_dim] by cos, sin [n, 1, head_dim]."""
+    first, second = states.chunk(2, -1)
+    return states * cos + torch.cat([-second, first], -1) * sin

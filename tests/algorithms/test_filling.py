@@ -1,0 +1,89 @@
+"""Batch filling: dead groups, dynamic sampling, refilled places, episodes that ran out of tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stages.algorithms.aggregation import aggregate, denominators
+from stages.algorithms.compose import resolve
+from stages.algorithms.filling import dead_groups, fill, forward_rows, mask_overlong, missing_groups, silent_rows
+from stages.parameters.rl import Filling, Rl
+
+
+def test_dead_groups_are_counted(make_batch) -> None:
+    assert dead_groups(make_batch([[1, 1], [0, 1], [0, 0], [0.3, 0.3]])) == 3
+
+
+def test_dropping_leaves_out_what_adds_nothing(make_batch) -> None:
+    """Contract: `dead_groups: drop` leaves out groups without any gradient, and only those."""
+    batch = make_batch([[1, 1], [0, 1], [0, 0], [0.3, 0.3]])
+    group = resolve(Rl(algorithm="grpo", group_size=2))
+    assert group.forward_rows(group.prepare(batch)).tolist() == [2, 3]
+    kept = resolve(Rl(algorithm="grpo", group_size=2, dead_groups="keep"))
+    assert kept.forward_rows(kept.prepare(batch)).tolist() == list(range(8))
+    everything = resolve(Rl(algorithm="reinforce", group_size=2))
+    assert everything.forward_rows(everything.prepare(batch)).tolist() == list(range(8))
+    for extra in ({"kl_coef": 0.1}, {"entropy_coef": 0.1}):
+        regular = resolve(Rl(algorithm="grpo", group_size=2, loss=extra))
+        assert regular.forward_rows(regular.prepare(batch)).tolist() == list(range(8))
+    masked = batch.with_(mask=batch.mask & (torch.arange(8) != 3)[:, None])
+    prepared = group.prepare(masked)
+    assert silent_rows(prepared).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+    assert group.forward_rows(prepared).tolist() == [2]
+    assert forward_rows(masked.with_(weight=torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])), "keep").tolist() == [0, 1, 4, 5, 6, 7]
+
+
+def test_excluded_groups_count_nowhere(make_batch) -> None:
+    """exclude: the loss, its denominators and the batch's statistics are those of a batch without the dead groups."""
+    algorithm = resolve(Rl(algorithm="lite_ppo", group_size=2, filling={"kind": "exclude"}))
+    whole = algorithm.prepare(algorithm.fill(make_batch([[1, 1], [0, 1], [1, 0]], lengths=[5, 5, 2, 3, 1, 4])))
+    alone = algorithm.prepare(algorithm.fill(make_batch([[0, 1], [1, 0]], lengths=[2, 3, 1, 4])))
+    assert whole.weights.tolist() == [0, 0, 1, 1, 1, 1]
+    assert alone.weights.tolist() == [1] * 4
+    assert denominators(whole, 8.0) == denominators(alone, 8.0)
+    assert whole.advantages is not None
+    assert alone.advantages is not None
+    torch.testing.assert_close(whole.advantages[2:].amax(1), alone.advantages.amax(1))
+
+
+def test_dynamic_sampling_asks_for_what_it_lacks_and_keeps_a_batch(make_batch) -> None:
+    """DAPO: groups are played until there are as many live ones as a batch has; the first of them stay."""
+    rule = Filling(kind="resample", spread="std", r_max=1.0, zero_tol=1e-8)
+    batch = make_batch([[1, 1], [0, 1], [0, 0]])
+    assert missing_groups(batch, rule, wanted=3) == 2
+    longer = make_batch([[1, 1], [0, 1], [0, 0], [1, 0], [1, 1], [0, 1], [1, 0]])
+    assert missing_groups(longer, rule, wanted=3) == 0
+    filled = fill(longer, rule, 3, [])
+    assert filled.weights.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert filled.metrics == {"live_groups": 4.0, "skipped": 0.0}
+    assert missing_groups(batch, Filling(kind="none"), wanted=3) == 0
+
+
+def test_a_weight_is_so_many_copies(make_batch) -> None:
+    """Contract: a row of weight c has the loss, the denominators and the batch statistics of c rows."""
+    weighted = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1])
+    algorithm = resolve(Rl(algorithm="reinforce_pp", group_size=2, reward={"kl_coef": 0.0}))
+    weighted = algorithm.prepare(weighted.with_(weight=torch.tensor([3.0, 3.0, 1.0, 1.0])))
+    copies = weighted.rows(torch.tensor([0, 1, 0, 1, 0, 1, 2, 3])).with_(weight=None)
+    copied = algorithm.prepare(copies)
+    assert copied.advantages is not None
+    assert weighted.advantages is not None
+    torch.testing.assert_close(copied.advantages[[0, 1, 6, 7]], weighted.advantages)
+    loss = torch.rand(weighted.mask.shape, generator=torch.Generator().manual_seed(0))
+    for kind in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"):
+        one = aggregate(loss, weighted.mask, kind, denominators(weighted, 8.0), weighted.weight)
+        other = aggregate(loss[[0, 1, 0, 1, 0, 1, 2, 3]], copied.mask, kind, denominators(copied, 8.0))
+        torch.testing.assert_close(one, other)
+
+
+def test_overlong_episodes_are_masked_after_their_rewards_have_counted(make_batch) -> None:
+    batch = make_batch([[1, 0], [0, 1]]).with_(overlong=torch.tensor([False, True, False, False]))
+    algorithm = resolve(Rl(algorithm="grpo", group_size=2, filling={"overlong": "mask"}))
+    prepared = algorithm.prepare(batch)
+    assert prepared.mask.any(1).tolist() == [True, False, True, True]
+    assert prepared.advantages is not None
+    assert prepared.advantages[0].max() == pytest.approx(0.7071, abs=1e-4)
+    assert prepared.metrics["masked_episodes"] == 1.0
+    with pytest.raises(ValueError, match="overlong"):
+        mask_overlong(batch.with_(overlong=None), Filling(overlong="mask"))

@@ -1,0 +1,67 @@
+"""Generalised advantages on policy tokens and on turns, against hand-computed numbers (survey_taxonomy)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stages.algorithms.gae import compact, gae, gae_advantage
+from stages.parameters.rl import Advantage
+
+
+def near(actual: torch.Tensor, expected: list, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("lam", "expected"), [(1.0, [0.5, 0.5, 0.5]), (0.0, [0.0, 0.0, 0.5])])
+def test_gae_numbers(lam: float, expected: list[float]) -> None:
+    """survey_taxonomy 6: r = (0, 0, 1), V = 0.5, gamma 1."""
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5)
+    near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, lam), [expected])
+
+
+def test_gae_by_hand_with_discount() -> None:
+    """r = (0.1, 0, 1), V = (0.2, 0.4, 0.6), gamma 0.9, lam 0.5: d = (0.26, 0.14, 0.4), A3 = 0.4, A2 = 0.32, A1 = 0.404."""
+    rewards, values = torch.tensor([[0.1, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.6]])
+    near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 0.9, 0.5), [[0.404, 0.32, 0.4]])
+
+
+def test_gae_skips_the_environments_tokens(make_batch) -> None:
+    """Contract: the advantages of an episode do not depend on how many environment tokens lie between its turns."""
+    together = make_batch([[1.0]], lengths=[5])
+    apart = make_batch([[1.0]], turns=[[2, 1, 2]])
+    values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
+    results = []
+    for batch in (together, apart):
+        placed = torch.zeros(batch.mask.shape)
+        placed[batch.mask] = values
+        result = gae_advantage(batch.with_(values=placed), Advantage(gamma=0.9, lam=0.8))
+        assert result.advantages is not None
+        assert result.returns is not None
+        assert result.advantages[~batch.mask].abs().sum() == 0
+        torch.testing.assert_close(result.returns[batch.mask], result.advantages[batch.mask] + values)
+        results.append(result.advantages[batch.mask])
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_gae_turn_rewards_fall_on_the_last_token_of_their_turn(make_batch) -> None:
+    batch = make_batch([[1.0]], turns=[[2, 2]])
+    batch = batch.with_(turn_rewards=torch.tensor([[0.25, 0.75]]), values=torch.zeros(batch.mask.shape))
+    result = gae_advantage(batch, Advantage(gamma=1.0, lam=0.0))
+    assert result.advantages is not None
+    near(result.advantages[batch.mask], [0.0, 0.25, 0.0, 0.75])
+
+
+def test_gae_refuses_to_lose_a_reward_and_to_run_without_values(make_batch) -> None:
+    batch = make_batch([[1.0]], lengths=[2])
+    with pytest.raises(ValueError, match="critic"):
+        gae_advantage(batch, Advantage())
+    batch = batch.with_(mask=torch.zeros_like(batch.mask), values=torch.zeros(batch.mask.shape))
+    with pytest.raises(ValueError, match="without policy tokens"):
+        gae_advantage(batch, Advantage())
+
+
+def test_compact_keeps_order_and_rows_of_different_length() -> None:
+    index, valid = compact(torch.tensor([[0, 1, 0, 1], [1, 0, 0, 0]], dtype=torch.bool))
+    assert index[valid].tolist() == [1, 3, 0]
+    assert valid.tolist() == [[True, True], [True, False]]

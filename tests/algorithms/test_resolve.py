@@ -1,0 +1,187 @@
+"""How `rl.algorithm` and explicit switches become one algorithm, and which combinations are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.algorithms.aggregation import denominators
+from stages.algorithms.checks import NEEDS, get
+from stages.algorithms.compose import resolve
+from stages.algorithms.registry import cards, composition, names
+from stages.algorithms.resolve import DEFAULTS
+from stages.parameters.rl import Rl
+from stages.validation import ParamsError
+
+ROOT = Path(__file__).resolve().parents[2]
+EPISODES = [name for name in names() if composition(name).data == "episodes"]
+PAIRS = [name for name in names() if composition(name).data == "pairs"]
+MAX_LENGTH = 100
+
+
+def test_the_check_list_is_covered() -> None:
+    """survey_taxonomy's policy-gradient and preference methods, and those of the four newer papers, by name."""
+    survey = {
+        "reinforce",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "rloo",
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "remax",
+        "ppo",
+    }
+    newer = {"lite_ppo", "grpo_t", "grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"}
+    assert survey | newer <= set(EPISODES)
+    assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo"} <= set(PAIRS)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_has_a_whole_card(name: str) -> None:
+    method = composition(name)
+    card = method.card
+    assert card.slug == name
+    assert card.switch == f"rl.algorithm: {name}"
+    for field in ("title", "paper", "equation", "assumptions", "reduces_to", "tested_by"):
+        assert getattr(card, field)
+    for path in card.tested_by.split(", "):
+        assert (ROOT / path).is_file(), f"{name}: {path} does not exist"
+    assert set(method.parts) <= set(_keys())
+
+
+def _keys() -> set[str]:
+    rl = Rl()
+    sections = ("reward", "filling", "advantage", "credit", "loss", "critic", "preference")
+    return {f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields}
+
+
+def test_defaults_and_needs_name_real_keys_that_are_null() -> None:
+    keys = _keys()
+    assert set(DEFAULTS) <= keys
+    assert {key for entry in NEEDS for key in entry[0]} <= keys
+    assert all(get(Rl(), key) is None for key in keys)
+
+
+@pytest.mark.parametrize("name", names())
+def test_null_means_the_algorithms_own_choice(name: str) -> None:
+    """Contract: each key is the composition's part, else the default; nothing else decides."""
+    rl, method = resolve(Rl(algorithm=name), MAX_LENGTH).rl, composition(name)
+    for key, default in DEFAULTS.items():
+        assert get(rl, key) == method.parts.get(key, default), key
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_part_can_be_overridden(name: str) -> None:
+    """Contract: whatever a method's name stands for, the user's own value goes before."""
+    others: dict[str, Any] = {"filling.kind": "exclude", "loss.aggregation": "seq_mean_token_sum", "loss.clip_high": 0.5}
+    others |= {"preference.level": "step", "preference.beta": 0.7, "reward.kl_coef": 0.3, "loss.kl_coef": 0.2}
+    others |= {"reward.correct": 2.0, "reward.tool_bonus": 0.4, "reward.overlong_penalty": 0.25, "reward.density": "single"}
+    for key in composition(name).parts:
+        if key not in others or (key == "preference.level" and name == "step_dpo"):
+            continue
+        section, field = key.split(".")
+        rl = resolve(Rl.model_validate({"algorithm": name, section: {field: others[key]}}), MAX_LENGTH).rl
+        assert get(rl, key) == others[key]
+
+
+def test_an_explicit_switch_wins() -> None:
+    """lite_ppo's composition: GRPO with the batch's std and the token mean."""
+    by_hand = Rl(algorithm="grpo", advantage={"std": "batch"}, loss={"aggregation": "token_mean"})
+    assert resolve(by_hand).rl.model_copy(update={"algorithm": "lite_ppo"}) == resolve(Rl(algorithm="lite_ppo")).rl
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "grpoo"}, "did you mean 'grpo'"),
+        ({"algorithm": "grpo", "settings": {"alpha": 1}}, "no keys of its own"),
+        ({"algorithm": "ppo", "advantage": {"mean": "group"}}, "estimator: group"),
+        ({"algorithm": "ppo", "advantage": {"level": "trajectory"}}, "gae credits turns or tokens"),
+        ({"algorithm": "grpo", "advantage": {"lam": 0.5}}, "estimator: gae"),
+        ({"algorithm": "grpo", "advantage": {"gamma": 0.5}}, "level: turn or token"),
+        ({"algorithm": "grpo", "advantage": {"level": "token", "gamma": 0.9}}, "discounts by tokens"),
+        ({"algorithm": "grpo", "advantage": {"whiten": True}}, "second time"),
+        ({"algorithm": "reinforce", "loss": {"clip_low": 0.2}}, "ppo_clip"),
+        ({"algorithm": "gspo", "loss": {"dual_clip": 3.0}}, "ppo_clip"),
+        ({"algorithm": "grpo", "loss": {"constant_length": 30}}, "aggregation: constant"),
+        ({"algorithm": "grpo", "loss": {"kind": "own"}}, "no loss of its own"),
+        ({"algorithm": "grpo", "critic": {"learning_rate": 1e-3}}, "a method with a critic"),
+        ({"algorithm": "dapo", "critic": {"warmup_steps": 3}}, "a method with a critic"),
+        ({"algorithm": "grpo", "sampling": {"top_p": 0.9}}, "top_p 1"),
+        ({"algorithm": "grpo", "sampling": {"temperature": 0.0}}, "temperature above 0"),
+        ({"algorithm": "reinforce", "epochs": 2}, "moved away"),
+        ({"algorithm": "grpo", "preference": {"beta": 0.1}}, "learns from episodes"),
+        ({"algorithm": "dpo", "advantage": {"mean": "group"}}, "stored pairs"),
+        ({"algorithm": "dpo", "preference": {"gamma": 0.5}}, "simpo"),
+        ({"algorithm": "grpo", "reward": {"tool_bonus_cap": -0.5}}, "tool_bonus above 0"),
+        ({"algorithm": "grpo", "reward": {"correct": 1.0}}, "set both"),
+        ({"algorithm": "grpo", "reward": {"correct": 0.0, "wrong": 1.0}}, "must be above wrong"),
+        ({"algorithm": "grpo", "reward": {"prs": [{"name": "parse", "weight": 1.0}]}}, "kind: prs"),
+        ({"algorithm": "vspo", "filling": {"value_of": "last_stage"}}, "reward.kind to prs"),
+        ({"algorithm": "vspo_prs", "reward": {"density": "dense"}}, "choose one"),
+        ({"algorithm": "grpo", "filling": {"rounds": 2}}, "resample"),
+        ({"algorithm": "remax", "advantage": {"level": "turn"}}, "whole episodes"),
+    ],
+)
+def test_senseless_combinations_are_refused_with_the_reason(values: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate(values), MAX_LENGTH)
+
+
+@pytest.mark.parametrize("name", EPISODES)
+def test_methods_that_compare_within_groups_refuse_groups_of_one(name: str) -> None:
+    """meow_tea_taro 6: with G = 1 a group estimator is a configuration error, not A = S."""
+    alone = Rl(algorithm=name, group_size=1)
+    advantage = resolve(Rl(algorithm=name), MAX_LENGTH).rl.advantage
+    compares = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
+    if compares:
+        with pytest.raises(ParamsError, match="group_size"):
+            resolve(alone, MAX_LENGTH)
+    else:
+        assert resolve(alone, MAX_LENGTH).rl.group_size == 1
+
+
+@pytest.mark.parametrize("name", EPISODES)
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"])
+def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> None:
+    """survey_taxonomy 8: a finite loss and a non-zero gradient on two prompts."""
+    algorithm = resolve(Rl(algorithm=name, group_size=2, loss={"aggregation": aggregation}), MAX_LENGTH)
+    batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1]).with_(greedy_rewards=torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    if algorithm.needs_reference:
+        batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)
+    if algorithm.needs_critic:
+        batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
+    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    logprobs = batch.logprobs_old.clone().requires_grad_()
+    terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    (gradient,) = torch.autograd.grad(terms.loss, logprobs)
+    assert torch.isfinite(terms.loss)
+    assert gradient.abs().sum() > 0
+    assert gradient[~batch.mask].abs().sum() == 0
+    assert int(terms.sums["tokens"]) == 10
+
+
+def test_a_kl_term_needs_the_reference(make_batch) -> None:
+    algorithm = resolve(Rl(algorithm="grpo", group_size=2, loss={"kl_coef": 0.1}))
+    assert algorithm.needs_reference
+    batch = algorithm.prepare(make_batch([[1, 0]]))
+    with pytest.raises(ValueError, match="reference"):
+        algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    in_reward = resolve(Rl(algorithm="grpo", group_size=2, reward={"kl_coef": 0.1}))
+    assert in_reward.needs_reference
+    with pytest.raises(ValueError, match="reference"):
+        in_reward.prepare(make_batch([[1, 0]]))
+
+
+def test_cards_come_in_order_and_checking_parameters_imports_no_torch() -> None:
+    assert [card.slug for card in cards()] == names()
+    code = "import stages.params as p, sys; p.load_params(); raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

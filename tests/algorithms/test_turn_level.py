@@ -1,0 +1,146 @@
+"""Contract: turn- and step-level normalisation does not reward taking more turns (verl issue 7244).
+
+A policy that may stop after each turn, in an environment that pays a little for every turn and takes it back at the end, so that
+the return is the same however long an episode is: the true policy gradient is zero. All groups of two episodes are enumerated
+exactly. Our estimators have an expected gradient of zero; the one that centres each turn's reward over the episodes still playing
+and sums the results along the episode moves the policy away from taking another turn.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from stages.algorithms.compose import resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.parameters.rl import Rl
+
+TURNS = 3
+GO_ON = 0.6
+"""Probability of another turn, the same at every turn but the last, where the episode ends anyway."""
+
+
+def returns_of(length: int, bonus: float, goal: float) -> list[float]:
+    """Rewards of an episode of so many turns: `bonus` per further turn, taken back at the end, where `goal` is paid."""
+    return [bonus] * (length - 1) + [goal - bonus * (length - 1)]
+
+
+def group(lengths: tuple[int, ...], rewards: dict[int, list[float]]) -> TrajectoryBatch:
+    """One policy token per turn, one environment token after it; a group of episodes of these lengths."""
+    count, width = len(lengths), 1 + 2 * TURNS
+    mask, turn = torch.zeros(count, width, dtype=torch.bool), torch.full((count, width), -1)
+    turn_rewards = torch.zeros(count, TURNS)
+    for row, length in enumerate(lengths):
+        for place in range(length):
+            mask[row, 1 + 2 * place] = True
+            turn[row, 1 + 2 * place : 3 + 2 * place] = place
+        turn_rewards[row, :length] = torch.tensor(rewards[length])
+    return TrajectoryBatch(
+        token_ids=torch.zeros(count, width, dtype=torch.int64),
+        lengths=torch.tensor([1 + 2 * length for length in lengths]),
+        mask=mask,
+        turn=turn,
+        logprobs_old=torch.zeros(count, width),
+        group=torch.zeros(count, dtype=torch.int64),
+        rewards=turn_rewards.sum(1),
+        turn_rewards=turn_rewards,
+        turns=torch.tensor(lengths),
+        truncated=torch.zeros(count, dtype=torch.bool),
+    )
+
+
+def chance(length: int) -> float:
+    return GO_ON ** (length - 1) * (1 - GO_ON if length < TURNS else 1.0)
+
+
+def scores(length: int) -> torch.Tensor:
+    """d log pi / d theta of each turn's choice, theta the logit of going on: 1 - p where it went on, -p where it stopped, and 0
+    at the last turn, where there is no choice."""
+    grad = torch.full((length,), 1 - GO_ON)
+    grad[-1] = -GO_ON if length < TURNS else 0.0
+    return grad
+
+
+def expected_gradient(rewards: dict[int, list[float]], advantages, size: int = 2) -> float:
+    """Exact expectation over all groups of sum over episodes and turns of A * score, per episode."""
+    total = 0.0
+    for lengths in product(range(1, TURNS + 1), repeat=size):
+        probability = 1.0
+        for length in lengths:
+            probability *= chance(length)
+        values = advantages(group(lengths, rewards))
+        parts = [float((values[row][:length] * scores(length)).sum()) for row, length in enumerate(lengths)]
+        total += probability * sum(parts) / size
+    return total
+
+
+def ours(level: str, mean: str, gamma: float | None = None):
+    """Advantages by turn of the group estimator at this level."""
+    algorithm = resolve(Rl(algorithm="reinforce", group_size=2, advantage={"level": level, "mean": mean, "gamma": gamma}))
+
+    def advantages(batch: TrajectoryBatch) -> list[torch.Tensor]:
+        prepared = algorithm.prepare(batch).advantages
+        assert prepared is not None
+        return [prepared[row][batch.mask[row]] for row in range(batch.size)]
+
+    return advantages
+
+
+def centred_over_those_still_playing(batch: TrajectoryBatch) -> list[torch.Tensor]:
+    """The biased construction: r_u minus the mean of r_u over the episodes that reached turn u, summed from u on."""
+    alive = torch.arange(TURNS)[None, :] < batch.turns[:, None]
+    means = (batch.turn_rewards * alive).sum(0) / alive.sum(0).clamp(min=1)
+    centred = (batch.turn_rewards - means) * alive
+    return list(centred.flip(1).cumsum(1).flip(1))
+
+
+EQUAL = {length: returns_of(length, 0.3, 1.0) for length in range(1, TURNS + 1)}
+BETTER_SHORT = {length: returns_of(length, 0.3, 1.0 / length) for length in range(1, TURNS + 1)}
+
+
+def true_gradient(rewards: dict[int, list[float]]) -> float:
+    """d/d theta of the expected return: sum over episodes of p * (sum of scores) * return."""
+    return sum(chance(length) * float(scores(length).sum()) * sum(values) for length, values in rewards.items())
+
+
+@pytest.mark.parametrize("level", ["trajectory", "turn", "token"])
+@pytest.mark.parametrize("mean", ["group", "leave_one_out"])
+def test_more_turns_of_the_same_return_earn_nothing(level: str, mean: str) -> None:
+    assert true_gradient(EQUAL) == pytest.approx(0.0, abs=1e-7)
+    assert expected_gradient(EQUAL, ours(level, mean)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_other_construction_is_biased() -> None:
+    """What is avoided: a hidden price of the intermediate rewards on every further turn."""
+    assert expected_gradient(EQUAL, centred_over_those_still_playing) < -0.01
+
+
+@pytest.mark.parametrize("level", ["trajectory", "turn", "token"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_leave_one_out_is_unbiased_and_the_group_mean_up_to_a_factor(level: str, size: int) -> None:
+    """The expected gradient is the true one with leave-one-out, and (G - 1)/G times it with the group's own mean."""
+    exact = true_gradient(BETTER_SHORT)
+    assert abs(exact) > 0.01
+    assert expected_gradient(BETTER_SHORT, ours(level, "leave_one_out"), size) == pytest.approx(exact, rel=1e-5)
+    assert expected_gradient(BETTER_SHORT, ours(level, "group"), size) == pytest.approx(exact * (size - 1) / size, rel=1e-5)
+
+
+def test_turns_by_hand() -> None:
+    """Rewards (0.5, 1) and (0.25): rewards-to-go (1.5, 1) and 0.25; the shorter one holds 0.25 at turn 2, too."""
+    batch = group((2, 1), {2: [0.5, 1.0], 1: [0.25]})
+    first, second = ours("turn", "leave_one_out")(batch)
+    torch.testing.assert_close(first, torch.tensor([1.25, 0.75]))
+    torch.testing.assert_close(second, torch.tensor([-1.25]))
+    first, second = ours("turn", "group", 0.5)(batch)
+    torch.testing.assert_close(first, torch.tensor([(1.0 - 0.25) / 2, (1.0 - 0.25) / 2]))
+    torch.testing.assert_close(second, torch.tensor([-(1.0 - 0.25) / 2]))
+
+
+def test_sparse_rewards_have_the_same_credit_at_every_level() -> None:
+    """With one reward at the end, turn and token level are the trajectory's."""
+    batch = group((3, 1), {3: [0.0, 0.0, 1.0], 1: [0.0]})
+    for level in ("turn", "token"):
+        for mine, whole in zip(ours(level, "group")(batch), ours("trajectory", "group")(batch), strict=True):
+            torch.testing.assert_close(mine, whole)

@@ -1,0 +1,41 @@
+"""Tests in a real browser. Without Chromium and its driver they are left out, and the summary says so and how to get them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from screenshots.chromium import HOW_TO_GET, Browser, lacking, open_browser
+
+HERE = Path(__file__).parent
+REASON = "no browser: "
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = lacking()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=REASON + missing))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if REASON in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("left out: tests in a real browser", yellow=True)
+        for report in skipped:
+            terminalreporter.write_line(report.nodeid)
+        terminalreporter.write_line(f"{lacking()}. On Debian and Ubuntu: {HOW_TO_GET}; then 'pytest tests/browser' runs them.")
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """A browser with an empty profile, 1280 pixels wide, light. A test fails at its end if the console holds an error that
+    `browser.forgiven` does not match."""
+    with open_browser() as opened:
+        opened.view()
+        yield opened
+        assert opened.errors() == []

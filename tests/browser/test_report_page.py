@@ -1,0 +1,121 @@
+"""The report in a real browser: it opens without an error, its episodes can be filtered, by mouse, by keyboard and on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from screenshots.chromium import DESK, PHONE, Browser
+
+SELECTED = "return document.querySelector('.list [aria-selected=true]').id"
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run made by seed."""
+    from reporting_run import make_run
+
+    from stages.report import run
+    from stages.runtime import StageContext
+    from stages.tracking import Tracker
+
+    root = tmp_path_factory.mktemp("run")
+    run(StageContext("report", None, make_run(root), root, Tracker()))
+    return root / "reports" / "report.html"
+
+
+@pytest.fixture(scope="session")
+def episodes(report: Path) -> list[dict]:
+    """What the page's browser shows, as the page embeds it."""
+    found = re.search(r'id="episode-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    return json.loads(found[1])["episodes"]
+
+
+def press(browser: Browser, selector: str, *keys: str) -> None:
+    """Keys to an element that has been given the focus."""
+    element = browser.driver.find_element(By.CSS_SELECTOR, selector)
+    browser.run("arguments[0].focus()", element)
+    element.send_keys(*keys)
+
+
+def test_filters_show_exactly_the_episodes_that_match(browser: Browser, report: Path, episodes: list[dict]) -> None:
+    browser.open(report)
+    for name, value in (("domain", "search"), ("outcome", "success")):
+        Select(browser.driver.find_element(By.CSS_SELECTOR, f"select[name={name}]")).select_by_value(value)
+    wanted = [episode for episode in episodes if episode["domain"] == "search" and episode["outcome"] == "success"]
+    assert 0 < len(wanted) < len(episodes)
+    listed = [item.text for item in browser.driver.find_elements(By.CSS_SELECTOR, ".list .task")]
+    assert listed == [episode["task"] for episode in wanted]
+    assert browser.driver.find_element(By.CSS_SELECTOR, ".count").text.startswith(f"{len(wanted)} episode")
+    messages = [item.text for item in browser.driver.find_elements(By.CSS_SELECTOR, ".message")]
+    assert len(messages) == len(wanted[0]["messages"])
+    assert wanted[0]["messages"][0][1] in messages[0]
+
+
+def test_the_keyboard_reaches_episodes_views_and_tokens(browser: Browser, report: Path, episodes: list[dict]) -> None:
+    """Contract: everything that the mouse can do in the episode browser, the keyboard can."""
+    browser.open(report)
+    press(browser, ".list", Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert browser.run(SELECTED) == "episode-2"
+    press(browser, ".list", Keys.END)
+    assert browser.run(SELECTED) == f"episode-{len(episodes) - 1}"
+    press(browser, ".list", Keys.HOME, Keys.ARROW_UP)
+    assert browser.run(SELECTED) == "episode-0"
+    assert browser.run("return document.activeElement.className") == "list"
+    # By tab from the list to the views, and the second of them by its own key.
+    browser.driver.switch_to.active_element.send_keys(Keys.TAB, Keys.TAB)
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return document.querySelector('[aria-pressed=true]').dataset.view") != "chat"
+    press(browser, ".content", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_RIGHT)
+    assert browser.run("return document.querySelector('.marked').dataset.token") == "1"
+    tip = browser.driver.find_element(By.CSS_SELECTOR, ".tip")
+    assert f"(id {episodes[0]['ids'][1]})" in tip.text
+    press(browser, ".content", Keys.ESCAPE)
+    assert not tip.is_displayed()
+
+
+def test_the_first_tab_skips_to_the_results(browser: Browser, report: Path) -> None:
+    browser.open(report)
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    skip = browser.driver.switch_to.active_element
+    assert skip.get_attribute("class") == "skip"
+    assert skip.location["x"] >= 0
+    skip.send_keys(Keys.ENTER)
+    assert browser.driver.current_url.endswith("#results")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, report: Path, dark: bool) -> None:
+    """Contract: at 390 pixels nothing is wider than the screen, in any view of an episode and with all that is folded open; the
+    colours follow the reader's scheme."""
+    browser.view(PHONE, dark=dark)
+    browser.open(report)
+    browser.run("document.querySelectorAll('details').forEach(item => item.open = true)")
+    for view in ("chat", "owner", "logprob"):
+        browser.run("document.querySelector(`[data-view=${arguments[0]}]`).click()", view)
+        assert browser.run("return document.documentElement.scrollWidth") == PHONE[0]
+    red = int(re.findall(r"\d+", browser.run("return getComputedStyle(document.body).backgroundColor"))[0])
+    assert red < 40 if dark else red > 215
+
+
+def test_figures_and_text_can_be_read_on_a_phone(browser: Browser, report: Path) -> None:
+    """Contract: what is too wide for the screen scrolls in a frame of its own instead of being cut or shrunk away."""
+    browser.open(report)
+    for size in (PHONE, DESK):
+        browser.view(size)
+        narrow = browser.run(
+            "return [...document.querySelectorAll('figure svg')].filter(svg => svg.getBoundingClientRect().width < 250).length"
+        )
+        assert narrow == 0
+        cut = browser.run(
+            "return [...document.querySelectorAll('main p, main td, main h2, main h3, figcaption, .tile *')]"
+            ".filter(item => !item.closest('.scroll, .panes') && item.getBoundingClientRect().right > innerWidth).length"
+        )
+        assert cut == 0

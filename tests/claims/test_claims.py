@@ -1,0 +1,297 @@
+"""The board of claims: experiments fixed before the run, runs that resume, verdicts, and the tables made from the files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages import claim as stage
+from stages.claims import board
+from stages.claims.experiment import (
+    FOLDER,
+    Experiment,
+    arm_values,
+    check_experiment,
+    load_experiment,
+    run_values,
+    slugs,
+    start_values,
+)
+from stages.claims.results import Results, metrics_of, planned_runs, result_path
+from stages.claims.workshop import RunFailedError, Workshop, clean_commit, measure
+from stages.params import ROOT
+from stages.validation import ParamsError
+
+SPEC: dict[str, Any] = {
+    "method": "RLOO",
+    "paper": "arXiv 2402.14740",
+    "switch": "rl.algorithm: rloo",
+    "environment": "search",
+    "seeds": [0, 1, 2, 3, 4],
+    "budget": {"environment_steps": 1000},
+    "shared": {"rl": {"tasks_per_step": 4, "group_size": 8}},
+    "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "grpo": {"rl": {"algorithm": "grpo"}}},
+    "claims": [{"says": "RLOO is better than GRPO.", "arm": "rloo", "against": "grpo", "threshold": 0.02}],
+}
+PARAMS: dict[str, Any] = {
+    "seed": 3,
+    "domains": ["textworld", "search"],
+    "resources": {"device": "cpu", "threads": 2},
+    "rl": {"learning_rate": 0.001},
+    "merge": {"weights": {"textworld": 2.0}},
+    "per_domain": {"textworld": {}, "search": {"rl": {"steps": 50, "group_size": 2}, "environment": {"echo_query": True}}},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return Experiment.model_validate({**SPEC, **changes})
+
+
+def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
+    path = root / FOLDER / f"{slug}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**SPEC, **changes}, sort_keys=False), encoding="utf-8")
+    return load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [0, 1, 2, 3]}, r"seeds.*at least 5"),
+        ({"seeds": [0, 1, 2, 3, 3]}, "lists one twice"),
+        ({"arms": {"rloo": {}}}, "arms"),
+        ({"claims": []}, "claims"),
+        ({"budget": {}}, r"budget\.environment_steps"),
+        ({"treshold": 1}, "unknown key 'treshold'"),
+        ({"claims": [{**SPEC["claims"][0], "arm": "ppo"}]}, r"claim 1 names \['ppo'\]; the arms are rloo, grpo"),
+        ({"claims": [{**SPEC["claims"][0], "arm": "grpo"}]}, "with itself"),
+        ({"claims": [{**SPEC["claims"][0], "metric": "success"}]}, "metric"),
+    ],
+)
+def test_an_experiment_that_is_not_well_formed_names_file_and_key(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=rf"(?s)rloo\.yaml.*{message}"):
+        write(tmp_path, **changes)
+
+
+def test_arms_are_overrides_and_always_take_effect() -> None:
+    """params.yaml, then its overrides for the domain, then `shared`, then the arm; the budget ends every run."""
+    values = run_values(experiment(), "rloo", 7, PARAMS)
+    assert values["domains"] == ["search"]
+    assert values["per_domain"]["search"]["environment"] == {"echo_query": True}
+    assert values["per_domain"]["search"]["rl"] == {}
+    rl = values["rl"]
+    assert (rl["algorithm"], rl["learning_rate"], rl["group_size"], rl["seed"]) == ("rloo", 0.001, 8, 7)
+    assert rl["environment_steps"] == 1000
+    assert rl["steps"] == 32, "episodes of one turn each would still reach the budget: 1000 / (4 * 8) rounded up"
+    assert values["evaluate"]["models"] == ["rl@search"]
+    assert values["merge"]["weights"] == {}
+    own = experiment(arms={"a": {"per_domain": {"search": {"rl": {"group_size": 16}}}}, "b": {"rl": {"steps": 5}}},
+                     claims=[{**SPEC["claims"][0], "arm": "a", "against": "b"}])  # fmt: skip
+    assert arm_values(own, "a", PARAMS)["rl"]["group_size"] == 16
+    assert arm_values(own, "b", PARAMS)["rl"]["steps"] == 5
+    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "nothing is changed in place"
+
+
+def test_arms_and_seeds_share_a_start() -> None:
+    """A claim about rl compares policies that came from one SFT policy; what comes before rl is the same for all its runs."""
+    starts = [start_values(run_values(experiment(), arm, seed, PARAMS)) for arm in SPEC["arms"] for seed in (0, 1)]
+    assert all(start == starts[0] for start in starts)
+    differing = {"a": {"sft": {"epochs": 1.0}}, "b": {}}
+    claims = [{**SPEC["claims"][0], "arm": "a", "against": "b"}]
+    with pytest.raises(ParamsError, match=r"(?s)arm 'b' and arm 'a' differ in sft.*start: own"):
+        check_experiment(experiment(arms=differing, claims=claims), PARAMS, "x.yaml")
+    check_experiment(experiment(arms=differing, claims=claims, start="own"), PARAMS, "x.yaml")
+
+
+def test_a_bad_override_names_the_arm() -> None:
+    bad = {"rloo": {"rl": {"group_sise": 4}}, "grpo": {}}
+    with pytest.raises(ParamsError, match=r"x\.yaml: arm 'rloo'.*group_sise.*group_size"):
+        check_experiment(experiment(arms=bad), PARAMS, "x.yaml")
+
+
+def outcome(run: Any, success: float) -> dict[str, Any]:
+    metrics = dict.fromkeys(metrics_of(experiment()), success)
+    return {"metrics": metrics, "environment_steps": 1010, "seconds": 2.0, "commit": "c" * 40, "key": run.key}
+
+
+def fill(results: Results, runs: list, rloo: list[float], grpo: list[float]) -> None:
+    for run in runs:
+        values = {"rloo": rloo, "grpo": grpo}[run.arm]
+        if run.seed < len(values):
+            results.outcomes[run.name] = outcome(run, values[run.seed])
+
+
+def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: Path) -> None:
+    one = experiment()
+    runs, results, path = planned_runs(one, PARAMS), Results(), tmp_path / "x.json"
+    assert [run.name for run in runs[:3]] == ["rloo/0", "grpo/0", "rloo/1"], "seed by seed"
+    fill(results, runs, [0.5, 0.5, 0.5], [0.4])
+    results.write(path, one)
+    again = Results.load(path)
+    assert [run.name for run in again.missing(runs)] == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
+    faster = planned_runs(one, {**PARAMS, "resources": {"device": "cpu", "threads": 64, "slots": 8}, "report": {"episodes": 1}})
+    assert len(again.missing(faster)) == 6, "speed and report are no part of a run"
+    other = planned_runs(one, {**PARAMS, "rl": {"learning_rate": 0.002}})
+    assert len(again.missing(other)) == 10
+    again.keep_only(other)
+    assert again.outcomes == {}
+
+
+def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
+    """Differences 0.1, 0.1, 0.1, 0.1, 0.2: mean 0.12, standard error 0.02, t(0.975, 4) = 2.776445."""
+    one = experiment()
+    runs, results = planned_runs(one, PARAMS), Results()
+    fill(results, runs, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7])
+    assert results.report(one)["claims"][0]["verdict"] is None
+    assert results.report(one)["claims"][0]["per_seed"]["grpo"][-1] is None
+    fill(results, runs, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
+    report = results.report(one)
+    judged = report["claims"][0]
+    assert judged["verdict"] == "reproduced"
+    assert judged["difference"] == pytest.approx(0.12)
+    assert (judged["low"], judged["high"]) == pytest.approx((0.12 - 0.0555289, 0.12 + 0.0555289), abs=1e-5)
+    assert report["cost"] == {"environment_steps": 10100, "seconds": 20.0}
+    assert report["commits"] == ["c" * 40]
+    assert {"arms", "seeds", "budget", "environment", "fixed"} <= set(report)
+
+
+def board_after(root: Path, rloo: list[float], grpo: list[float], **changes: Any) -> None:
+    one = write(root, **changes)
+    results = Results(starts={"rloo": 0.31, "grpo": 0.31})
+    fill(results, planned_runs(one, PARAMS), rloo, grpo)
+    results.write(result_path(root, "rloo"), one)
+
+
+def test_the_board_is_made_from_the_files(tmp_path: Path) -> None:
+    board_after(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
+    write(tmp_path, "zzz", method="Other")
+    table = board.readme_table(tmp_path).splitlines()
+    assert table[0] == "| method | paper | switch | claim | verdict | difference (95 % interval) |"
+    assert table[2] == (
+        "| [RLOO](reports/claims/README.md#rloo) | arXiv 2402.14740 | `rl.algorithm: rloo` | RLOO is better than GRPO. | "
+        "**reproduced** | +12.0 points (+6.4 to +17.6) |"
+    )
+    assert table[3].endswith("| not run yet | – |")
+    page = board.page(tmp_path)
+    assert "50.0, 60.0, 70.0, 80.0, 90.0 against 40.0, 50.0, 60.0, 70.0, 70.0" in page
+    assert "`rl.algorithm: rloo` | 31.0 %" in page
+    assert "10,100 environment steps" in page
+    assert board.page(tmp_path) == page
+
+
+def test_a_board_says_what_is_not_finished_or_not_of_this_experiment(tmp_path: Path) -> None:
+    board_after(tmp_path, [0.5, 0.6], [0.4])
+    assert board.rows(tmp_path)[0].state == "running: 3 of 10 runs"
+    write(tmp_path, seeds=[0, 1, 2, 3, 5])
+    assert board.rows(tmp_path)[0].state == board.OUTDATED
+    assert board.rows(tmp_path)[0].difference == "–"
+
+
+def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
+    """`checked` is written after the result, and does not make it another experiment."""
+    numbers = ([0.4, 0.4, 0.4, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5, 0.5])
+    board_after(tmp_path, *numbers)
+    with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked'"):
+        board.readme_table(tmp_path)
+    checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py"}]
+    write(tmp_path, claims=checked)
+    assert "**not reproduced**; checked: advantages against tests/x.py |" in board.readme_table(tmp_path)
+
+
+def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> None:
+    claims = [{**SPEC["claims"][0], "metric": "panel.cost", "threshold": 0.0}]
+    board_after(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.5], claims=claims)
+    row = board.rows(tmp_path)[0]
+    assert row.number(-1.25) == "−1.25"
+
+
+def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
+    (tmp_path / "reports/rl").mkdir(parents=True)
+    found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}}
+    (tmp_path / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
+    (tmp_path / "reports/rl/search.json").write_text(json.dumps({"dead_groups": 0.25}))
+    rows = "\n".join(f"{step},{step / 10},{'' if step < 3 else 1.5}" for step in range(10))
+    (tmp_path / "reports/rl/search_history.csv").write_text(f"step,success,entropy\n{rows}\n")
+    for name, value in {
+        "panel.success": 0.5,
+        "panel.difficulty.0": 0.75,
+        "report.dead_groups": 0.25,
+        "history.success.mean": 0.45,
+        "history.success.first": 0.05,
+        "history.success.last": 0.85,
+        "history.entropy.first": 1.5,
+    }.items():
+        assert measure(name, tmp_path, "search") == pytest.approx(value), name
+    for name in ("panel.speed", "history.speed.mean", "history.success.median", "report.speed"):
+        with pytest.raises(RunFailedError, match=re.escape(f"no metric '{name}'")):
+            measure(name, tmp_path, "search")
+
+
+class FakeWorkshop(Workshop):
+    """Plays without the stages; the arm's success grows with the seed, and a run may fail."""
+
+    failing: str = ""
+    played: list[str]
+
+    def start_success(self, values: Any) -> float:
+        return 0.25
+
+    def play(self, name: str, values: Any, metrics: Any) -> dict[str, Any]:
+        arm = name.split("-")[1]
+        self.played.append(f"{arm}/{values['rl']['seed']}")
+        if self.failing == self.played[-1]:
+            raise RunFailedError("no room left")
+        success = 0.1 * values["rl"]["seed"] + (0.2 if arm == "rloo" else 0.0)
+        return {"metrics": dict.fromkeys(metrics, success), "environment_steps": 9, "seconds": 1.0, "commit": self.commit}
+
+
+def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path)
+    workshop = FakeWorkshop(tmp_path, "c" * 40)
+    workshop.played, workshop.failing = [], "grpo/2"
+    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, workshop, jobs=2) == 1
+    assert len(workshop.played) == 10
+    assert "grpo/2 failed: no room left" in capsys.readouterr().err
+    assert json.loads(result_path(tmp_path, "rloo").read_text())["claims"][0]["verdict"] is None
+    workshop.played, workshop.failing = [], ""
+    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, workshop, jobs=2) == 0
+    assert workshop.played == ["grpo/2"]
+    report = json.loads(result_path(tmp_path, "rloo").read_text())
+    assert report["claims"][0]["verdict"] == "reproduced"
+    assert report["start"] == {"grpo": 0.25, "rloo": 0.25}
+
+
+def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None:
+    for name in ("stages/a.py", "dvc.yaml", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a")
+    for arguments in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / "notes.txt").write_text("b")
+    assert len(clean_commit(tmp_path)) == 40
+    (tmp_path / "stages/a.py").write_text("b")
+    with pytest.raises(RunFailedError, match=r"commit them first:\n *M stages/a.py"):
+        clean_commit(tmp_path)
+
+
+def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
+    """Overrides that no longer fit params.yaml are found here, not hours into `make claims`."""
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    for slug in slugs(ROOT):
+        path = ROOT / FOLDER / f"{slug}.yaml"
+        check_experiment(load_experiment(path), params, str(path))
+    pipeline = yaml.safe_load((ROOT / FOLDER / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["claim"]
+    assert pipeline["matrix"]["method"] == slugs(ROOT)
+
+
+def test_an_unknown_experiment_names_those_there_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
+    assert stage.main() == 2
+    assert "no experiment lite-ppo in reports/claims" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Statistics over runs against numbers worked out by hand, from the definitions of rliable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stages.evaluation.aggregates import (
+    PairedDifference,
+    claim_verdict,
+    iqm,
+    paired_difference,
+    probability_of_improvement,
+    stratified_bootstrap,
+)
+from stages.evaluation.statistics import StatisticsError
+
+
+def test_paired_difference_by_hand() -> None:
+    """Differences 1, 2, 3: mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653: 2 -/+ 2.484139."""
+    found = paired_difference([2, 4, 6], [1, 2, 3])
+    assert found.difference == 2.0
+    assert found.n == 3
+    assert (found.low, found.high) == pytest.approx((2 - 2.484139, 2 + 2.484139), abs=1e-5)
+
+
+def test_a_paired_difference_cancels_what_seeds_share() -> None:
+    """Seeds may differ by far more than the settings do; equal differences leave no doubt."""
+    found = paired_difference([0.1, 0.5, 0.9], [0.0, 0.4, 0.8])
+    assert (found.low, found.high) == pytest.approx((0.1, 0.1))
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [0.0]), ([1.0, 2.0], [1.0]), ([1.0, float("nan")], [0.0, 0.0])])
+def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float]) -> None:
+    with pytest.raises(StatisticsError, match="paired difference needs"):
+        paired_difference(a, b)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "threshold", "verdict"),
+    [
+        (0.10, 0.02, 0.18, 0.05, "reproduced"),
+        (0.10, 0.02, 0.18, 0.00, "reproduced"),
+        (0.03, 0.01, 0.06, 0.05, "undecided"),  # above zero, yet smaller than what was asked for
+        (0.10, -0.02, 0.22, 0.05, "undecided"),
+        (0.01, -0.02, 0.04, 0.05, "not reproduced"),
+        (-0.10, -0.18, -0.02, 0.00, "not reproduced"),
+        (0.00, 0.00, 0.00, 0.00, "not reproduced"),
+        (0.00, -0.02, 0.02, 0.00, "undecided"),
+        (-0.01, -0.04, 0.02, -0.05, "reproduced"),  # not behind by as much as 0.05
+        (-0.01, -0.06, 0.04, -0.05, "undecided"),
+        (-0.10, -0.14, -0.06, -0.05, "not reproduced"),
+    ],
+)
+def test_verdicts(difference: float, low: float, high: float, threshold: float, verdict: str) -> None:
+    assert claim_verdict(PairedDifference(difference, low, high, 5), threshold) == verdict
+
+
+def test_interquartile_mean_by_hand() -> None:
+    """Eight scores: the two lowest and the two highest go. Ten: int(2.5) = 2 of each side go."""
+    assert iqm(np.array([[0, 1, 2, 3], [4, 5, 6, 100]])) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert iqm(np.array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 1000]])) == pytest.approx((2 + 3 + 4 + 5 + 6 + 7) / 6)
+    assert iqm(np.array([[0.25]])) == 0.25
+
+
+def test_interquartile_mean_is_over_all_scores_and_not_a_mean_of_tasks() -> None:
+    scores = np.array([[0.0, 10.0], [1.0, 11.0], [2.0, 12.0], [3.0, 13.0]])
+    assert iqm(scores) == pytest.approx((2 + 3 + 10 + 11) / 4)
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    """Task 1: of the pairs (1,0) (1,2) (3,0) (3,2) three are won: 3/4. Task 2: all are equal: 1/2. Mean 5/8."""
+    x, y = np.array([[1, 5], [3, 5]]), np.array([[0, 5], [2, 5]])
+    assert probability_of_improvement(x, y) == pytest.approx(5 / 8)
+    assert probability_of_improvement(x, y) + probability_of_improvement(y, x) == pytest.approx(1.0)
+    assert probability_of_improvement(x + 100, y) == 1.0
+    assert probability_of_improvement(np.array([[1.0]]), np.array([[0.0], [1.0], [2.0], [0.5]])) == pytest.approx(2.5 / 4)
+    with pytest.raises(StatisticsError, match="same tasks"):
+        probability_of_improvement(x, y[:, :1])
+
+
+def test_the_bootstrap_keeps_to_its_strata() -> None:
+    """Runs are drawn within a task: a statistic of one constant task never moves, however the others spread."""
+    rng = np.random.default_rng(0)
+    scores = np.column_stack([np.full(20, 7.0), rng.normal(0.0, 1.0, 20)])
+    fixed = stratified_bootstrap(lambda drawn: float(drawn[:, 0].mean()), scores, resamples=200)
+    assert (fixed.value, fixed.low, fixed.high) == (7.0, 7.0, 7.0)
+    moving = stratified_bootstrap(lambda drawn: float(drawn[:, 1].mean()), scores, resamples=4000)
+    spread = scores[:, 1].std() / np.sqrt(20)
+    assert moving.low == pytest.approx(moving.value - 1.96 * spread, abs=0.06)
+    assert moving.high == pytest.approx(moving.value + 1.96 * spread, abs=0.06)
+
+
+def test_the_bootstrap_repeats_itself_and_resamples_each_side_on_its_own() -> None:
+    x, y = np.array([[0.1], [0.2], [0.6]]), np.array([[0.1], [0.3], [0.5]])
+    one, other = (stratified_bootstrap(probability_of_improvement, x, y, resamples=300, seed=4) for _ in range(2))
+    assert one == other
+    assert one.low <= one.value <= one.high
+    # Drawn together, equal arrays would always tie.
+    same = stratified_bootstrap(probability_of_improvement, x, x, resamples=300)
+    assert same.value == 0.5
+    assert same.low < 0.5 < same.high
+
+
+@pytest.mark.parametrize("scores", [[], [[]], [1.0, 2.0], [[float("inf")]]])
+def test_scores_that_are_none_are_refused(scores: list) -> None:
+    with pytest.raises(StatisticsError, match=r"\[runs, tasks\]"):
+        iqm(np.array(scores))

@@ -1,0 +1,52 @@
+"""prefect.yaml names flows that are there, and the settings they take are typed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+from flows.bootstrap import QUEUE_LIMITS, deployments
+from flows.pipeline import ROOT, stage_graph
+
+BY_NAME = {item["name"]: item for item in deployments()}
+
+
+def test_the_deployments() -> None:
+    assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "claims"]
+    assert BY_NAME["lifecycle-nightly"]["schedules"][0]["cron"] == "0 2 * * *"
+    assert BY_NAME["claims"]["schedules"][0]["cron"] == "0 6 * * 0"
+    assert {item["work_pool"]["name"] for item in BY_NAME.values()} == {"bellwether"}
+    assert QUEUE_LIMITS["checkout"] == 1
+    for name in ("lifecycle-nightly", "lifecycle-on-change", "claims"):
+        assert BY_NAME[name]["work_pool"]["work_queue_name"] == "checkout"
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_entry_point_is_a_flow_that_takes_the_parameters_given(name: str) -> None:
+    from prefect import Flow
+
+    path, function = BY_NAME[name]["entrypoint"].split(":")
+    if not (ROOT / path).exists():
+        pytest.skip(f"{path} is not in this checkout")
+    found: Any = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), function)
+    assert isinstance(found, Flow)
+    assert inspect.getdoc(found.fn)
+    found.validate_parameters(BY_NAME[name].get("parameters", {}))
+
+
+def test_settings_have_ranges_and_know_the_stages_from_dvc_yaml() -> None:
+    from flows.lifecycle import Settings
+
+    schema = Settings.model_json_schema()["properties"]
+    assert schema["until"]["anyOf"][0]["enum"] == list(stage_graph(ROOT))
+    for field in schema.values():
+        assert field["title"]
+        assert field["description"]
+    for wrong in ({"retries": -1}, {"retry_delay_s": 3601}, {"jobs": 65}, {"until": "rollouts"}, {"stop": "rl"}):
+        with pytest.raises(ValidationError):
+            Settings(**wrong)

@@ -1,0 +1,163 @@
+"""Settings compared through DVC experiments, on a small project of the lifecycle's shape; budgets by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+from flows.pipeline import StageFailedError, run_stage
+
+pytestmark = pytest.mark.timeout(900)
+DVC_YAML = """
+stages:
+  evaluate:
+    cmd: python evaluate.py
+    deps: [evaluate.py]
+    params: [rl, evaluate, resources, per_domain]
+    metrics:
+      - reports/evaluation.json: {cache: false}
+"""
+PARAMS = """
+domains: [a, b]
+resources: {device: cpu, threads: 2, workers: 2}
+rl: {algorithm: grpo, seed: null, steps: 3}
+evaluate: {models: null}
+per_domain: {a: {rl: {steps: 40}}, b: {rl: {}}}
+"""
+EVALUATE = """
+import json, pathlib, yaml
+params = yaml.safe_load(open("params.yaml"))
+rl = params["rl"]
+if rl["algorithm"] == "broken":
+    raise SystemExit("no such algorithm")
+value = {"grpo": 0.2, "rloo": 0.5}[rl["algorithm"]] + 0.01 * rl["seed"]
+models = {f"rl@{d}": {d: {"success": {"mean": value + 0.1 * i}}} for i, d in enumerate(params["domains"])}
+steps = {d: params["per_domain"][d]["rl"].get("steps", rl["steps"]) for d in params["domains"]}
+written = {"models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+pathlib.Path("reports").mkdir(exist_ok=True)
+pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
+pathlib.Path("runs.log").open("a").write("ran")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("experiments")
+    for name, text in (("dvc.yaml", DVC_YAML), ("params.yaml", PARAMS), ("evaluate.py", EVALUATE)):
+        (root / name).write_text(text)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    for key, value in (("user.name", "a"), ("user.email", "a@b.c")):
+        subprocess.run(["git", "config", key, value], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=root, check=True)
+    subprocess.run(["git", "add", "."], cwd=root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "-m", "start"], cwd=root, check=True)
+    return root
+
+
+def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> None:
+    """Runs beside each other leave the checkout alone, and each becomes an experiment under a name of its own."""
+    from flows.compare import Comparison, Setting, gathered, planned, write
+    from flows.experiments import find, results, run_experiment
+
+    def status() -> set[str]:
+        done = subprocess.run(["git", "status", "--porcelain"], cwd=checkout, capture_output=True, text=True, check=True)
+        return set(done.stdout.splitlines())
+
+    settings = {name: Setting(overrides=[f"rl.algorithm={name}", "rl.steps=7"]) for name in ("grpo", "rloo")}
+    comparison = Comparison(name="two", settings=settings, seeds=[0, 4], jobs=2)
+    plan, before = planned(comparison, checkout), status()
+    assert list(plan) == [("grpo", 0), ("rloo", 0), ("grpo", 4), ("rloo", 4)]
+    with ThreadPoolExecutor(2) as pool:
+        ran = list(pool.map(lambda run: run_experiment(checkout, *run, echo=lambda line: None), plan.values()))
+    assert ran == [True] * 4
+    assert status() == before
+    name = plan["grpo", 0][0]
+    assert not run_experiment(checkout, name, [], echo=lambda line: None), "what is there is not run again"
+
+    found = results(checkout, name)
+    assert found["asked"] == ["rl@a", "rl@b"]
+    assert found["steps"] == {"a": 7, "b": 7}, "an override takes effect where a domain has a value of its own"
+    assert found["threads"] == 1
+    assert find(checkout, "two-nothing") is None
+    with pytest.raises(StageFailedError, match="no experiment"):
+        results(checkout, "two-nothing")
+
+    scores = gathered(comparison, checkout, plan)
+    assert scores["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
+    table = write(comparison, checkout, scores).read_text()
+    assert "| `rloo` | " in table
+    assert "1.000 (1.000 to 1.000)" in table, "every run of rloo beats every run of grpo"
+    assert (checkout / "reports/comparisons/two.svg").read_text().startswith("<svg")
+
+
+def test_an_experiment_that_fails_says_what_the_stage_said(checkout: Path) -> None:
+    from flows.experiments import run_experiment
+
+    with pytest.raises(StageFailedError, match=r"(?s)experiment bad failed.*no such algorithm"):
+        run_experiment(checkout, "bad", ["rl.algorithm=broken"], echo=lambda line: None)
+
+
+def test_names_change_with_what_is_run() -> None:
+    from flows.experiments import experiment_name
+
+    one = experiment_name("Two-GRPO + x-0", ["a=1"], "s")
+    assert one.startswith("two-grpo-x-0-")
+    assert len({one, experiment_name("Two-GRPO + x-0", ["a=2"], "s"), experiment_name("Two-GRPO + x-0", ["a=1"], "t")}) == 3
+
+
+def test_scores_of_other_models_and_of_none() -> None:
+    from flows.compare import Setting, scores_of
+
+    models: dict[str, Any] = {"sft": {"a": {"success": {"mean": 0.25}}}}
+    assert scores_of({"models": models}, Setting(model="sft"), "success", ["a"]) == [0.25]
+    with pytest.raises(StageFailedError, match="no success of model specialist"):
+        scores_of({"models": models}, Setting(), "success", ["a"])
+
+
+def test_budgets_by_hand() -> None:
+    """60 demonstrations of 10 units and 400 episodes are 1000 units; 500 episodes are too many."""
+    from flows.budget import Budget, Split, comparison_of
+
+    mixed, other = Split(demos=60, episodes=400), Split(demos=0, episodes=1000)
+    budget = Budget(total_units=1000, splits=[mixed, other], overrides=["rl.group_size=4"])
+    with pytest.raises(ValueError, match="60 demonstrations \\* 10 \\+ 500 episodes are 1100 units, and the budget is 1000"):
+        Budget(total_units=1000, splits=[Split(demos=60, episodes=500), other])
+    with pytest.raises(ValueError, match="more than the budget"):
+        budget.split(101)
+    assert budget.split(100) == Split(demos=100, episodes=0)
+    settings = comparison_of(budget, {"tasks_per_step": 10, "group_size": 8}).settings
+    assert settings["60 demos + 400 episodes"].overrides == ["rl.group_size=4", "sft.demonstrations=60", "rl.steps=10"]
+    assert settings["0 demos + 1000 episodes"].overrides[1:] == ["sft.demonstrations=0", "rl.steps=25"]
+    assert [split.demos for split in Budget(total_units=1000).splits] == [0, 25, 50, 100]
+
+
+def test_without_episodes_the_sft_policy_is_scored() -> None:
+    from flows.budget import Split, setting_of
+
+    assert setting_of(Split(demos=100, episodes=0), [], 128).model == "sft"
+    assert setting_of(Split(demos=0, episodes=640), [], 128).model == "specialist"
+
+
+def test_one_experiment_of_the_board_is_one_stage_of_its_pipeline(tmp_path: Path) -> None:
+    from flows import claims
+
+    (tmp_path / claims.PIPELINE.parent).mkdir(parents=True)
+    entry = {"wdir": "../..", "matrix": {"method": ["one", "two"]}}
+    entry |= {"cmd": "echo ${item.method} > ${item.method}.txt", "outs": ["${item.method}.txt"]}
+    (tmp_path / claims.PIPELINE).write_text(yaml.safe_dump({"stages": {"claim": entry}}))
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+    assert claims.known_methods(tmp_path) == ["one", "two"]
+    done = run_stage(claims.target("two"), tmp_path, echo=lambda line: None)
+    assert [name.rsplit(":", 1)[-1] for name in done.ran] == ["claim@two"]
+    assert not (tmp_path / "one.txt").exists()
+    assert run_stage(claims.target("two"), tmp_path, echo=lambda line: None).unchanged
+    with pytest.raises(ValueError, match="no experiment three in reports/claims; there are one, two"):
+        claims.chosen(["three"], tmp_path)
+    assert claims.chosen(None, tmp_path) == claims.chosen([], tmp_path) == ["one", "two"]

@@ -1,0 +1,75 @@
+"""However `make serve` is ended, its parts end with it. The parts here are stand-ins: what matters is who ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import free_port, until
+from test_supervise import gone
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = """
+import sys
+from pathlib import Path
+from flows import serve
+
+serve.FOLDER = Path(sys.argv[1])
+serve.STATE = serve.FOLDER / "serve.json"
+serve.ROOT = Path(sys.argv[1])
+long = "trap '' INT; sleep 300 & echo $! > {0}/{1}; setsid sleep 300 & echo $! > {0}/{1}2; wait"
+parts = [serve.Part(name, ["bash", "-c", long.format(sys.argv[1], name)]) for name in ("server", "worker")]
+parts[1].command[2] = sys.argv[2] or parts[1].command[2]
+serve.parts = lambda ports: (parts[:1], parts[1:], "http://127.0.0.1:9")
+serve.Part.finish = lambda part: part.end()
+sys.argv[1:] = sys.argv[3:]
+sys.exit(serve.main())
+"""
+
+
+def start(folder: Path, worker: str = "") -> subprocess.Popen:
+    ports = [f"--{name}={free_port()}" for name in ("port", "mlflow-port", "report-port")]
+    command = [sys.executable, "-c", SERVE, str(folder), worker, *ports]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def children(folder: Path) -> list[int]:
+    files = [folder / name for name in ("server", "server2", "worker", "worker2")]
+    until(lambda: all(file.exists() and file.read_text().strip() for file in files), "the parts")
+    return [int(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_is_ended_its_parts_end_too(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C, `make serve-stop` and kill -9 leave no process behind."""
+    process = start(tmp_path)
+    pids = children(tmp_path)
+    process.send_signal(number)
+    process.wait()
+    assert all(gone(pid) for pid in pids)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 0)
+
+
+def test_a_part_that_ends_by_itself_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo the port is taken; exit 3")
+    said, _ = process.communicate(timeout=None)
+    assert process.returncode == 1
+    assert "worker ended (exit code 3)" in said
+    assert "the port is taken" in said
+    assert gone(int((tmp_path / "server").read_text()))
+
+
+def test_a_second_one_says_who_is_at_work(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    children(tmp_path)
+    second = start(tmp_path)
+    said, _ = second.communicate(timeout=None)
+    assert second.returncode == 2
+    assert f"already at work (process {first.pid})" in said
+    first.terminate()
+    assert first.wait() == 0

@@ -1,0 +1,176 @@
+"""Kept runs: what is kept, when, and what a later report says of the difference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stages.params import Params
+from stages.reporting import keep as keeping
+from stages.reporting.changes import code_changes, parameter_changes, success_changes
+from stages.reporting.inputs import load_inputs
+from stages.reporting.kept import FILE, Run, append, itself, previous, read_kept
+from stages.reporting.sections.changes import changes_section
+from stages.reporting.sections.cost import cost_section, duration
+from stages.reporting.this_run import this_run
+
+
+def make(success: list[int], **changes) -> Run:
+    """A run of one model on one domain: `success` attempts of two at each task."""
+    params = {"domains": ["search"], "seed": 0, "evaluate": {"confidence": 0.95, "resamples": 500}, "rl": {"steps": 20}}
+    mean = sum(success) / (2 * len(success))
+    values = {
+        "params": params,
+        "code": {"stages/rl.py": "aa", "stages/agent": "bb"},
+        "panels": {"search": "p1"},
+        "success": {"merged": {"search": {"mean": mean, "low": 0.0, "high": 1.0, "n": len(success)}}},
+        "solved": {"merged": {"search": success}},
+        "work": {},
+        "attempts": 2,
+    }
+    return Run(**{**values, **changes})
+
+
+def outcomes(count: int) -> list[dict]:
+    return [
+        {"model": "merged", "domain": "search", "task_id": f"t{i:02d}", "cluster": f"c{i}", "success": True} for i in range(count)
+    ]
+
+
+def test_parameters_and_code_that_differ_are_named() -> None:
+    before = make([1, 1])
+    now = make(
+        [1, 1], params={**before.params, "rl": {"steps": 40, "epochs": 2}}, code={"stages/rl.py": "ab", "stages/new": "cc"}
+    )
+    assert parameter_changes(before, now) == [("rl.steps", "20", "40"), ("rl.epochs", "–", "2")]
+    assert parameter_changes(now, before) == [("rl.steps", "40", "20"), ("rl.epochs", "2", "–")]
+    assert code_changes(before, now) == [("stages/agent", "gone"), ("stages/new", "new"), ("stages/rl.py", "changed")]
+
+
+def test_success_is_compared_task_by_task() -> None:
+    """Contract: "better" than an earlier run is the same paired test as within a run. Twelve tasks, each once more: +50 points,
+    and a sign-flip test with p = 2 / 2^12."""
+    (change,) = success_changes(make([0, 1] * 6), make([1, 2] * 6), outcomes(12))
+    assert change.test is not None
+    assert (change.test.difference, change.test.low, change.test.high) == (0.5, 0.5, 0.5)
+    assert change.test.p <= 0.01
+    assert change.test.verdict == "better"
+    assert not change.equal
+    (same,) = success_changes(make([0, 1] * 6), make([0, 1] * 6), outcomes(12))
+    assert same.equal
+
+
+def test_other_panels_are_not_compared() -> None:
+    """Contract: a comparison across different panels is refused."""
+    (change,) = success_changes(make([0] * 6, panels={"search": "p0"}), make([2] * 6), outcomes(6))
+    assert change.test is None
+    assert change.why == "another panel"
+
+
+def test_a_run_is_compared_with_the_newest_kept_run_that_is_another() -> None:
+    first, second = make([0, 1]), make([1, 1])
+    assert previous(second, []) is None
+    assert previous(second, [first]) == (1, first)
+    assert previous(second, [first, second]) == (1, first)
+    assert itself(second, [first, second.model_copy(update={"note": "kept"})])[0] == 2
+    assert itself(second, [first]) is None
+
+
+def test_what_is_kept_is_read_back(tmp_path: Path) -> None:
+    run = make([0, 1, 2], note="a note", commit="abc+")
+    append(tmp_path, run)
+    append(tmp_path, make([1, 1, 1]))
+    assert read_kept(tmp_path)[0] == run
+    assert len(read_kept(tmp_path)) == 2
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    append(tmp_path, make([0, 1]))
+    values = json.loads((tmp_path / FILE).read_text())
+    del values["panels"]
+    with (tmp_path / FILE).open("a") as handle:
+        handle.write(json.dumps(values) + "\n")
+    with pytest.raises(ValueError, match=r"reports/runs\.jsonl, line 2: 'panels' Field required(.|\n)*Take the line out"):
+        read_kept(tmp_path)
+
+
+@pytest.fixture
+def root(full_run: tuple[Path, Params], tmp_path: Path) -> Path:
+    """A copy of the whole run, which looks up to date to `keep`."""
+    shutil.copytree(full_run[0], tmp_path / "run")
+    (tmp_path / "run" / "dvc.yaml").write_text(
+        "stages:\n  sft: {cmd: sft, deps: [params.yaml]}\n  rl: {matrix: {domain: [search]}, cmd: rl, deps: [params.yaml]}\n"
+    )
+    return tmp_path / "run"
+
+
+def test_keeping_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured on the present inputs is kept with the run, and shown on its page; keeping it again changes nothing."""
+    from stages.costs import measured
+    from stages.lineage import identity, input_hashes
+
+    monkeypatch.setattr(keeping, "out_of_date", lambda root: [])
+    with measured(root, "rl@search", identity(input_hashes(root, "rl", "search"))):
+        pass
+    with measured(root, "sft", "other inputs"):
+        pass
+    assert keeping.keep(root, "second") == 2
+    before = (root / FILE).read_bytes()
+    assert keeping.keep(root, "again") == 2
+    assert (root / FILE).read_bytes() == before
+    kept = read_kept(root)[-1]
+    assert kept.note == "second"
+    assert list(kept.measured) == ["rl@search"]
+    inputs = load_inputs(root, full_run[1])
+    assert "This is run 2 (“second”) of those kept. Compared with run 1 (“PPO first”" in changes_section(inputs).blocks[0].text
+    said = cost_section(inputs).blocks[-1].text
+    assert "as measured when this run was made" in said
+    assert "Restored from DVC's cache, so not measured: curate@textworld" in said
+
+
+def test_what_is_not_up_to_date_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "out_of_date", lambda root: ["merge"])
+    before = (root / FILE).read_bytes()
+    with pytest.raises(
+        keeping.KeepError, match=r"not up to date with params\.yaml, data and code: merge\. Run 'dvc repro' first"
+    ):
+        keeping.keep(root)
+    assert (root / FILE).read_bytes() == before
+
+
+def test_the_page_tells_what_changed(full_run: tuple[Path, Params]) -> None:
+    root, params = full_run
+    blocks = changes_section(load_inputs(root, params)).blocks
+    tables = {block.title: block for block in blocks if block.kind == "table"}
+    assert list(tables["Parameters"].rows) == [["rl.algorithm", "ppo", "grpo"]]
+    (row,) = tables["Success, then and now"].rows
+    assert row[:4] == ["search", "merged", "31.0 %", "62.0 %"]
+    assert row[-1] == "▲ better"
+    texts = [block.text for block in blocks if block.kind == "text"]
+    assert any(text.startswith("The same on every task: base on textworld") for text in texts)
+
+
+def test_without_kept_runs_the_page_says_how_to_keep_one(full_run: tuple[Path, Params], tmp_path: Path) -> None:
+    full, params = full_run
+    (tmp_path / "reports").mkdir()
+    shutil.copy(full / "reports" / "evaluation.json", tmp_path / "reports")
+    inputs = load_inputs(tmp_path, params)
+    assert "make keep keeps this one" in changes_section(inputs).blocks[0].text
+    assert cost_section(inputs).blocks[-1].tone == "note"
+
+
+def test_work_is_counted_from_what_the_stages_report(full_run: tuple[Path, Params]) -> None:
+    """96 rollouts and 2,560 episodes of RL per domain; six models of two panels of 200 tasks, two attempts each."""
+    work = this_run(load_inputs(*full_run)).work
+    assert work["rollout@search"].episodes == 96
+    assert work["rl@textworld"].episodes == 2560
+    assert work["evaluate"].episodes == 6 * 2 * 200 * 2
+    assert work["curate@search"].episodes == 216 + 203
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (41.2, "41 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,52 @@
+"""What a stage costs is measured beside it, and can't stop it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.costs import cost_file, machine, measured, read_cost
+
+
+def test_a_run_taken_up_again_counts_as_one(tmp_path: Path) -> None:
+    """Contract: an interrupted run and its continuation add up, as long as their inputs are the same."""
+    with pytest.raises(KeyboardInterrupt), measured(tmp_path, "rl@search", "a"):
+        raise KeyboardInterrupt
+    stopped = read_cost(tmp_path, "rl@search")
+    assert stopped is not None
+    assert (stopped.done, stopped.runs) == (False, 1)
+    with measured(tmp_path, "rl@search", "a"):
+        sum(range(200_000))
+    done = read_cost(tmp_path, "rl@search")
+    assert done is not None
+    assert (done.done, done.runs, done.inputs) == (True, 2, "a")
+    assert done.seconds > stopped.seconds
+    assert done.peak_bytes > 1_000_000
+    assert done.machine == machine()
+    with measured(tmp_path, "rl@search", "a"):
+        pass
+    assert read_cost(tmp_path, "rl@search").runs == 1, "a run that was done is not added to"
+
+
+def test_other_inputs_start_anew(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="broken"), measured(tmp_path, "sft", "a"):
+        raise ValueError("broken")
+    with measured(tmp_path, "sft", "b"):
+        pass
+    cost = read_cost(tmp_path, "sft")
+    assert cost is not None
+    assert (cost.runs, cost.inputs) == (1, "b")
+
+
+def test_a_place_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / ".bellwether").write_text("a file where the folder should be")
+    with measured(tmp_path, "sft", "a"):
+        pass
+    assert "sft: what it cost could not be written" in capsys.readouterr().err
+
+
+def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    cost_file(tmp_path, "sft").parent.mkdir(parents=True)
+    cost_file(tmp_path, "sft").write_text('{"inputs": ')
+    assert read_cost(tmp_path, "sft") is None

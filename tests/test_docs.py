@@ -1,0 +1,94 @@
+"""The documents say what is so: links lead somewhere, and messages are those that the code prints."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, readme_block
+from stages.params import ROOT, ParamsError, check_domains, load_params
+from stages.reporting.readme import replace_block
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in text.splitlines() if line[:1] == "#"
+    }
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'(?:href|src)="([^"]+)"', text)]:
+        if target.startswith("#"):
+            assert target[1:] in headings, target
+        elif "://" not in target:
+            assert (path.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rl.stepz", 5),
+        ("rl.steps", 0),
+        ("rl.steps", "40"),
+        ("merge.method", "tie"),
+        ("rl.group_size", 1),
+        ("domains", ["search", "maze"]),
+        ("per_domain.search.environment.echo", True),
+    ],
+)
+def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, value: Any) -> None:
+    """Contract: what docs/troubleshooting.md quotes is what a mistake of that kind prints."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    *sections, name = key.split(".")
+    node = values = copy.deepcopy(values)
+    for section in sections:
+        node = node[section]
+    node[name] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.raises(ParamsError) as error:
+        check_domains(load_params(path))
+    assert f"| `{error.value}` |" in TROUBLESHOOTING
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("stages/runtime.py", "is not among `domains` in params.yaml"),
+        ("stages/agent/policy.py", "is truncated: it has"),
+        ("stages/agent/policy.py", "does not exist; check model.path in params.yaml, or restore it"),
+        ("stages/agent/policy.py", "CUDA devices here; set it to cpu, or"),
+        ("stages/merging/folders.py", "does not exist; run the stage that makes it first"),
+        ("stages/reporting/inputs.py", "reports/evaluation.json does not exist; run 'dvc repro evaluate'"),
+        ("stages/curation/panel.py", "can't be compared"),
+        ("stages/curation/raw.py", "must be a non-empty string, not"),
+        ("stages/checkpoints.py", "cannot be read"),
+        ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
+        ("stages/reporting/keep.py", "nothing was added"),
+        ("stages/reporting/sections/cost.py", "No times yet: make keep keeps this run with what was measured."),
+        ("tests/browser/conftest.py", "left out: tests in a real browser"),
+    ],
+)
+def test_other_messages_have_the_words_of_the_code(file: str, words: str) -> None:
+    """A message that is reworded must be reworded in the document too."""
+    assert words in (ROOT / file).read_text(encoding="utf-8")
+    assert words in TROUBLESHOOTING
+
+
+def test_every_picture_is_taken_by_the_script_and_small() -> None:
+    assert sorted(CAPTIONS) == sorted(name for names in TAKERS.values() for name in names)
+    for path in sorted((ROOT / FOLDER).glob("*")):
+        assert path.stem in CAPTIONS, path
+        assert path.stat().st_size <= LARGEST, path
+
+
+def test_readme_shows_the_pictures_that_are_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert replace_block(text, "screenshots", readme_block(ROOT)) == text, "run 'python -m screenshots'"

@@ -1,0 +1,113 @@
+"""What every stage starts with: an exit code that says whether trying again can help, and the GPU to itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages import runtime
+from stages.params import parse_params
+from stages.runtime import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
+from stages.validation import ParamsError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BELLWETHER_TRACKING", "off")
+    monkeypatch.delenv("BELLWETHER_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["stage"])
+    monkeypatch.setattr(runtime, "die_with_parent", lambda: None)
+    return tmp_path
+
+
+def raising(error: Exception) -> Callable[[StageContext], None]:
+    def run(context: StageContext) -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(28, "No space left on device"), FAILED),
+        (ConnectionError("the engine's server is gone"), FAILED),
+        (ParamsError("params.yaml: unknown key"), BAD_PARAMETERS),
+        (ValueError("the panel was changed"), BAD_PARAMETERS),
+        (FileNotFoundError("data/curated/search"), BAD_PARAMETERS),
+    ],
+)
+def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: Exception, code: int) -> None:
+    assert stage_run("sft", raising(error)) == code
+
+
+def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nrl: {step: 3}\n")
+    assert stage_run("sft", raising(AssertionError("must not run"))) == BAD_PARAMETERS
+    assert "Did you mean 'steps'?" in capsys.readouterr().err
+
+
+HOLD = """
+import sys, time
+from stages.runtime import own_gpu
+
+with own_gpu(sys.argv[1], "rl@search"):
+    print("holds", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process that holds GPU 0."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(runtime.tempfile, "tempdir", str(tmp_path))
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, "cuda"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_gpu_is_one_stages_at_a_time(holder: subprocess.Popen, capsys: pytest.CaptureFixture[str]) -> None:
+    """However stages are started (Prefect, dvc repro, in another checkout), one GPU carries one; a killed one lets go."""
+    with own_gpu("cuda:1", "sft"):  # another GPU is free
+        pass
+    assert capsys.readouterr().out == ""
+    subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(0.5); os.kill({holder.pid}, 9)"])
+    started = time.monotonic()
+    with own_gpu("cuda:0", "sft"):
+        assert time.monotonic() - started > 0.2
+    assert capsys.readouterr().out.startswith("sft: GPU 0 is in use by another stage; waiting until it is free (")
+
+
+def test_the_lock_is_on_the_device_not_on_its_number(
+    holder: subprocess.Popen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")
+    with own_gpu("cuda:0", "sft"):  # the machine's GPU 3
+        pass
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the launcher's first process holds the GPU for all
+    with own_gpu("cuda:1", "sft"):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_stages_on_a_gpu_are_those_that_depend_on_the_device() -> None:
+    values = {"domains": ["search"], "per_domain": {"search": {}}}
+    on_gpu = parse_params({**values, "resources": {"device": "cuda"}})
+    names = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
+    assert [name for name in names if uses_gpu(ROOT, name, on_gpu)] == ["sft", "rollout", "annotate", "rl", "evaluate"]
+    assert not any(uses_gpu(ROOT, name, parse_params(values)) for name in names)

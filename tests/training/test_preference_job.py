@@ -1,0 +1,148 @@
+"""stages.rl with the algorithms that learn from stored pairs, on trees of the toy domain."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from stages import rl
+from stages.agent.episode import NODE_SCHEMA, read_rows, write_table
+from stages.agent.policy import load_policy
+from stages.algorithms.compose import resolve
+from stages.annotation.pairs import PAIR_SCHEMA
+from stages.params import Rl
+from stages.training.loop import make_processes
+from stages.training.preference import PreferenceJob
+from training.toys import KilledError, kill_at_step, outputs
+
+PAIRS = 6
+RL: dict[str, Any] = {"steps": 8, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 3}
+
+
+def store_pairs(context) -> None:
+    """A tree per task: the prompt, a first action, and below it a right and a wrong second one."""
+    tokenizer = load_policy(context.root / "data/models/sft").tokenizer
+    prompt, after = tokenizer.encode("you are in room"), tokenizer.encode("you see a key")
+    right, wrong, first = (tokenizer.encode(text) for text in ("take the key", "put the lamp", "open the door"))
+    nodes, pairs = [], []
+    for number in range(PAIRS):
+        shapes = [(-1, [], [*prompt, 7 + number], 0.0, False), (0, first, after, 0.0, False)]
+        shapes += [(1, right, [], 1.0, True), (1, [*wrong, 5 + number], [], 0.0, True)]
+        for node, (parent, tokens, context_ids, reward, terminal) in enumerate(shapes):
+            nodes.append(
+                {
+                    **dict.fromkeys(NODE_SCHEMA.names),
+                    **{"task_id": f"t{number}", "node": node, "parent": parent, "depth": node, "action": str(node)},
+                    **{"token_ids": tokens, "context_ids": context_ids, "logprob": [0.0] * len(tokens), "prior": 0.0, "N": 2},
+                    **{
+                        "W": 1.0,
+                        "n_success": int(reward or not terminal),
+                        "n_rollouts": 1,
+                        "reward": reward,
+                        "terminal": terminal,
+                    },
+                    **{"truncated": False, "state_key": "", "iteration": 0, "observation": ""},
+                }
+            )
+        pairs.append(
+            {"task_id": f"t{number}", "parent": 1, "win": 2, "lose": 3, "margin": 1.0, "n_win": 2, "n_lose": 2, "weight": 1.0}
+        )
+    folder = context.root / "data/annotated/toy"
+    write_table(folder / "nodes.parquet", NODE_SCHEMA, nodes)
+    write_table(folder / "pairs.parquet", PAIR_SCHEMA, pairs)
+
+
+def made(make_context, name: str = "run", **section: Any):
+    context = make_context("rl", name, rl={**RL, **section})
+    store_pairs(context)
+    return context
+
+
+@pytest.mark.parametrize("name", ["dpo", "step_dpo", "ipo", "kto", "orpo", "simpo"])
+def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
+    """Contract: `rl.algorithm` is all that is switched; the loop counts each continuation's tokens once a step and no other."""
+    context = made(make_context, algorithm=name, preference={"pairs_per_step": 4})
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        history = [{key: float(cell) for key, cell in row.items()} for row in csv.DictReader(handle)]
+    assert len(history) == 8
+    assert history[-1]["margin"] > history[0]["margin"] + 0.5
+    assert history[-1]["pair_accuracy"] == 1.0
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert (report["algorithm"], report["pairs"]) == (name, PAIRS)
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["ledger/policy_tokens_trained"] > 0
+    assert read_rows(context.root / "data/rl/toy/samples.parquet") == []
+    if name in ("dpo", "step_dpo"):
+        assert history[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
+        assert history[0]["margin"] == pytest.approx(0.0, abs=1e-4)
+
+
+def job_of(make_context, name: str, tokens_per_batch: int = 512, **preference: Any) -> PreferenceJob:
+    context = made(make_context, algorithm=name, preference=preference)
+    resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
+    context.params = context.params.model_copy(update={"resources": resources})
+    policy = load_policy(context.root / "data/models/sft", attention="sdpa")
+    algorithm = resolve(Rl(**{**RL, "algorithm": name, "preference": preference}))
+    return PreferenceJob(context, algorithm, policy, make_processes(resources))
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
+def test_the_micro_batch_split_changes_nothing(make_context, name: str):
+    """Contract: whatever resources.tokens_per_batch is, loss and gradient are the same to float rounding."""
+    found = []
+    for tokens in (4096, 60):
+        job = job_of(make_context, name, tokens, pairs_per_step=5)
+        update = next(job.updates(0))
+        total = 0.0
+        for rows in update.micro_batches:
+            for terms in update.loss(rows):
+                terms.loss.backward()
+                total += float(terms.loss.detach())
+        gradient = torch.cat([parameter.grad.flatten() for parameter in job.models.policy.parameters()])
+        found.append((len(update.micro_batches), total, gradient))
+    (parts, whole, one), (more, split, other) = found
+    assert more > parts
+    assert split == pytest.approx(whole, rel=1e-5)
+    assert float((one - other).norm() / one.norm()) < 1e-4
+
+
+def test_every_pair_is_dealt_once_a_pass(make_context):
+    job = job_of(make_context, "dpo", pairs_per_step=4)
+    dealt = [pair for step in range(3) for pair in job.dealt(step)]
+    assert sorted(dealt[:PAIRS]) == list(range(PAIRS))
+    assert sorted(dealt[PAIRS:]) == list(range(PAIRS))
+    assert job.dealt(1) == job.dealt(1)
+
+
+def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):
+    """Before training policy and reference are the same, so z0 is 0; a policy that likes everything more raises it."""
+    job = job_of(make_context, "kto", pairs_per_step=4)
+    assert job.mismatched([0, 1, 2]) == pytest.approx(0.0, abs=1e-4)
+    with torch.no_grad():
+        for parameter in job.models.policy.parameters():
+            parameter.mul_(0.2)  # flatter logits: every continuation is likelier than the sharp reference holds it
+    assert job.mismatched([0, 1, 2]) > 0.0
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_a_killed_run_ends_with_the_same_bytes(make_context, name: str):
+    plain = made(make_context, "plain", algorithm=name, steps=5)
+    rl.run(plain)
+    killed = made(make_context, "killed", algorithm=name, steps=5)
+    kill_at_step(killed, 4)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(made(make_context, "killed", algorithm=name, steps=5))
+    assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_no_pairs_is_an_error_that_says_what_to_do(make_context):
+    context = made(make_context, algorithm="dpo")
+    write_table(context.root / "data/annotated/toy/pairs.parquet", PAIR_SCHEMA, [])
+    with pytest.raises(ValueError, match="min_margin"):
+        rl.run(context)

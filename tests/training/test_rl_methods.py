@@ -1,0 +1,134 @@
+"""stages.rl with the methods whose data are not simply the groups of one draw: each runs on the toy domain, and resumes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from stages import rl
+from stages.agent.episode import read_rows
+from stages.training import reinforcement
+from training.toys import KilledError, kill_at_step, outputs
+
+RL: dict[str, Any] = {
+    "steps": 2,
+    "tasks_per_step": 3,
+    "group_size": 3,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+}
+METHODS = [
+    *("reinforce_pp", "reinforce_pp_baseline", "opo", "remax", "dr_grpo", "dapo", "gspo", "cispo", "lite_ppo", "grpo_t"),
+    *("grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"),
+]
+
+
+def run(context) -> list[dict[str, float]]:
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        return [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: str):
+    """Contract: `rl.algorithm` is all that is switched; the loop counts its tokens as for any other."""
+    critic = {"critic": {"warmup_steps": 0}} if name == "meow_tea_taro" else {}
+    context = make_context("rl", rl={**RL, **critic, "algorithm": name})
+    history = run(context)
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert report["algorithm"] == name
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["ledger/policy_tokens_trained"] > 0
+    assert report["environment_steps"] == sum(row["environment_steps"] for row in history)
+    trained, start = (load_file(folder / "model.safetensors") for folder in (context.root / "data/models/rl/toy", tiny_policy))
+    assert any(not trained[tensor].equal(start[tensor]) for tensor in start)
+
+
+def half_dead(context, monkeypatch, dead: set[str]) -> None:
+    """Let the tasks in `dead` fail whatever the policy does, and the others succeed at every second attempt."""
+    played = reinforcement.RlJob.play
+
+    def play(self, task_ids, step, greedy=False):
+        episodes = played(self, task_ids, step, greedy)
+        for number, episode in enumerate(episodes):
+            episode.reward = float(episode.task_id not in dead and number % 2 == 0)
+            episode.turns[-1].reward = episode.reward
+        return episodes
+
+    monkeypatch.setattr(reinforcement.RlJob, "play", play)
+
+
+def test_dynamic_sampling_plays_further_tasks(make_context, monkeypatch):
+    """dapo: dead groups are replaced by further tasks, at most `rounds` times; all that was played is counted."""
+    tasks = {f"toy-{index:03d}" for index in range(16) if index % 4 != 3}
+    context = make_context("rl", rl={**RL, "steps": 1, "algorithm": "dapo", "tasks_per_step": 4, "filling": {"rounds": 6}})
+    half_dead(context, monkeypatch, dead=set(sorted(tasks)[::2]))
+    (row,) = run(context)
+    assert row["live_groups"] >= 4
+    assert row["groups"] > 4
+    assert row["episodes"] == row["groups"] * 3
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert report["episodes"] == row["episodes"]
+    assert report["ledger/policy_tokens_dropped"] > 0
+    played = {sample["task_id"] for sample in read_rows(context.root / "data/rl/toy/samples.parquet")}
+    assert len(played) == row["groups"]
+
+
+def test_dynamic_sampling_gives_up(make_context, monkeypatch):
+    """Contract: when every group is dead there is no optimiser step, the weights stay, and the history says so (vspo_prs 8)."""
+    for name in ("dapo", "vspo"):
+        context = make_context("rl", name, rl={**RL, "algorithm": name, "weight_decay": 0.1, "dead_groups": "keep"})
+        half_dead(context, monkeypatch, dead={f"toy-{index:03d}" for index in range(16)})
+        history = run(context)
+        assert [row["skipped"] for row in history] == [1.0, 1.0]
+        start = context.root / "data/models/sft/model.safetensors"
+        assert (context.root / "data/models/rl/toy/model.safetensors").read_bytes() == start.read_bytes()
+        assert history[0]["groups"] == (12.0 if name == "dapo" else 3.0)
+
+
+def test_remax_plays_one_greedy_episode_per_task(make_context):
+    context = make_context("rl", rl={**RL, "algorithm": "remax", "group_size": 1})
+    history = run(context)
+    assert [row["episodes"] for row in history] == [6.0, 6.0]
+    assert [row["environment_steps"] for row in history] == [12.0, 12.0]
+    assert len(read_rows(context.root / "data/rl/toy/samples.parquet")) == 6
+
+
+@pytest.mark.parametrize("name", ["dapo", "remax", "vspo"])
+def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: str):
+    """Contract: further tasks, greedy episodes and drawn copies come out the same after a kill."""
+    sections = {"rl": {**RL, "steps": 3, "algorithm": name}}
+    plain = make_context("rl", "plain", **sections)
+    rl.run(plain)
+    killed = make_context("rl", "killed", **sections)
+    kill_at_step(killed, 2)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(make_context("rl", "killed", **sections))
+    assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_model_aware_selection_plays_measured_tasks_alone(make_context):
+    from stages.agent.episode import write_json
+
+    context = make_context("rl", rl={**RL, "selection": {"kind": "model_aware"}})
+    measured = {f"toy-{index:03d}": share for index, share in ((0, 0.0), (1, 0.25), (2, 0.5), (4, 0.75), (5, 1.0))}
+    write_json(context.root / "data/rollouts/toy/difficulty.json", measured)
+    run(context)
+    played = {row["task_id"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")}
+    assert played == {"toy-001", "toy-002", "toy-004"}
+
+
+def test_the_environments_success_is_reported_whatever_is_rewarded(make_context):
+    """Contract: shaping changes what is learnt from, not what counts as success."""
+    shaped = run(make_context("rl", "shaped", rl={**RL, "steps": 1, "reward": {"correct": 5.0, "wrong": 2.0}}))
+    plain = run(make_context("rl", "plain", rl={**RL, "steps": 1}))
+    assert shaped[0]["success"] == plain[0]["success"]
+    assert shaped[0]["reward_mean"] == plain[0]["reward_mean"]
+    assert shaped[0]["shaped_reward"] == pytest.approx(2.0 + 3.0 * plain[0]["success"], abs=1e-6)

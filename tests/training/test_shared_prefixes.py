@@ -1,0 +1,168 @@
+"""What episodes have in common read once: the same states, loss and gradients as reading every episode whole."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from stages.agent.decoder import FAMILIES
+from stages.agent.episode import Owner
+from stages.agent.policy import load_policy, predicting_states, token_logprobs
+from stages.algorithms.compose import resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.params import Resources, Rl
+from stages.training.batches import take, trajectory_batch
+from stages.training.ledger import Ledger
+from stages.training.loop import make_processes
+from stages.training.models import Models
+from stages.training.policy_updates import PolicyUpdates
+from stages.training.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
+from training.toys import make_episode
+
+PROMPTS = {"a": 30, "b": 45, "c": 12}
+TURNS = {"a": [[3, 2], [1], [5, 2, 1], [2]], "b": [[4], [2, 2, 1], [1, 1]], "c": [[6], [3]]}
+
+
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def model(request, tiny_policy):
+    return load_policy(tiny_policy, attention=request.param).model
+
+
+def make_batch(vocabulary: int) -> TrajectoryBatch:
+    """Three groups with prompts of 30, 45 and 12 tokens, episodes of one to three turns, rewards that differ inside groups."""
+    generator = torch.Generator().manual_seed(3)
+    episodes = []
+    for group, shapes in TURNS.items():
+        prompt = torch.randint(5, vocabulary, (PROMPTS[group],), generator=generator).tolist()
+        for index, turns in enumerate(shapes):
+            episode = make_episode(f"{group}{index}", group, turns, float(index % 2))
+            start = episode.owner.index(int(Owner.POLICY))
+            for name, filler in (("owner", int(Owner.PROMPT)), ("logprob", 0.0), ("turn", -1)):
+                values = getattr(episode, name)
+                values[:start] = [filler] * len(prompt)
+            episode.token_ids[:start] = prompt
+            episodes.append(episode)
+    return trajectory_batch(episodes)
+
+
+def with_equal_turns(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """The batch with the first three tokens after the prompt of group a's second episode those of its first: then they part."""
+    token_ids = batch.token_ids.clone()
+    token_ids[1, 30:31] = token_ids[0, 30:31]
+    token_ids[2, 30:35] = token_ids[0, 30:35]
+    return batch.with_(token_ids=token_ids)
+
+
+def test_rows_are_ordered_by_their_tokens_each_with_what_it_has_in_common_with_those_before():
+    rows = [np.array(row) for row in ([7, 1, 2], [5, 1], [5, 1, 9, 9], [5, 2], [5, 1, 9], [5, 1, 9])]
+    assert in_order(rows) == [(1, 0), (4, 2), (5, 3), (2, 3), (3, 1), (0, 0)]
+
+
+def test_the_plan_holds_every_row_once_and_respects_the_budget(model):
+    batch = make_batch(model.config.vocab_size)
+    rows = list(range(batch.size))
+    whole = plan_shared(batch.token_ids, batch.mask, rows, 4096)
+    assert [sorted(part) for part in whole] == [rows]
+    parts = plan_shared(batch.token_ids, batch.mask, rows[::-1], 70)
+    assert sorted(row for part in parts for row in part) == rows
+    assert parts == plan_shared(batch.token_ids, batch.mask, rows, 70)
+    for part in parts:
+        layout = make_layout(*(getattr(take(batch, part), name) for name in ("token_ids", "mask")))
+        assert len(part) == 1 or len(layout.ids) <= 70
+
+
+def test_a_layout_holds_each_distinct_token_once(model):
+    batch = with_equal_turns(make_batch(model.config.vocab_size))
+    micro = take(batch, range(batch.size))
+    layout = make_layout(micro.token_ids, micro.mask)
+    ends = [int(row.nonzero().max()) for row in micro.mask]
+    prefixes = {tuple(row[: place + 1]) for row, end in zip(micro.token_ids.tolist(), ends, strict=True) for place in range(end)}
+    assert len(layout.ids) == len(prefixes) < sum(ends)
+    for row, end in enumerate(ends):
+        assert layout.ids[layout.nodes[row, :end]].tolist() == micro.token_ids[row, :end].tolist()
+        assert layout.positions[layout.nodes[row, :end]].tolist() == list(range(end))
+
+
+@pytest.mark.parametrize("families", [FAMILIES, ()], ids=["layers", "model"])
+def test_states_are_those_of_the_dense_pass(model, families, monkeypatch):
+    """Contract: by the layers' modules, and by the forward pass of a model whose family is not known."""
+    monkeypatch.setattr("stages.training.shared_prefixes.FAMILIES", families)
+    batch = with_equal_turns(make_batch(model.config.vocab_size))
+    for rows in plan_shared(batch.token_ids, batch.mask, range(batch.size), 90):
+        micro = take(batch, rows)
+        with torch.no_grad():
+            expected = predicting_states(model, micro.token_ids, micro.mask)
+            found = sharing_states(model, micro.token_ids, micro.mask)
+        torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [4096, 60])
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce", "ppo"])
+def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_per_batch):
+    """Contract: loss to 1e-6, gradients to 1e-5 relative, whatever the micro-batches; the ledger sees every policy token once."""
+    found = {}
+    for share in (False, True):
+        twin = copy.deepcopy(model)
+        method = resolve(Rl(algorithm=algorithm, share_prefixes=share, loss={"entropy_coef": 0.01}))
+        models = Models.make(method, twin, None, make_processes(Resources()), tokens_per_batch)
+        assert models.sharing == share
+        batch = method.prepare(models.annotate(with_equal_turns(make_batch(model.config.vocab_size)), method))
+        ledger, total = Ledger(), 0.0
+        for update in PolicyUpdates(models, method, ledger, constant_length=64).updates(
+            batch, 9, ("key",)
+        ):  # past the critic's warm-up
+            for micro in update.micro_batches:
+                for terms in update.loss(micro):
+                    terms.loss.backward()
+                    total += float(terms.loss.detach())
+                    if terms.trained is not None:
+                        update.saw(*terms.trained)
+        assert ledger.policy_tokens == int(batch.mask.sum())
+        found[share] = total, torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+    assert found[True][0] == pytest.approx(found[False][0], abs=1e-6)
+    dense, shared = found[False][1], found[True][1]
+    assert float(dense.norm()) > 1e-3
+    assert float((shared - dense).norm() / dense.norm()) < 1e-5
+    torch.testing.assert_close(shared, dense, atol=1e-5, rtol=1e-4)
+
+
+def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
+    """By finite differences: move one embedding that only the shared prompt holds; the loss of all its rows answers."""
+    twin = copy.deepcopy(model).double()
+    micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
+
+    def total() -> torch.Tensor:
+        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)[0].sum()
+        if torch.is_grad_enabled():
+            loss.backward()
+        return loss.detach()
+
+    total()
+    weight = twin.get_input_embeddings().weight
+    token = int(micro.token_ids[0, 10])
+    assert token not in micro.token_ids[:, 30:].tolist()
+    gradient = float(weight.grad[token, 2])
+    with torch.no_grad():
+        step = 1e-4
+        weight[token, 2] += step
+        above = total()
+        weight[token, 2] -= 2 * step
+        below = total()
+    assert gradient == pytest.approx(float((above - below) / (2 * step)), rel=2e-2, abs=1e-4)
+    assert abs(gradient) > 1e-3
+
+
+def test_models_that_do_not_attend_to_everything_are_read_whole():
+    def fake(recomputed=False, **config):
+        layers = [SimpleNamespace(gradient_checkpointing=recomputed)]
+        return SimpleNamespace(config=SimpleNamespace(**config), modules=lambda: layers)
+
+    assert can_share(fake())
+    assert can_share(fake(layer_types=["full_attention"] * 2))
+    assert not can_share(fake(layer_types=["full_attention", "linear_attention"]))
+    assert not can_share(fake(sliding_window=128))
+    assert not can_share(fake(recomputed=True))

@@ -78,9 +78,9 @@ def take_report(browser: Browser, names: Sequence[str]) -> None:
 
 
 def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
-    """(experiment's id, the newest lifecycle's id that has a finished RL run, that run's id, one of its traces).
+    """(experiment's id, the newest lifecycle's id in which RL was executed and finished, that run's id, one of its traces).
 
-    Raises RuntimeError if there is no lifecycle with a finished rl run, or it has no trace.
+    Raises RuntimeError if there is no such lifecycle, or it has no trace.
     """
     import mlflow
 
@@ -89,7 +89,8 @@ def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
     if experiment is None:
         raise RuntimeError("MLflow has no experiment 'bellwether'; run 'make lifecycle' first, with tracking on")
     runs = client.search_runs([experiment.experiment_id], max_results=1000, order_by=["attributes.start_time DESC"])
-    rl = [run for run in runs if run.info.run_name.startswith("rl@") and run.info.status == "FINISHED"]
+    finished = [run for run in runs if run.info.status == "FINISHED" and run.data.tags.get("dvc.state", "ran") == "ran"]
+    rl = [run for run in finished if run.info.run_name.startswith("rl@")]
     if not rl:
         raise RuntimeError("MLflow has no finished rl run; run 'make lifecycle' first, with tracking on")
     parent = rl[0].data.tags["mlflow.parentRunId"]

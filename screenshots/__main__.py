@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -229,6 +230,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"some of: {', '.join(every)}")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the browser is ended too
     failed = False
     for take, names in TAKERS.items():
         if wanted := [name for name in names if name in options.only]:

@@ -29,6 +29,7 @@ FLAGS = (
     "--disable-quic",
     "--disable-sync",
     "--disable-extensions",
+    "--disable-crash-reporter",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-domain-reliability",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 READY_S = 600.0
-GRACE_S = 10.0
 
 
 def free_port() -> int:
@@ -39,20 +37,19 @@ def answers(address: str) -> bool:
 
 @contextmanager
 def serving(command: list[str], ready: str, log: Path, environment: dict[str, str], root: Path) -> Iterator[None]:
-    """`command` while the body runs, from when `ready` answers; its whole process group is ended afterwards.
+    """`command` while the body runs, from when `ready` answers; all of it is ended afterwards, and when this process is killed.
 
     Raises RuntimeError with the end of its log if it ends early or does not answer.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "flows.supervise", *command],
             cwd=root,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + READY_S
@@ -63,21 +60,8 @@ def serving(command: list[str], ready: str, log: Path, environment: dict[str, st
             time.sleep(0.2)
         yield
     finally:
-        end(process)
-
-
-def end(process: subprocess.Popen) -> None:
-    """End a process that leads a group, and the group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+        process.terminate()
+        process.wait()
 
 
 @contextmanager

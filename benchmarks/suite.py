@@ -29,6 +29,7 @@ SCENARIOS = {
     "mcts": "mcts:measure",
     "rl_iteration": "rl_iteration:measure",
     "merge": "merge:measure",
+    "profiles": "profiles:measure",
     "scaling_rollouts": "scaling:rollouts",
     "scaling_steps": "scaling:steps",
     "scaling_merges": "scaling:merges",
@@ -45,9 +46,10 @@ def measure(name: str, options: Options) -> dict[str, Any]:
     call = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     if module == "lifecycle":
         return {"lifecycle": call(options.root)}
-    if module == "scaling":
-        return {"table": call(options)}
-    return {"results": {key: result.raw() for key, result in call(options).items()}}
+    found = call(options)
+    if isinstance(found, list):
+        return {"table": found}
+    return {"results": {key: result.raw() for key, result in found.items()}}
 
 
 def child(name: str, options: Options, out: Path) -> int:

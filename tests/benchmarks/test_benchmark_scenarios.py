@@ -15,6 +15,7 @@ from benchmarks import (
     lifecycle,
     mcts,
     merge,
+    profiles,
     rl_iteration,
     rollout_multi_turn,
     scaling,
@@ -189,6 +190,34 @@ def test_what_tracking_costs(options: Options):
 def test_tables_of_growth(options: Options):
     assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
     assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
+
+
+def test_profiles_name_the_parts_of_all_the_time(options: Options):
+    rows = profiles.measure(options)
+    assert [row.pop("scenario").split("@")[0] for row in rows] == ["rollout_multi_turn", "mcts", "rl_iteration", "train_step_p16"]
+    for row in rows:
+        assert list(row) == [*profiles.PARTS, profiles.REST]
+        assert sum(row.values()) == pytest.approx(1.0, abs=0.01)
+        assert row["weight products"] > 0.05
+    assert rows[-1]["backward pass"] > 0.05
+
+
+def test_a_call_belongs_to_the_first_part_that_matches():
+    times = {
+        "<method 'run_backward' of 'torch._C._EngineBase' objects>": 4.0,
+        "<built-in method torch._C._nn.linear>": 2.0,
+        "<built-in method torch.matmul>": 1.0,
+        "<method 'copy_' of 'torch._C.TensorBase' objects>": 1.0,
+        "advance": 2.0,
+    }
+    found = profiles.shares(times)
+    assert {part: share for part, share in found.items() if share} == {
+        "backward pass": 0.4,
+        "weight products": 0.2,
+        "attention": 0.1,
+        "moving tensors": 0.1,
+        "python": 0.2,
+    }
 
 
 def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):

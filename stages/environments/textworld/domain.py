@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stages.environments.textworld.environment import TextWorldEnvironment
     from stages.environments.textworld.stories import Stories
 
-SHARES: dict[Split, int] = {"train": 192, "valid": 24, "test": 200}
+SHARES: dict[Split, int] = {"train": 384, "valid": 24, "test": 200}
 """Tasks per split, in proportion."""
 _SHORTEST = 2
 """Tasks that one command solves teach nothing."""

@@ -56,8 +56,9 @@ lifecycle: install
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
-# Much of the time goes to servers and processes that start. Tests of one file share what they made.
-AT_ONCE := -n 2 --dist loadfile
+# Much of the time goes to servers and processes that start. Tests of one file share what they made; the longest files (the mark
+# `long`) begin first.
+AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: install
 	@echo "test: pytest, two at a time"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
 from benchmarks.startup import environment, run
+from stages.tracking.spool import locked, spools
 
 LIMIT_S = 3.0
 STEPS, QUICK_STEPS, METRICS, EPISODES = 150, 3, 25, 8
@@ -48,13 +49,21 @@ def once(options: Options, folder: Path, on: bool) -> Sample:
     sample, _ = run(
         ["env", "-u", "MLFLOW_TRACKING_URI", *(f"{name}={value}" for name, value in switch.items()), *command], folder
     )
-    # What the follower still does must not fall into the next run.
-    replay = [sys.executable, "-m", "stages.tracking", "--replay"]
+    settle(options, folder)
+    return sample
+
+
+def settle(options: Options, folder: Path) -> None:
+    """Wait for what the follower still sends, and send what it left: neither may fall into the next run."""
     own = {**environment(options.root), "BELLWETHER_TRACKING": "on"}
     own.pop("MLFLOW_TRACKING_URI", None)
-    while subprocess.run(replay, cwd=folder, env=own, capture_output=True, check=False).returncode:
-        pass
-    return sample
+    while waiting := spools(folder):
+        with locked(waiting[0].path.with_suffix(".lock"), wait=True):  # the follower holds it as long as it sends
+            left = waiting[0].path.exists()
+        if left:
+            subprocess.run(
+                [sys.executable, "-m", "stages.tracking", "--replay"], cwd=folder, env=own, capture_output=True, check=False
+            )
 
 
 def measure(options: Options) -> dict[str, Result]:

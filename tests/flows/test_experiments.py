@@ -14,7 +14,7 @@ import yaml
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows.pipeline import StageFailedError, run_stage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(40)]
 DVC_YAML = """
 stages:
   evaluate:

@@ -13,7 +13,7 @@ import pytest
 from served import Served, until
 from small_project import add_work, do, make_project
 
-pytestmark = pytest.mark.timeout(3600)  # a busy machine makes servers slow, not wrong
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(120)]  # a busy machine makes servers slow, not wrong
 
 
 @pytest.fixture(scope="module")

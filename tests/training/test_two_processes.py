@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from stages import runtime, sft
 from stages.runtime import stage_run
 
+pytestmark = pytest.mark.long(30)
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""
 import os, sys

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.episode import read_rows
+from stages.agent.episode import read_rows, write_table
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
+from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import Rl
 from stages.training.loop import make_processes
 from stages.training.preference import PreferenceJob

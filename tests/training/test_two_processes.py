@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.torch import load_file
-from training.toys import store_pairs
 
 from stages import runtime, sft
 from stages.runtime import stage_run
+from training.toys import store_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""

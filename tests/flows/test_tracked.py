@@ -18,7 +18,8 @@ def test_every_stage_comes_with_what_dvc_did() -> None:
 
 def test_the_flow_runs_identity_and_name_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stages" / "tracking").mkdir(parents=True)
-    (tmp_path / "stages" / "tracking" / "__init__.py").touch()
+    for package in ("stages", "stages/tracking"):
+        (tmp_path / package / "__init__.py").touch()
     (tmp_path / "stages" / "tracking" / "__main__.py").write_text(
         "import os, sys\nprint(os.environ['LIFECYCLE_RUN_ID'], os.environ['LIFECYCLE_RUN_NAME'], *sys.argv[1:3])\nsys.exit(1)\n"
     )

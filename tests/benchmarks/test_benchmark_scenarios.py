@@ -174,8 +174,9 @@ def test_merges_of_both_sides(options: Options):
 def test_start_up(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
-    with pytest.raises(startup.SkippedError, match="no DVC checkout"):
-        startup.noop_repro(Options(options.scratch, options.scratch))
+    for scenario in (startup.noop_repro, startup.noop_lifecycle):
+        with pytest.raises(startup.SkippedError, match="no DVC checkout"):
+            scenario(Options(options.scratch, options.scratch))
 
 
 def test_what_tracking_costs(options: Options):

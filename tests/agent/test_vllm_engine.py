@@ -33,10 +33,13 @@ class StandIn:
     """vllm.LLMEngine's methods that the back end calls: each request draws two tokens and the end of the turn, one a step."""
 
     def __init__(self, arguments: Any) -> None:
-        self.arguments, self.waiting, self.lacking = arguments, [], False
+        self.arguments, self.lacking = arguments, False
+        self.waiting: list[tuple[str, Any, Any]] = []
+        self.asked: list[Any] = []
 
     def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
         self.waiting.append((request_id, prompt, params))
+        self.asked.append(params)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
@@ -87,11 +90,11 @@ def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabiliti
     sessions = [player.engine.open([5, 6, last]) for last in (7, 8)]
     for key, session in enumerate(sessions):
         player.engine.request(session, key, SAMPLING)
-    asked = [params for _, _, params in made.waiting]
-    assert len({params.seed for params in asked}) == 2
-    assert (asked[0].temperature, asked[0].top_p, asked[0].top_k, asked[0].max_tokens) == (0.8, 0.9, 20, 8)
-    assert asked[0].stop_token_ids == [player.chat.end_of_turn]
     turns = {turn.session: turn for turn in [*player.engine.advance(), *player.engine.advance()]}
+    assert len({params.seed for params in made.asked}) == 2
+    for asked in made.asked:
+        assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens) == (0.8, 0.9, 20, 8)
+        assert asked.stop_token_ids == [player.chat.end_of_turn]
     for last, session in zip((7, 8), sessions, strict=True):
         assert turns[session].token_ids == (last, 9, player.chat.end_of_turn)
         assert turns[session].logprobs == (0.0, -0.5, -1.0)

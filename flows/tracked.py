@@ -24,7 +24,7 @@ def arguments(done: Iterable[Done]) -> list[str]:
 
 
 def run_environment(identity: str, name: str) -> dict[str, str]:
-    """What tells stages to belong to the parent run of flow run or experiment `identity`, shown in MLflow as `lifecycle <name>`."""
+    """What puts stages under the parent run of flow run or experiment `identity`, in MLflow `lifecycle <name>`."""
     return {"LIFECYCLE_RUN_ID": identity, "LIFECYCLE_RUN_NAME": name}
 
 

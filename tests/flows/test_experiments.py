@@ -41,7 +41,8 @@ value = {"grpo": 0.2, "rloo": 0.5}[rl["algorithm"]] + 0.01 * rl["seed"]
 models = {f"rl@{d}": {d: {"success": {"mean": value + 0.1 * i}}} for i, d in enumerate(params["domains"])}
 steps = {d: params["per_domain"][d]["rl"].get("steps", rl["steps"]) for d in params["domains"]}
 told = [os.environ[name] for name in ("LIFECYCLE_RUN_ID", "LIFECYCLE_RUN_NAME")]
-written = {"told": told, "models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+written = {"models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+written["told"] = told
 pathlib.Path("reports").mkdir(exist_ok=True)
 pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
 pathlib.Path("runs.log").open("a").write("ran")

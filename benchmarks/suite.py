@@ -21,6 +21,7 @@ from benchmarks.startup import SkippedError, environment
 SCENARIOS = {
     "stage_help": "startup:stage_help",
     "noop_repro": "startup:noop_repro",
+    "noop_lifecycle": "startup:noop_lifecycle",
     "tracking": "tracking:measure",
     "engine_limit": "engine_limit:measure",
     "generate_ragged": "generate_ragged:measure",

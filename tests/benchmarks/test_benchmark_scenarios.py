@@ -174,17 +174,20 @@ def test_merges_of_both_sides(options: Options):
 def test_start_up(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
-    with pytest.raises(startup.SkippedError, match="no DVC checkout"):
-        startup.noop_repro(Options(options.scratch, options.scratch))
+    for scenario in (startup.noop_repro, startup.noop_lifecycle):
+        with pytest.raises(startup.SkippedError, match="no DVC checkout"):
+            scenario(Options(options.scratch, options.scratch))
 
 
 def test_what_tracking_costs(options: Options):
-    (result,) = tracking.measure(options).values()
-    assert result.summary()["theirs"] == tracking.LIMIT_S
+    results = tracking.measure(options)
+    assert list(results) == ["tracking_stage_seconds", "tracking_outage_seconds"]
+    for result in results.values():
+        assert result.summary()["theirs"] == tracking.LIMIT_S
     with sqlite3.connect(options.scratch / "tracked" / "mlflow.db") as store:
         assert store.execute("SELECT COUNT(*) FROM runs WHERE name = 'rl@search'").fetchone() == (1,)
         (points,) = store.execute("SELECT COUNT(*) FROM metrics WHERE key LIKE 'metric%'").fetchone()
-    assert points == result.notes["points"]
+    assert points == results["tracking_stage_seconds"].notes["points"]
 
 
 def test_tables_of_growth(options: Options):

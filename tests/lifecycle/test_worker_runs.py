@@ -66,7 +66,9 @@ def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served
         if end == "cancel":
             served.api("POST", f"/flow_runs/{flow_run}/set_state", json={"state": {"type": "CANCELLING"}})
         else:
-            min(started, key=lambda process: process.create_time()).kill()
+            flow = next(process.parent() for process in started if "flows.supervise" in process.cmdline())
+            assert flow is not None
+            flow.kill()
         until(lambda started=started: not any(process.is_running() for process in started), "every process ended")
         assert served.end_of(flow_run)["type"] == expected
         assert until(lambda run=flow_run: (found := stage_runs(served.root, run))[0][1] != "RUNNING" and found, end) == [

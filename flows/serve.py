@@ -63,7 +63,7 @@ class Part:
 
     def start(self, environment: dict[str, str]) -> None:
         """In a session of its own, so that Ctrl-C reaches this process alone, which then ends the parts in their order."""
-        supervised = [sys.executable, "-m", "flows.supervise", "--grace", str(self.grace_s), *self.command]
+        supervised = [sys.executable, "-m", "flows.supervise", "--sweep", "--grace", str(self.grace_s), *self.command]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 supervised,

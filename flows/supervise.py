@@ -78,8 +78,12 @@ def _end_all(group: int, grace_s: float) -> None:
         time.sleep(0.05)
 
 
-def run(command: list[str], grace_s: float = GRACE_S) -> int:
-    """Exit code of `command`; 128 + the signal's number if this process was told to end."""
+def run(command: list[str], grace_s: float = GRACE_S, sweep: bool = False) -> int:
+    """Exit code of `command`; 128 + the signal's number if this process was told to end.
+
+    What a command leaves that was killed is ended too; what is left by one that ends by itself, if `sweep` says so: a stage's
+    follower still has to tell MLflow of the stage's end.
+    """
     parent = os.getppid()
     if sys.platform == "linux":
         library = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +96,10 @@ def run(command: list[str], grace_s: float = GRACE_S) -> int:
     child = None
     try:
         child = subprocess.Popen(command, start_new_session=True)
-        return _wait(child)
+        code = _wait(child)
+        if sweep or child.returncode < 0:
+            _end_all(child.pid, grace_s)
+        return code
     except _EndedError as ended:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -104,11 +111,12 @@ def run(command: list[str], grace_s: float = GRACE_S) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.supervise", description="Run a command of which nothing is left.")
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help="seconds before processes are made to end")
+    parser.add_argument("--sweep", action="store_true", help="end what is left, too, when the command ends by itself")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.command:
         parser.error("no command was given")
-    return run(options.command, options.grace)
+    return run(options.command, options.grace, options.sweep)
 
 
 if __name__ == "__main__":

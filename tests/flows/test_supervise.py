@@ -73,3 +73,23 @@ def test_when_its_parent_is_killed_nothing_is_left(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert gone(grandchild)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes in orphans, which Linux alone offers")
+@pytest.mark.parametrize(("options", "end", "code"), [([], "kill -9 $$", 137), (["--sweep"], "exit 3", 3)])
+def test_what_a_command_leaves_is_ended_with_it(options: list[str], end: str, code: int, tmp_path: Path) -> None:
+    """A worker that is killed leaves no flow run at work, and neither does one that gives up."""
+    script = f"setsid sleep 60 & echo $! > {tmp_path}/left; {end}"
+    done = subprocess.run([*SUPERVISE, *options, "bash", "-c", script], cwd=ROOT, check=False)
+    assert done.returncode == code
+    assert gone(int((tmp_path / "left").read_text()))
+
+
+def test_what_outlives_a_command_that_ends_by_itself_is_left_to_finish(tmp_path: Path) -> None:
+    """A stage's follower tells MLflow of the stage's end after it."""
+    script = f"setsid bash -c 'sleep 1; echo told > {tmp_path}/told' > /dev/null 2>&1 & exit 0"
+    assert subprocess.run([*SUPERVISE, "bash", "-c", script], cwd=ROOT, check=False).returncode == 0
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "told").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -56,6 +56,7 @@ def training(served: Served, flow_run: str) -> str:
 
 
 def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served: Served) -> None:
+    until(lambda: served.api("POST", "/work_pools/bellwether/workers/filter", json={}), "the worker")
     serving = {process.pid for process in served.processes()}
     reached = 0
     for end, expected in (("kill -9", "CRASHED"), ("cancel", "CANCELLED")):

@@ -99,6 +99,8 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     else:
         _check_sense(resolved)
         _check_advantage(resolved)
+    if method.check is not None:
+        method.check(resolved)
 
 
 def _check_pieces(rl: Rl, method: Composition) -> None:

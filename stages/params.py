@@ -290,8 +290,8 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
         if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
             raise ParamsError(
-                f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, and one "
-                f"attempt each (rollout.attempts: 1) is solved always or never; set rollout.attempts to at least 2 (the paper's: 8)"
+                f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
+                f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
             )
     return params
 

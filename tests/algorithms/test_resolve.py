@@ -174,7 +174,7 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "grpo_tcr", "reward": {"kind": "prs"}}, "grade the outcome alone"),
         ({"algorithm": "vspo_prs", "reward": {"density": "single"}}, "would take the place"),
         ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 0.0}]}}, "set one above 0"),
-        ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 1.0}] * 2}}, "names a stage twice"),
+        ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 0.5}] * 2}}, "names a stage twice"),
         ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 3.0}]}}, "up to 3"),
         ({"algorithm": "vspo", "reward": {"correct": 5.0, "wrong": 0.0}}, "up to 5"),
         ({"algorithm": "vspo", "filling": {"min_value": 0.1}}, "replace: low_value"),

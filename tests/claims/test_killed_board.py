@@ -23,6 +23,7 @@ from stages.params import ROOT
 
 STEPS = 3
 STAGES = {
+    "__init__": "",
     "runtime": """
 import ctypes, os, pathlib, time
 def die_with_parent():
@@ -93,7 +94,7 @@ def begin(root: Path) -> subprocess.Popen[bytes]:
     program = root / "claim.py"
     program.write_text("from stages.claim import main\nraise SystemExit(main())\n")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "BELLWETHER_"))}
-    environment = {**kept, "PYTHONPATH": str(ROOT), "DIARY": str(root / "diary"), "BELLWETHER_JOBS": "2", "PYTHONSAFEPATH": ""}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "DIARY": str(root / "diary"), "BELLWETHER_JOBS": "2"}
     with (root / "said").open("ab") as said:
         return subprocess.Popen([sys.executable, str(program), "rloo"], cwd=root, env=environment, stdout=said, stderr=said)
 
@@ -117,7 +118,7 @@ def killed_when(root: Path, there: Callable[[list[str]], bool]) -> None:
 
 
 def test_a_killed_board_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Contract: no run that ended is repeated, one that was killed goes on from its checkpoint, and the start is made once whole."""
+    """Contract: no run that ended is repeated, one that was killed goes on from its checkpoint, the start is made whole."""
     project(tmp_path)
     killed_when(tmp_path, lambda said: "start begun" in said)
     assert "start made" not in diary(tmp_path)

@@ -288,6 +288,11 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
+        if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
+                f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
+            )
     return params
 
 

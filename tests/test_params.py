@@ -20,6 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"search": {}, "textworld": {}}}
 
 
+def test_model_aware_selection_needs_tasks_that_are_solved_sometimes() -> None:
+    said = complaint(rl={"selection": {"kind": "model_aware"}}, rollout={"attempts": 1})
+    assert "per_domain.search: rl.selection.kind: model_aware" in said
+    assert "set that to at least 2" in said
+    parse_params(deep_merge(MINIMAL, {"rl": {"selection": {"kind": "model_aware"}}, "rollout": {"attempts": 8}}))
+
+
 def complaint(**changes: Any) -> str:
     with pytest.raises(ParamsError) as error:
         parse_params(deep_merge(MINIMAL, changes))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stages.parameters.rl import Rl
 from stages.validation import Section
 
 
@@ -35,7 +36,8 @@ class Composition:
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
     `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; loss: (logprobs [b, T], batch, rl) -> per-token loss
     [b, T]; preference: (pairs, rl) -> loss per pair [P]. settings: the model of the keys in `rl.settings`.
-    data: what it learns from: episodes that the policy plays, or the stored pairs.
+    data: what it learns from: episodes that the policy plays, or the stored pairs. check: gets the resolved section and raises
+    ParamsError for combinations that make no sense with this method's own settings.
     """
 
     card: Card
@@ -43,3 +45,4 @@ class Composition:
     pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     settings: type[Section] | None = None
     data: Literal["episodes", "pairs"] = "episodes"
+    check: Callable[[Rl], None] | None = None

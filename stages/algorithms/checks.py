@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
-from stages.parameters.rl import Rl
+from stages.parameters.rl import Reward, Rl
 from stages.validation import ParamsError
 
 REFERENCE_FREE = ("orpo", "simpo", "cpo")
@@ -98,7 +98,10 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
         _check_pairs(resolved)
     else:
         _check_sense(resolved)
+        _check_reward(resolved.reward)
         _check_advantage(resolved)
+    if method.check is not None:
+        method.check(resolved)
 
 
 def _check_pieces(rl: Rl, method: Composition) -> None:
@@ -112,7 +115,11 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
     }
     lacking = [part for part in PIECES if kinds[part] == "own" and part not in method.pieces]
     if lacking:
-        raise ParamsError(f"rl.{lacking[0]} is set to own, and algorithm {method.card.slug} has no {lacking[0]} of its own")
+        key = {"advantage": "estimator", "preference": "loss"}.get(lacking[0], "kind")
+        raise ParamsError(
+            f"rl.{lacking[0]}.{key} is set to own, and algorithm {method.card.slug} has no {lacking[0]} of its own; set it to "
+            f"null"
+        )
 
 
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
@@ -158,25 +165,60 @@ def _check_sense(rl: Rl) -> None:
         )
     if filling.kind not in ("none", "own") and rl.group_size < 2:
         raise ParamsError(
-            f"rl.filling.kind {filling.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
+            f"rl.filling.kind: {filling.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
         )
     if filling.kind == "value" and filling.value_of == "last_stage" and reward.kind != "prs":
         raise ParamsError("rl.filling.value_of: last_stage is the last stage of progressive shaping; set rl.reward.kind to prs")
+    if filling.kind == "value":
+        _check_r_max(rl)
+
+
+def _check_r_max(rl: Rl) -> None:
+    """Raise ParamsError where a task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best."""
+    reward, r_max = rl.reward, rl.filling.r_max or 1.0
+    largest = sum(stage.weight for stage in reward.prs or []) if reward.kind == "prs" else reward.correct
+    if largest is not None and largest > r_max + 1e-9:
+        raise ParamsError(
+            f"rl.filling.r_max ({r_max:g}) must be the largest attainable reward, and rl.reward gives up to {largest:g}; "
+            f"set it to that"
+        )
+
+
+def _check_reward(reward: Reward) -> None:
     if reward.kind == "prs":
-        if reward.density == "dense":
-            raise ParamsError("rl.reward.kind: prs scores whole episodes; rl.reward.density: dense scores turns: choose one")
+        if reward.density != "environment":
+            raise ParamsError(
+                f"rl.reward.kind: prs scores whole episodes, and rl.reward.density: {reward.density} would take the place of its "
+                f"scores: set one of the two to environment"
+            )
         names = [stage.name for stage in reward.prs or []]
         if len(set(names)) != len(names):
-            raise ParamsError(f"rl.reward.prs names a stage twice: {names}")
+            raise ParamsError(
+                f"rl.reward.prs names a stage twice: {names}; give each stage a name of its own (`term` is what it scores)"
+            )
         if sum(stage.weight for stage in reward.prs or []) <= 0:
-            raise ParamsError("rl.reward.prs: the weights of all stages are 0; no reward would be left")
+            raise ParamsError("rl.reward.prs: the weights of all stages are 0, and no reward would be left; set one above 0")
     if (reward.correct is None) != (reward.wrong is None):
         raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")
     if reward.correct is not None and reward.wrong is not None:
         if reward.correct <= reward.wrong:
             raise ParamsError(f"rl.reward.correct ({reward.correct:g}) must be above wrong ({reward.wrong:g})")
-        if reward.kind == "prs" or reward.density == "dense":
-            raise ParamsError("rl.reward.correct and wrong grade the outcome alone; with prs or density: dense set both to null")
+        if reward.kind == "prs" or reward.density != "environment":
+            raise ParamsError(
+                f"rl.reward.correct and wrong grade the outcome alone, in place of what kind: {reward.kind} and density: "
+                f"{reward.density} give; set both to null, or these two to environment"
+            )
+        cap = reward.tool_bonus_cap if reward.tool_bonus else None
+        if cap is not None and not reward.wrong <= cap < reward.correct:
+            raise ParamsError(
+                f"rl.reward.tool_bonus_cap ({cap:g}) is the most that a failure gets with its bonus; it must lie from wrong "
+                f"({reward.wrong:g}) to below correct ({reward.correct:g})"
+            )
+    if reward.overlong_max is not None and reward.overlong_cache is not None and reward.overlong_cache > reward.overlong_max:
+        raise ParamsError(
+            f"rl.reward.overlong_cache ({reward.overlong_cache}) is the last part of overlong_max ({reward.overlong_max}), over "
+            f"which the penalty grows; set it to at most that"
+        )
 
 
 def _check_advantage(rl: Rl) -> None:
@@ -189,15 +231,25 @@ def _check_advantage(rl: Rl) -> None:
                 f"both to none, or estimator to group"
             )
         if level == "trajectory":
-            raise ParamsError("rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens")
+            raise ParamsError(
+                "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
+            )
+        if (rl.critic.warmup_steps or 0) >= rl.steps:
+            raise ParamsError(
+                f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it "
+                f"below rl.steps"
+            )
     if advantage.estimator == "group" and rl.group_size < 2:
         if mean in ("group", "leave_one_out", "length_weighted") or std == "group":
             raise ParamsError(
                 f"rl.group_size is 1 and rl.advantage (mean {mean}, std {std}) compares episodes of a group; group_size must be "
                 f"at least 2, or mean and std none or batch"
             )
-        if std == "batch" and rl.tasks_per_step < 2:
-            raise ParamsError("rl.advantage.std: batch needs at least 2 episodes a step; raise rl.tasks_per_step or group_size")
+        if "batch" in (mean, std) and rl.tasks_per_step < 2:
+            raise ParamsError(
+                f"rl.advantage (mean {mean}, std {std}) compares the episodes of a step, and there is one; raise "
+                f"rl.tasks_per_step or group_size"
+            )
     if advantage.estimator == "group" and level == "token" and advantage.gamma != 1.0:
         raise ParamsError(
             "rl.advantage.gamma below 1 discounts by tokens at level token, 0.99 over 400 tokens being 0.018; the group "

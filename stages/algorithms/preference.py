@@ -30,6 +30,9 @@ class PairScores:
     win_tokens: Tensor
     lose_tokens: Tensor
     """Policy tokens of the continuations."""
+    win_value: Tensor
+    lose_value: Tensor
+    """What the continuations are worth, in [0, 1]: whether they end right; at level step, how often the policy then does."""
     mismatched: float = 0.0
     """kto: z0, the mean h of continuations after other pairs' histories, at least 0."""
 
@@ -37,6 +40,11 @@ class PairScores:
     def difference(self) -> Tensor:
         """D, [P]."""
         return (self.win - self.ref_win) - (self.lose - self.ref_lose)
+
+    @property
+    def implicit(self) -> tuple[Tensor, Tensor]:
+        """h of the winners and of the losers, [P] each."""
+        return self.win - self.ref_win, self.lose - self.ref_lose
 
     @property
     def win_mean(self) -> Tensor:

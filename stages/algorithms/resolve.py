@@ -122,7 +122,9 @@ def _settings(given: Rl, method: Composition) -> Any:
     slug = method.card.slug
     if method.settings is None:
         if given.settings:
-            raise ParamsError(f"rl.settings: algorithm {slug} has no keys of its own; got {sorted(given.settings)}")
+            raise ParamsError(
+                f"rl.settings: algorithm {slug} has no keys of its own; got {sorted(given.settings)}; set it to {{}}"
+            )
         return {}
     if isinstance(given.settings, method.settings):
         return given.settings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.annotation.labels import steps_to
+from stages.annotation.labels import hard, soft, steps_to
 from stages.annotation.tree import Row, children_of, trees_of
 
 
@@ -16,6 +16,9 @@ class Continuation:
 
     token_ids: tuple[int, ...]
     policy: tuple[bool, ...]
+    value: float
+    """In [0, 1]: of a whole continuation 1 if it ends right, else 0; of an action alone the share of the policy's rollouts after
+    it that did."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def continuation(tree: Sequence[Row], start: int, away: Sequence[int | None] | N
         action, context = tree[node]["token_ids"], tree[node]["context_ids"] if place + 1 < len(path) else []
         tokens += [*action, *context]
         policy += [True] * len(action) + [False] * len(context)
-    return Continuation(tuple(tokens), tuple(policy))
+    value = soft(tree[start]) if away is None else float(hard(tree[path[-1]]))
+    return Continuation(tuple(tokens), tuple(policy), value)
 
 
 def pair_tokens(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]], level: str) -> list[Pair]:

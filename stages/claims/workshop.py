@@ -29,6 +29,9 @@ SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """What is copied of the commit."""
 START = "start.json"
 """In a start's copy: what the evaluation of its SFT policy found."""
+DVC = "from stages.runtime import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
+"""DVC as a program that ends with the one that started it, as stages do by themselves: a killed `make claims` leaves nobody
+behind who writes into the copy that the next one makes anew."""
 _TAIL = 2000
 """Characters of a failed stage's output that are told."""
 
@@ -128,7 +131,7 @@ class Workshop:
                 shutil.rmtree(partial, ignore_errors=True)
                 self._export(partial)
                 write_params(partial, values)
-                command(["-m", "dvc", "--wait-for-lock", "repro", f"annotate@{domain}"], partial, self.threads)
+                command(["-c", DVC, "--wait-for-lock", "repro", f"annotate@{domain}"], partial, self.threads)
                 shutil.rmtree(partial / ".dvc")
                 # How good the start is, on the panel that the runs are going to play.
                 write_params(partial, {**values, "evaluate": {**values["evaluate"], "models": ["sft"]}})
@@ -150,9 +153,11 @@ class Workshop:
         domain = values["domains"][0]
         folder = self.folder / name
         start = self.start(values)
-        if not (folder / "params.yaml").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(start, folder)
+        if not folder.exists():
+            partial = folder.with_name(f"{name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(start, partial)
+            partial.rename(folder)
         write_params(folder, values)
         began = time.monotonic()
         if not (folder / "reports" / "rl" / f"{domain}.json").exists():
@@ -165,7 +170,10 @@ class Workshop:
             "seconds": round(time.monotonic() - began, 1),
             "commit": self.commit,
         }
-        shutil.rmtree(folder)
+        # Gone at once under its name, or a run that was killed here would go on in what is left of it.
+        done = folder.with_name(f"{name}.done")
+        shutil.rmtree(done, ignore_errors=True)
+        shutil.rmtree(folder.rename(done))
         return outcome
 
 

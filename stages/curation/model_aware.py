@@ -2,7 +2,9 @@
 
 Each task is tried several times by the SFT policy (the rollout stage, `rollout.attempts`; the paper's 8); what it always or never
 solves is dropped, the rest is dealt into easy, medium and hard, and drawn so that the mix is that of a model that trains well.
-reports/rollout/<domain>.json holds the mix of its own policy (`buckets`), to be copied into `rl.selection.target` of another run.
+This is curation by what a policy can do, and the curate stage comes before there is one: rollout measures, and rl draws by
+these functions (`rl.selection`). reports/rollout/<domain>.json holds the mix of its own policy (`buckets`), to be copied into
+`rl.selection.target` of another run.
 """
 
 from __future__ import annotations

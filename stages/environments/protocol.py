@@ -145,6 +145,9 @@ class Domain(Protocol):
         """Names that identify the task's world; train and test must not share any."""
         ...
 
+    # Optional, used by evaluation where a domain has it, for maj@k:
+    # - `answer(action) -> str | None` (what an episode's last action gives for an answer, so normalised that equal answers are
+    #   equal; None if it gives none).
     # Optional, used by curation where a domain has them:
     # - `record_difficulty(record) -> float` (a raw record's difficulty before it is built) and `difficulty_weights() ->
     #   dict[float, float]` (the mix of difficulties that curation takes);

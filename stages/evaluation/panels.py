@@ -18,7 +18,7 @@ from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings, Player, open_player
 from stages.agent.episode import Episode, episode_row
 from stages.curation.panel import Panel, read_panel
-from stages.environments.protocol import Task
+from stages.environments.protocol import Domain, Task
 from stages.environments.registry import load_domain
 from stages.workers import worker_pool
 
@@ -42,9 +42,11 @@ EVALUATION_SCHEMA = pa.schema(
         ("cost", pa.float64()),
         ("difficulty", pa.float64()),
         ("stop_reason", pa.string()),
+        ("answer", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of turns the environment understood."""
+"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of turns the environment understood;
+`answer`: what the attempt's last action gave for one, in domains that tell answers from other actions."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,9 @@ def _unload() -> None:
     _loaded.clear()
 
 
-def row_of(episode: Episode, task: Task, attempt: int, panel: str) -> dict[str, Any]:
+def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain) -> dict[str, Any]:
     """An episode as an evaluation row, but for the model's name."""
-    turns = len(episode.turns)
+    turns, answer = len(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,
         "task_id": task.task_id,
@@ -152,6 +154,7 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str) -> dict[str, 
         "cost": sum(turn.cost for turn in episode.turns),
         "difficulty": task.difficulty,
         "stop_reason": episode.stop_reason,
+        "answer": answer(episode.turns[-1].action) if answer is not None and turns else None,
     }
 
 
@@ -174,7 +177,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     samples = []
     for episode in episodes:
         request = attempt_of[episode.episode_id]
-        rows.append(row_of(episode, request.task, request.attempt, job.panel))
+        rows.append(row_of(episode, request.task, request.attempt, job.panel, domain))
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))

@@ -8,8 +8,10 @@ clusters are resampled then. Every random draw is keyed by the caller's seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -147,6 +149,35 @@ def pass_at_k_by_task(successes: Sequence[bool] | np.ndarray, tasks: Sequence[st
     hits = np.bincount(index, weights=np.asarray(successes, dtype=np.float64)).round().astype(int)
     found = [pass_at_k(int(n), int(c), k) for n, c in zip(counts, hits, strict=True)]
     return [str(name) for name in names], np.array(found)
+
+
+def majority(answers: Sequence[str | None], successes: Sequence[bool]) -> float:
+    """Success of the answer that most of one task's attempts give; attempts without an answer (None) have no vote, tied answers
+    count in equal parts, and 0 stands for no answer at all. An answer's success is the mean of its attempts'."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    chosen = [answer for answer, count in votes.items() if count == most]
+    return sum(
+        sum(success for given, success in zip(answers, successes, strict=True) if given == answer) / most for answer in chosen
+    ) / len(chosen)
+
+
+def maj_at_k(answers: Sequence[str | None], successes: Sequence[bool], k: int, seed: int = 0, subsets: int = 500) -> float:
+    """Mean of `majority` over the k-subsets of a task's attempts: all of them, or `subsets` drawn ones where there are more.
+
+    Raises StatisticsError unless 1 <= k <= n.
+    """
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise StatisticsError(f"maj@{k} needs at least {k} attempts per task, and there are {n}; raise evaluate.attempts")
+    chosen: Iterable[Sequence[int]] = combinations(range(n), k)
+    if math.comb(n, k) > subsets:
+        rng = np.random.default_rng(key64("maj@k", seed, n, k))
+        chosen = [rng.choice(n, size=k, replace=False).tolist() for _ in range(subsets)]
+    found = [majority([answers[place] for place in subset], [successes[place] for place in subset]) for subset in chosen]
+    return sum(found) / len(found)
 
 
 def sign_flip_p(differences: np.ndarray, resamples: int, seed: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stages.curation.panel import require_same_hash
-from stages.evaluation.statistics import Interval, compare, mean_interval, pass_at_k_by_task
+from stages.evaluation.statistics import Interval, compare, maj_at_k, mean_interval, pass_at_k_by_task
 
 DIGITS = 6
 Rows = Sequence[Mapping[str, Any]]
@@ -30,8 +30,18 @@ def _clusters(rows: Rows) -> dict[str, str]:
     return {row["task_id"]: row["cluster"] for row in rows}
 
 
+def _maj_at_k(rows: Rows, k: int, seed: int) -> float:
+    """Mean over tasks."""
+    by_task: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_task.setdefault(row["task_id"], []).append(row)
+    found = [maj_at_k([row["answer"] for row in of], [row["success"] for row in of], k, seed) for of in by_task.values()]
+    return sum(found) / len(found)
+
+
 def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
-    """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`."""
+    """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`,
+    and maj@k where the domain tells answers. Success is average@k with k = `attempts`."""
     options = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
     summary: dict[str, Any] = {
         name: _estimate(mean_interval(_column(rows, name), _tasks(rows), **options))
@@ -40,6 +50,8 @@ def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed
     successes = [bool(row["success"]) for row in rows]
     ks = sorted({attempts, *(2**power for power in range(9) if 2**power <= attempts)})
     summary["pass_at_k"] = {str(k): round(float(pass_at_k_by_task(successes, _tasks(rows), k)[1].mean()), DIGITS) for k in ks}
+    if any(row["answer"] is not None for row in rows):
+        summary["maj_at_k"] = {str(k): round(_maj_at_k(rows, k, seed), DIGITS) for k in ks}
     levels = sorted({row["difficulty"] for row in rows})
     if len(levels) <= 12:
         summary["by_difficulty"] = {}

@@ -186,7 +186,8 @@ def headline(evaluation: Mapping[str, Any], domain: str, confidence: float) -> l
 
 
 def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per (domain, model) evaluated, in order: success, reward, turns, tokens and pass@k (k -> share)."""
+    """One row per (domain, model) evaluated, in order: success, reward, turns, tokens, pass@k and maj@k (k -> share;
+    {} in a domain without answers)."""
     rows = []
     for domain in domains:
         for model in model_order(list(evaluation["models"]), domains):
@@ -194,7 +195,10 @@ def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[
             if estimate is None:
                 continue
             values = evaluation["models"][model][domain]
-            pass_at_k = {int(k): float(v) for k, v in (values.get("pass_at_k") or {}).items()}
+            at_k = {
+                name: dict(sorted((int(k), float(v)) for k, v in (values.get(name) or {}).items()))
+                for name in ("pass_at_k", "maj_at_k")
+            }
             rows.append(
                 {
                     "domain": domain,
@@ -203,7 +207,7 @@ def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[
                     "reward": scalar(values, "reward", "reward_mean"),
                     "turns": scalar(values, "turns", "turns_mean"),
                     "tokens": scalar(values, "tokens", "tokens_mean"),
-                    "pass_at_k": dict(sorted(pass_at_k.items())),
+                    **at_k,
                 }
             )
     return rows

@@ -123,6 +123,7 @@ class PreferenceJob:
         reference = self.reference[torch.tensor([2 * pair + side for pair in chosen for side in (0, 1)])]
         weights = torch.tensor([self.pairs[pair].weight for pair in chosen])
         weights = weights / weights.sum()
+        values = torch.tensor([side.value for pair in chosen for side in (self.pairs[pair].win, self.pairs[pair].lose)])
         z0 = self.mismatched(chosen) if self.preference.loss == "kto" else 0.0
         self.ledger.open(documents.mask)
 
@@ -130,7 +131,9 @@ class PreferenceJob:
             micro = documents.rows(rows)
             sums = summed_logprobs(self.models.policy, micro)
             tokens, ref = micro.mask.sum(1).to(sums.device), reference[torch.tensor(rows)].to(sums.device)
-            pairs = PairScores(sums[0::2], sums[1::2], ref[0::2], ref[1::2], tokens[0::2], tokens[1::2], z0)
+            value = values[torch.tensor(rows)].to(sums.device)
+            halves = (half for both in (sums, ref, tokens, value) for half in (both[0::2], both[1::2]))
+            pairs = PairScores(*halves, z0)
             terms = self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
             yield replace(terms, trained=(torch.tensor(rows), micro.mask))
 

@@ -1,65 +1,67 @@
-"""docs/add-a-method.md: the method that the page adds is added and runs, from the page's own text."""
+"""README's example of a method and its test on docs/add-a-method.md are the shipped files; the module alone adds the method."""
 
 from __future__ import annotations
 
 import json
 import re
-import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
 from stages.algorithms import methods
 from stages.algorithms.compose import resolve
-from stages.algorithms.registry import composition, names
+from stages.algorithms.registry import cards, composition, names
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/add-a-method.md"
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "added"
 
 
-def block(name: str) -> str:
-    """The code block of the page that is marked so."""
-    found = re.search(rf"<!-- example:{name} -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    assert found, f"docs/add-a-method.md has no block 'example:{name}'"
+def block(page: str, name: str) -> str:
+    """The code block of a page that is marked so."""
+    found = re.search(rf"<!-- example:{name} -->\n```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+    assert found, f"{page} has no block 'example:{name}'"
     return found.group(1)
 
 
 @pytest.fixture
-def gpg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's module, put where methods are looked for."""
-    (tmp_path / "gpg.py").write_text(block("module"))
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README's module under a name that is not there yet, put where methods are looked for."""
+    (tmp_path / f"{NAME}.py").write_text(block("README.md", "module").replace("gpg", NAME))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    monkeypatch.delitem(__import__("sys").modules, "stages.algorithms.methods.gpg", raising=False)
+    monkeypatch.delitem(sys.modules, f"{methods.__name__}.{NAME}", raising=False)
+
+
+def test_the_pages_show_the_shipped_files() -> None:
+    assert block("README.md", "module") == (ROOT / "stages/algorithms/methods/gpg.py").read_text()
+    assert block("docs/add-a-method.md", "test") == (ROOT / "tests/algorithms/test_gpg.py").read_text()
 
 
 def test_the_example_is_about_thirty_lines() -> None:
-    code = [line for line in block("module").splitlines() if line.strip()]
+    code = [line for line in block("README.md", "module").splitlines() if line.strip()]
     assert 25 <= len(code) <= 40
 
 
-def test_one_module_is_all_it_takes(gpg: None) -> None:
-    """Contract: the file alone makes the name known, the card is whole, the method resolves and is told apart from typos."""
-    assert "gpg" in names()
-    assert composition("gpg").card.switch == "rl.algorithm: gpg"
-    rl = resolve(Rl(algorithm="gpg")).rl
+def test_one_module_is_all_it_takes(added: None, make_batch) -> None:
+    """Contract: the file alone makes the name known, the card is whole, the method runs and is told apart from typos."""
+    assert NAME in names()
+    assert NAME in [card.slug for card in cards()]
+    assert composition(NAME).card.switch == f"rl.algorithm: {NAME}"
+    rl = resolve(Rl(algorithm=NAME)).rl
     assert (rl.advantage.estimator, rl.loss.kind, rl.settings.most) == ("own", "policy_gradient", 8.0)
     assert json.loads(rl.model_dump_json())["settings"] == {"most": 8.0}
-    assert resolve(Rl(algorithm="gpg", advantage={"estimator": "group", "mean": "group"})).rl.advantage.estimator == "group"
-    with pytest.raises(ParamsError, match="did you mean 'gpg'"):
-        resolve(Rl(algorithm="gpgg"))
+    assert resolve(Rl(algorithm=NAME, advantage={"estimator": "group", "mean": "group"})).rl.advantage.estimator == "group"
+    shipped, own = (resolve(Rl(algorithm=name, group_size=2)).prepare(make_batch([[1, 0], [1, 1]])) for name in ("gpg", NAME))
+    assert shipped.advantages is not None
+    assert own.advantages is not None
+    assert own.advantages.equal(shipped.advantages)
+    with pytest.raises(ParamsError, match=f"did you mean '{NAME}'"):
+        resolve(Rl(algorithm=f"{NAME}d"))
 
 
-def test_the_pages_tests_pass(gpg: None, make_batch, tmp_path: Path) -> None:
-    path = tmp_path / "test_gpg.py"
-    path.write_text(block("test"))
-    tests = {name: function for name, function in runpy.run_path(str(path)).items() if name.startswith("test_")}
-    assert len(tests) == 3
-    for function in tests.values():
-        function(make_batch)
-
-
-def test_methods_of_other_packages_are_found_by_entry_point(gpg: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     from stages.algorithms import registry
 
     class Entry:

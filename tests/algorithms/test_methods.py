@@ -119,6 +119,63 @@ def test_dapo_without_its_parts_is_grpo_with_token_mean(make_batch) -> None:
     assert plain == loss_of(make_batch, "grpo", loss={"aggregation": "token_mean"})
 
 
+def normalised(rewards: list[float]) -> np.ndarray:
+    """GRPO's advantages of two groups of two, by token."""
+    pairs = np.array(rewards).reshape(2, 2)
+    centred = (pairs - pairs.mean(1, keepdims=True)) / (pairs.std(1, ddof=1, keepdims=True) + 1e-6)
+    return by_token(list(centred.ravel()))
+
+
+def shaped_loss(make_batch, name: str, **changes) -> float:
+    """Of episodes with 3, 1, 2 and 0 tool calls."""
+    algorithm = resolve(Rl.model_validate({"algorithm": name, "group_size": 2, "tasks_per_step": 2, **changes}), 8)
+    batch = batch_of(make_batch).with_(tool_calls=torch.tensor([3.0, 1.0, 2.0, 0.0]))
+    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    logprobs = (batch.logprobs_old + SHIFT) * batch.mask
+    return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss)
+
+
+def test_grpo_tcr_and_scr_by_hand(make_batch) -> None:
+    """Right 1, wrong -1 + 0.1 per call up to -0.6, and lengths 2..5 of at most 5 with a cache of 2: 0, -0.5, -1, 0."""
+    length = {"reward": {"overlong_max": 5, "overlong_cache": 2}}
+    advantages = normalised([1.0, -0.9 - 0.5, -0.8 - 1.0, 1.0])
+    expected_tcr = float(surrogate(advantages, 0.2, 0.28).mean())
+    assert shaped_loss(make_batch, "grpo_tcr", **length) == pytest.approx(expected_tcr, abs=1e-5)
+    expected_scr = seq_mean(surrogate(advantages, 0.0003, 0.0004))
+    assert shaped_loss(make_batch, "grpo_scr", **length) == pytest.approx(expected_scr, abs=1e-5)
+
+
+def test_vspo_prs_by_hand(make_batch) -> None:
+    """Every action was understood: parse 1, a tool call or none 1 (no_call_score), then 0.8 times the outcome."""
+    k3 = math.exp(-(SHIFT + 0.05)) - 1 + SHIFT + 0.05
+    advantages = normalised([1.0, 0.2, 0.2, 1.0])
+    expected_loss = seq_mean(surrogate(advantages) + 0.001 * k3)
+    assert shaped_loss(make_batch, "vspo_prs") == pytest.approx(expected_loss, abs=1e-5)
+
+
+def test_reductions_through_the_methods(make_batch) -> None:
+    """survey_taxonomy 7: GRPO without std has Dr. GRPO's advantages, RLOO's are G / (G - 1) times that; the gradient of PPO's
+    clip at rho = 1 is REINFORCE's."""
+    batch = make_batch([[1, 0, 0, 1], [0, 1, 0, 0]])
+    names = ("dr_grpo", "grpo", "rloo")
+    changes = ({}, {"std": "none"}, {})
+    dr_grpo, grpo, rloo = (
+        resolve(Rl(algorithm=name, group_size=4, advantage=change), 8).prepare(batch).advantages
+        for name, change in zip(names, changes, strict=True)
+    )
+    assert dr_grpo is not None
+    torch.testing.assert_close(grpo, dr_grpo)
+    torch.testing.assert_close(rloo, dr_grpo * 4 / 3)
+    gradients = []
+    for kind in ("ppo_clip", "policy_gradient"):
+        algorithm = resolve(Rl(algorithm="reinforce", group_size=4, loss={"kind": kind}), 8)
+        ready = algorithm.prepare(batch)
+        logprobs = batch.logprobs_old.clone().requires_grad_()
+        loss = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), ready, denominators(ready, 8.0)).loss
+        gradients.append(torch.autograd.grad(loss, logprobs)[0])
+    torch.testing.assert_close(*gradients)
+
+
 def test_gspo_of_single_tokens_is_the_token_ratio(make_batch) -> None:
     """survey_taxonomy 7: GSPO with T = 1 is PPO's loss; over several tokens the ratio is their geometric mean."""
     params = Loss(kind="gspo", clip_low=0.2, clip_high=0.2)

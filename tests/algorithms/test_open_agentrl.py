@@ -12,7 +12,7 @@ from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.losses import clipped, gspo, ppo_clip
 from stages.algorithms.shaping import shape_rewards
-from stages.evaluation.statistics import pass_at_k
+from stages.evaluation.statistics import maj_at_k, pass_at_k
 from stages.parameters.rl import Loss, Reward, Rl
 from stages.rewards.terms import overlong_term
 
@@ -118,9 +118,13 @@ def test_a_failure_that_ran_out_of_tokens(make_batch) -> None:
     assert shape_rewards(batch, params).rewards.tolist() == [-2.0, 1.0]
 
 
-def test_average_and_pass_at_k() -> None:
-    """7: the average of attempts never exceeds pass@k, both are one for k = 1; 2 of 4 correct: pass@2 = 5/6."""
+def test_average_pass_and_majority_at_k() -> None:
+    """7: the average of attempts never exceeds pass@k, all three are one for k = 1; 2 of 4 correct: pass@2 = 5/6. Numbers of
+    maj@k are in tests/evaluation/test_statistics.py."""
     assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    for answers in (["a", "a", "b", "c"], ["a", "a", None, None]):
+        right = [answer == "a" for answer in answers]
+        assert sum(right) / 4 == pass_at_k(4, 2, 1) == maj_at_k(answers, right, 1)
     for correct in range(5):
         assert pass_at_k(4, correct, 1) == pytest.approx(correct / 4)
         assert all(correct / 4 <= pass_at_k(4, correct, k) + 1e-12 for k in (1, 2, 3, 4))

@@ -20,7 +20,7 @@ def pairs(
     win: float, lose: float, ref_win: float = 0.0, ref_lose: float = 0.0, tokens: tuple[int, int] = (1, 1), z0: float = 0.0
 ):
     values = (torch.tensor([value], dtype=torch.float64) for value in (win, lose, ref_win, ref_lose))
-    return PairScores(*values, torch.tensor([tokens[0]]), torch.tensor([tokens[1]]), z0)
+    return PairScores(*values, torch.tensor([tokens[0]]), torch.tensor([tokens[1]]), torch.ones(1), torch.zeros(1), z0)
 
 
 def with_difference(difference: float) -> PairScores:
@@ -128,7 +128,8 @@ def test_every_loss_by_numpy_and_its_gradient(name: str) -> None:
     win, other = (torch.tensor(part, requires_grad=True) for part in (w, lose))
     rest = (torch.tensor(part) for part in (rw, rl, nw, nl))
     ref_win, ref_lose, win_tokens, lose_tokens = rest
-    loss = LOSSES[name](PairScores(win, other, ref_win, ref_lose, win_tokens, lose_tokens, 0.05), params)
+    values = torch.ones(5), torch.zeros(5)
+    loss = LOSSES[name](PairScores(win, other, ref_win, ref_lose, win_tokens, lose_tokens, *values, 0.05), params)
     np.testing.assert_allclose(loss.detach().numpy(), expected(name, w, lose, rw, rl, nw, nl), rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad(loss.sum(), (win, other), allow_unused=True)
     step = 1e-5
@@ -146,7 +147,7 @@ def test_every_loss_can_be_named() -> None:
         assert resolve(Rl(algorithm="dpo", preference={"loss": name})).rl.preference.loss == name
     for name in names():
         if composition(name).data == "pairs":
-            assert resolve(Rl(algorithm=name)).rl.preference.loss in LOSSES
+            assert resolve(Rl(algorithm=name)).rl.preference.loss in (*LOSSES, "own")
 
 
 def test_kto_needs_other_pairs() -> None:

@@ -76,9 +76,10 @@ def expected_gradient(rewards: dict[int, list[float]], advantages, size: int = 2
     return total
 
 
-def ours(level: str, mean: str, gamma: float | None = None):
+def ours(level: str, mean: str, gamma: float | None = None, **axes: object):
     """Advantages by turn of the group estimator at this level."""
-    algorithm = resolve(Rl(algorithm="reinforce", group_size=2, advantage={"level": level, "mean": mean, "gamma": gamma}))
+    section = {"level": level, "mean": mean, "gamma": gamma, **axes}
+    algorithm = resolve(Rl.model_validate({"algorithm": "reinforce", "group_size": 2, "advantage": section}))
 
     def advantages(batch: TrajectoryBatch) -> list[torch.Tensor]:
         prepared = algorithm.prepare(batch).advantages
@@ -125,6 +126,24 @@ def test_leave_one_out_is_unbiased_and_the_group_mean_up_to_a_factor(level: str,
     assert abs(exact) > 0.01
     assert expected_gradient(BETTER_SHORT, ours(level, "leave_one_out"), size) == pytest.approx(exact, rel=1e-5)
     assert expected_gradient(BETTER_SHORT, ours(level, "group"), size) == pytest.approx(exact * (size - 1) / size, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+@pytest.mark.parametrize("std", ["group", "batch"])
+def test_dividing_by_a_standard_deviation_rewards_no_further_turn(level: str, std: str) -> None:
+    """Of equal returns it is 0 and nothing is learnt; where short episodes are better the gradient still says so."""
+    assert expected_gradient(EQUAL, ours(level, "group", std=std), 3) == 0.0
+    assert true_gradient(BETTER_SHORT) < -0.01
+    assert expected_gradient(BETTER_SHORT, ours(level, "group", std=std), 3) < -0.01
+
+
+@pytest.mark.parametrize("level", ["turn", "token"])
+def test_whitening_over_tokens_rewards_no_further_turn_either(level: str) -> None:
+    """Its mean is one number for all turns, and a constant baseline has no expected gradient. That the episode itself is part of
+    the mean leaves what any mean over N episodes does, of the order 1/N: it goes with the size of the batch."""
+    found = [abs(expected_gradient(EQUAL, ours(level, "none", whiten=True), size)) for size in (2, 4, 6)]
+    assert found[0] > found[1] > found[2]
+    assert found[2] < 0.5 * found[0]
 
 
 def test_turns_by_hand() -> None:

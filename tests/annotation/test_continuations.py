@@ -9,7 +9,9 @@ import pytest
 from stages.annotation.continuations import Continuation, pair_tokens
 
 
-def node(number: int, parent: int, reward: float = 0.0, terminal: bool = False, success: int = 0) -> dict[str, Any]:
+def node(
+    number: int, parent: int, reward: float = 0.0, terminal: bool = False, success: int = 0, rollouts: int = 1
+) -> dict[str, Any]:
     """Node n has action tokens (10 n, 10 n + 1) and context (10 n + 5); the root the prompt (1, 2)."""
     return {
         "task_id": "t",
@@ -21,14 +23,14 @@ def node(number: int, parent: int, reward: float = 0.0, terminal: bool = False, 
         "terminal": terminal,
         "truncated": False,
         "n_success": success,
-        "n_rollouts": 1,
+        "n_rollouts": rollouts,
     }
 
 
 TREE = [
     node(0, -1, success=1),
     node(1, 0, success=1),
-    node(2, 1, success=1),
+    node(2, 1, success=1, rollouts=4),
     node(3, 1),
     node(4, 2, 0.0, True),
     node(5, 2, 1.0, True, success=1),
@@ -41,16 +43,16 @@ PAIRS = [{"task_id": "t", "parent": 1, "win": 2, "lose": 3, "weight": 0.5}]
 def test_steps_are_the_two_actions_alone() -> None:
     (pair,) = pair_tokens(TREE, PAIRS, "step")
     assert pair.history == (1, 2, 10, 11, 15)
-    assert pair.win == Continuation((20, 21), (True, True))
-    assert pair.lose == Continuation((30, 31), (True, True))
+    assert pair.win == Continuation((20, 21), (True, True), 0.25)
+    assert pair.lose == Continuation((30, 31), (True, True), 0.0)
     assert pair.weight == 0.5
 
 
 def test_trajectories_go_on_to_the_nearest_right_and_wrong_end() -> None:
     """The environment's tokens lie between the actions and are not the policy's."""
     (pair,) = pair_tokens(TREE, PAIRS, "trajectory")
-    assert pair.win == Continuation((20, 21, 25, 50, 51), (True, True, False, True, True))
-    assert pair.lose == Continuation((30, 31, 35, 60, 61), (True, True, False, True, True))
+    assert pair.win == Continuation((20, 21, 25, 50, 51), (True, True, False, True, True), 1.0)
+    assert pair.lose == Continuation((30, 31, 35, 60, 61), (True, True, False, True, True), 0.0)
 
 
 def test_a_pair_without_a_tree_is_refused() -> None:

@@ -16,10 +16,11 @@ from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import read_json, read_rows, write_json, write_tasks
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
+from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play
-from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report
+from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
 from stages.resources import Resources
 from stages.runtime import StageContext
@@ -86,7 +87,9 @@ def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> N
         load_panels(tmp_path / "curated", ["chess"])
 
 
-def made_rows(model: str, successes: list[int], panel: str = "p") -> list[dict[str, Any]]:
+def made_rows(
+    model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None
+) -> list[dict[str, Any]]:
     """Two attempts at each task, tasks in pairs of one cluster."""
     return [
         {
@@ -105,6 +108,7 @@ def made_rows(model: str, successes: list[int], panel: str = "p") -> list[dict[s
             "cost": 0.0,
             "difficulty": float(index // 4),
             "stop_reason": "terminated",
+            "answer": None if answers is None else answers[index],
         }
         for index, success in enumerate(successes)
     ]
@@ -135,6 +139,22 @@ def test_numbers_of_a_panel_worked_out_by_hand() -> None:
     lines = list(csv_lines(found))
     assert lines[0] == "model,domain,success,low,high,n"
     assert lines[2].startswith("sft,search,0.375,")
+
+
+def test_majorities_of_answers_are_counted_where_there_are_answers() -> None:
+    """Four tasks with two attempts: (x x right), (x y one right), (none, y right), (none none): 1 + 1/2 + 1 + 0 of 4."""
+    answers = ["x", "x", "x", "y", None, "y", None, None]
+    rows = made_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0], answers=answers)
+    found = summarise(rows, attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert found["maj_at_k"] == {"1": found["success"]["mean"], "2": 0.625}
+    silent = summarise(made_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0]), attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert "maj_at_k" not in silent
+
+
+def test_an_attempts_answer_is_its_last_actions() -> None:
+    for domain in (load_domain("search", {}), load_domain("calculator", {})):
+        said = [domain.answer(action) for action in ("answer The  Paris!", "ANSWER 12", "answer", "search paris", "")]
+        assert said == ["paris", "12", None, None, None]
 
 
 def test_who_is_compared_with_whom() -> None:

@@ -7,6 +7,8 @@ import pytest
 from stages.evaluation.statistics import (
     StatisticsError,
     compare,
+    maj_at_k,
+    majority,
     mean_interval,
     pass_at_k,
     pass_at_k_by_task,
@@ -106,6 +108,32 @@ def test_pass_at_k_is_the_mean_over_subsets() -> None:
     subsets = list(itertools.combinations(attempts, 3))
     assert pass_at_k(6, 2, 3) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
     assert pass_at_k(256, 1, 128) == pytest.approx(0.5)
+
+
+def test_majority_by_hand() -> None:
+    """Three of five votes win whatever they are worth; no answer is no vote; a tie between right and wrong counts half."""
+    assert majority(["a", "a", "b", "b", "b"], [1, 1, 0, 0, 0]) == 0.0
+    assert majority(["a", "a", "a", "b", "b"], [1, 1, 1, 0, 0]) == 1.0
+    assert majority([None, None, None, "b"], [0, 0, 0, 1]) == 1.0
+    assert majority(["a", "b"], [1, 0]) == 0.5
+    assert majority([None, None], [0, 0]) == 0.0
+
+
+def test_maj_at_k_is_the_mean_over_subsets() -> None:
+    """open_agentrl 7: for k = 1 average, pass and maj are one. (a a b c), a right: maj@2 over 6 pairs: aa 1, four of one a and
+    another answer 1/2, bc 0: 3/6; maj@3: aab, aac 1, abc twice 1/3: 2/3; maj@4: 1."""
+    answers, right = ["a", "a", "b", "c"], [True, True, False, False]
+    found = [maj_at_k(answers, right, k) for k in (1, 2, 3, 4)]
+    assert found == pytest.approx([0.5, 0.5, 2 / 3, 1.0])
+    assert maj_at_k(answers, right, 1) == pytest.approx(pass_at_k(4, 2, 1)) == pytest.approx(sum(right) / 4)
+    assert all(maj <= pass_at_k(4, 2, k) + 1e-12 for k, maj in enumerate(found, start=1))
+    many, outcomes = ["a"] * 9 + ["b"] * 7, [True] * 9 + [False] * 7
+    exact = maj_at_k(many, outcomes, 5, subsets=10_000)
+    drawn = maj_at_k(many, outcomes, 5, seed=3)
+    assert drawn == maj_at_k(many, outcomes, 5, seed=3)
+    assert drawn == pytest.approx(exact, abs=0.1)
+    with pytest.raises(StatisticsError, match=r"maj@5.*evaluate\.attempts"):
+        maj_at_k(answers, right, 5)
 
 
 def test_pass_at_k_by_task_feeds_the_interval() -> None:

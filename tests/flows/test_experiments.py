@@ -144,8 +144,9 @@ def test_budgets_by_hand() -> None:
 def test_without_episodes_the_sft_policy_is_scored() -> None:
     from flows.budget import Split, setting_of
 
-    assert setting_of(Split(demos=100, episodes=0), [], 128).model == "sft"
-    assert setting_of(Split(demos=0, episodes=640), [], 128).model == "specialist"
+    only_sft, only_rl = setting_of(Split(demos=100, episodes=0), [], 128), setting_of(Split(demos=0, episodes=640), [], 128)
+    assert only_sft.model == "sft"
+    assert (only_rl.model, only_rl.overrides) == ("specialist", ["sft.demonstrations=0", "rl.steps=5"])
 
 
 def test_one_experiment_of_the_board_is_one_stage_of_its_pipeline(tmp_path: Path) -> None:

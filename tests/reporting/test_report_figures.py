@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from stages.reporting.figures.curves import running_mean
 from stages.reporting.figures.trees import _layout, most_visited_path, telling_tree
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY
+from stages.reporting.sections.learning import PAIRS_INTRO, rl_section
+from stages.reporting.sections.outcome import learning_curve
 from stages.reporting.style import Svg
 
 
@@ -109,3 +112,19 @@ def test_numbers_are_written_for_people(value, text):
 
 def test_flatten_names_every_scalar():
     assert blocks.flatten({"a": {"b": 1}, "c": [1, 2], "d": [{"e": "x"}]}) == [("a.b", "1"), ("c", "1, 2"), ("d[0].e", "x")]
+
+
+def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
+    """Contract: no empty columns or panels for success, entropy and groups, which such a run does not have."""
+    inputs = load_inputs(*full_run)
+    columns = {"pairs": 32.0, "loss": 0.6, "pair_accuracy": 0.75, "margin": 1.5, "winner_logprob": -1.0, "loser_logprob": -2.0}
+    history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
+    domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
+    section = rl_section(replace(inputs, domains=domains))
+    assert section.intro == PAIRS_INTRO
+    (table,) = [block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("What ran")]
+    assert table.header[3:] == ("tasks × attempts", "pairs ranked right", "margin")
+    assert table.rows[0][3:] == ["stored pairs", "0.75 → 0.75", "1.5 → 1.5"]
+    (figures,) = [block for block in section.blocks if isinstance(block, blocks.Figures)]
+    assert len(figures.drawings) == 5, "loss, accuracy, margin, winner and loser"
+    assert learning_curve(replace(inputs, domains=domains)) is None

@@ -13,6 +13,7 @@ from stages import rl
 from stages.agent.episode import read_rows, write_table
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
+from stages.algorithms.registry import composition, names
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import Rl
 from stages.training.loop import make_processes
@@ -28,7 +29,7 @@ def made(make_context, name: str = "run", **section: Any):
     return context
 
 
-@pytest.mark.parametrize("name", ["dpo", "step_dpo", "ipo", "kto", "orpo", "simpo"])
+@pytest.mark.parametrize("name", [name for name in names() if composition(name).data == "pairs"])
 def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
     """Contract: `rl.algorithm` is all that is switched; the loop counts each continuation's tokens once a step and no other."""
     context = made(make_context, algorithm=name, preference={"pairs_per_step": 4})

@@ -22,6 +22,7 @@ from stages.environments.calculator.expression import (
     write,
 )
 from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
+from stages.environments.search.scoring import stated_answer
 from stages.seeding import key64, stream
 
 MAX_OPERATIONS = 5
@@ -223,6 +224,10 @@ class CalculatorDomain:
 
     def make(self, folder: Path) -> CalculatorEnvironment:
         return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
+
+    def answer(self, action: str) -> str | None:
+        """The normalised text of `answer <text>`; None for any other action."""
+        return stated_answer(action)
 
     def expert(self, environment: Environment) -> str | None:
         """Calculate what can't be read off, innermost and leftmost first; then answer."""

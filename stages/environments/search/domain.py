@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
+from stages.environments.search.scoring import stated_answer
 from stages.environments.search.world import RELATIONS, World, draw_chain, make_world, question, split_of
 from stages.seeding import permutation, stream
 
@@ -206,6 +207,10 @@ class SearchDomain:
                 raise ValueError(f"world file {path} is not a world ({error}); run the curate stage again") from error
             self._indexes[path] = SearchIndex(world)
         return self._indexes[path]
+
+    def answer(self, action: str) -> str | None:
+        """The normalised text of `answer <text>`; None for any other action."""
+        return stated_answer(action)
 
     def expert(self, environment: Environment) -> str | None:
         """Search the first hop whose page was not seen yet, by name and relation; with all pages seen, answer."""

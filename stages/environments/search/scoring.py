@@ -18,6 +18,12 @@ def normalize(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_DROP_PUNCTUATION)).split())
 
 
+def stated_answer(action: str) -> str | None:
+    """The normalised text of an action `answer <text>`; None for any other action."""
+    verb, _, text = action.strip().partition(" ")
+    return normalize(text) if verb.lower() == "answer" and text.strip() else None
+
+
 def exact_match(answer: str, gold: str) -> float:
     """1 if the normalised texts are equal, else 0."""
     return float(normalize(answer) == normalize(gold))

@@ -21,6 +21,10 @@ RL_PANELS: tuple[tuple[str, str, str], ...] = (
     ("grad_norm", "Gradient norm", "Norm of the gradient before clipping."),
     ("loss", "Policy loss", "The surrogate loss. Its level means little; jumps would."),
     ("turns", "Turns per episode", "Actions the policy takes in an episode."),
+    ("pair_accuracy", "Pairs ranked right, share", "Stored pairs whose winner the policy prefers, by the loss's own measure."),
+    ("margin", "Margin of the winner, nats", "By how much more the winner is preferred than the loser."),
+    ("winner_logprob", "Winner, nats per token", "Mean log-probability of winning continuations. A fall is unlearning."),
+    ("loser_logprob", "Loser, nats per token", "Mean log-probability of losing continuations."),
     ("truncated", "Episodes cut off, share", "Episodes that a limit ended: turns, context or length."),
     ("tokens", "Tokens per episode", "Length of an episode in tokens."),
 )

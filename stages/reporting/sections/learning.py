@@ -19,6 +19,16 @@ RL_INTRO = (
     "attempts each, and makes what worked better more likely. Thin lines are single steps, strong ones the mean of five. "
     "Success in training stands among the results."
 )
+PAIRS_INTRO = (
+    "One copy of the fine-tuned policy per domain learns from the preference pairs of tree search: each step makes the winning "
+    "actions of some pairs more likely than the losing ones. Nothing is played, so there is no success in training. Thin lines "
+    "are single steps, strong ones the mean of five."
+)
+TOLD = (
+    *(("success", "success"), ("entropy", "entropy"), ("dead_groups", "dead groups")),
+    *(("pair_accuracy", "pairs ranked right"), ("margin", "margin")),
+)
+"""Columns of the history in the table of what ran, and their titles."""
 
 
 def sft_section(inputs: Inputs) -> Section:
@@ -53,22 +63,24 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
 
 
 def rl_section(inputs: Inputs) -> Section:
-    section = Section("rl", "Reinforcement learning", RL_INTRO)
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
+    from_pairs = bool(histories) and all("pairs" in history for history in histories.values())
+    section = Section("rl", "Reinforcement learning", PAIRS_INTRO if from_pairs else RL_INTRO)
     section.blocks += [
         missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
     ]
     if histories:
+        told = [(column, title) for column, title in TOLD if has_column(histories, column)]
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            played = f"{rl.tasks_per_step} × {rl.group_size}" if "success" in history else "stored pairs"
+            played = "stored pairs" if "pairs" in history else f"{rl.tasks_per_step} × {rl.group_size}"
             row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
-            for column in ("success", "entropy", "dead_groups"):
+            for column, _ in told:
                 ends = first_and_last(history, column)
                 row.append("–" if ends is None else f"{number(round(ends[0], 3))} → {number(round(ends[1], 3))}")
             rows.append(row)
-        header = ("domain", "algorithm", "steps", "tasks × attempts", "success", "entropy", "dead groups")
+        header = ("domain", "algorithm", "steps", "tasks × attempts", *(title for _, title in told))
         section.blocks.append(Table("What ran (means of the first and of the last five steps)", header, rows, text_columns=2))
         domains = inputs.params.domains
         drawings = [

@@ -134,16 +134,21 @@ def panels_text(inputs: Inputs) -> Text:
 
 
 def numbers_table(inputs: Inputs) -> Table:
-    """Reward, turns, tokens and pass@k of every model."""
+    """Reward, turns, tokens, pass@k and, beyond k = 1, maj@k of every model."""
     rows = results_rows(inputs.evaluation, evaluated_domains(inputs))
-    ks = sorted({k for row in rows for k in row["pass_at_k"]})
+    columns = [
+        (name, k)
+        for name, first in (("pass_at_k", 1), ("maj_at_k", 2))
+        for k in sorted({k for row in rows for k in row[name]})
+        if k >= first
+    ]
     body = []
     for row in rows:
-        shares = [f"{100 * row['pass_at_k'][k]:.1f} %" if k in row["pass_at_k"] else "–" for k in ks]
+        shares = [f"{100 * row[name][k]:.1f} %" if k in row[name] else "–" for name, k in columns]
         numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
         body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
-    header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"pass@{k}" for k in ks))
-    return Table("Reward, turns, tokens and pass@k", header, body, text_columns=2, grouped=True, folded=True)
+    header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"{name.replace('_at_k', '')}@{k}" for name, k in columns))
+    return Table("Reward, turns, tokens, pass@k and maj@k", header, body, text_columns=2, grouped=True, folded=True)
 
 
 def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:

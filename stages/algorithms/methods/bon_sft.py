@@ -1,0 +1,54 @@
+"""Best-of-N fine-tuning (RAFT, ReST, rejection sampling): the likelihood of episodes that are good enough, and of no others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from stages.algorithms.card import Card, Composition
+from stages.algorithms.contract import TrajectoryBatch
+from stages.parameters.rl import Rl
+from stages.validation import Section
+
+CARD = Card(
+    slug="bon_sft",
+    title="Best-of-N fine-tuning",
+    paper="Dong et al., RAFT, arXiv 2304.06767; Gulcehre et al., ReST, arXiv 2308.08998",
+    equation="loss = -[R >= threshold] log pi(y_t), mean over the tokens of the episodes that stay; settings.keep best: those "
+    "with the largest return of their group, if it reaches the threshold",
+    assumptions="episodes of the policy as it is (RAFT); episodes below the threshold count nowhere, denominators included",
+    reduces_to="all returns equal to 1: supervised fine-tuning on the episodes; returns 0 and 1, token_mean: REINFORCE without "
+    "baseline times tokens / tokens of successes",
+    tested_by="tests/algorithms/test_survey.py",
+    switch="rl.algorithm: bon_sft",
+)
+
+
+class Settings(Section):
+    keep: Literal["threshold", "best"] = "threshold"
+    """`best`: of each group only the episodes of the largest return."""
+    threshold: float = 1.0
+    """Smallest return that is learnt from."""
+
+
+def filling(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+    """`weight` [B]: 1 for episodes that stay, 0 for the others."""
+    kept = batch.rewards >= rl.settings.threshold
+    if rl.settings.keep == "best":
+        best = torch.full((int(batch.group.max()) + 1,), -torch.inf).scatter_reduce(0, batch.group, batch.rewards, "amax")
+        kept &= batch.rewards >= best[batch.group]
+    return batch.with_(weight=kept.float()).telling(kept=float(kept.float().mean()), skipped=float(not bool(kept.any())))
+
+
+def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+    """`advantages` [B, T]: 1 on policy tokens."""
+    return batch.with_(advantages=batch.mask.float())
+
+
+COMPOSITION = Composition(
+    card=CARD,
+    parts={"loss.kind": "policy_gradient"},
+    pieces={"filling": filling, "advantage": advantage},
+    settings=Settings,
+)

@@ -1,0 +1,55 @@
+"""Reward-weighted regression: the likelihood of what was played, weighted by the exponential of its return."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from stages.algorithms.advantage import episode_returns, group_sums
+from stages.algorithms.card import Card, Composition
+from stages.algorithms.contract import TrajectoryBatch
+from stages.parameters.rl import Rl
+from stages.validation import ParamsError, Positive, Section
+
+CARD = Card(
+    slug="rwr",
+    title="Reward-weighted regression",
+    paper="Peters and Schaal, Reinforcement learning by reward-weighted regression, ICML 2007",
+    equation="loss = -w_i log pi(y_t), w_i = exp(R_i / beta) / Z, Z the mean of exp(R / beta) over the batch (settings.over: "
+    "group: over the episode's group)",
+    assumptions="every episode is made likelier, good ones more so: no baseline, and slow where most episodes fail. That Z is a "
+    "mean, so that weights are 1 on average, is ours",
+    reduces_to="settings.beta to infinity: supervised fine-tuning on all episodes; to 0: on the best ones (bon_sft)",
+    tested_by="tests/algorithms/test_survey.py",
+    switch="rl.algorithm: rwr",
+)
+
+
+class Settings(Section):
+    beta: Positive = 0.5
+    """Temperature, in units of the return."""
+    over: Literal["batch", "group"] = "batch"
+    """What Z is the mean over."""
+
+
+def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+    """`advantages` [B, T]: w_i on policy tokens."""
+    returns = episode_returns(batch)
+    group = batch.group if rl.settings.over == "group" else torch.zeros_like(batch.group)
+    # Shifted by the largest of those that share Z, which leaves w as it is and cannot overflow.
+    largest = torch.full((int(group.max()) + 1,), -torch.inf, dtype=returns.dtype).scatter_reduce(0, group, returns, "amax")
+    weights = ((returns - largest[group]) / rl.settings.beta).exp()
+    sums, sizes = group_sums(weights, group)
+    return batch.with_(advantages=(weights * sizes / sums).float()[:, None] * batch.mask)
+
+
+def check(rl: Rl) -> None:
+    """Raise ParamsError where every weight would be 1."""
+    if rl.settings.over == "group" and rl.group_size < 2:
+        raise ParamsError("rl.settings.over: group weighs the episodes of a group, and rl.group_size is 1; set it to >= 2")
+
+
+COMPOSITION = Composition(
+    card=CARD, parts={"loss.kind": "policy_gradient"}, pieces={"advantage": advantage}, settings=Settings, check=check
+)

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
-from stages.environments.search.world import RELATIONS, World, draw_chain, make_world, question, split_of
+from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.seeding import permutation, stream
 
 MAX_HOPS = 3
@@ -56,7 +56,7 @@ class SearchDomain:
 
     def __init__(self, settings: SearchSettings | None = None) -> None:
         self.settings = settings or SearchSettings()
-        self._indexes: dict[Path, SearchIndex] = {}
+        self._indexes: dict[Path, SearchIndex[Page]] = {}
 
     def difficulty_weights(self) -> dict[float, float]:
         """Difficulty (hops) -> weight among the tasks that curation takes."""
@@ -196,7 +196,7 @@ class SearchDomain:
             echo_query=settings.echo_query,
         )
 
-    def _index(self, path: Path) -> SearchIndex:
+    def _index(self, path: Path) -> SearchIndex[Page]:
         if path not in self._indexes:
             try:
                 world = World.from_json(path.read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ class SearchDomain:
                 raise FileNotFoundError(f"world file {path} is missing; run the curate stage of domain search again") from error
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"world file {path} is not a world ({error}); run the curate stage again") from error
-            self._indexes[path] = SearchIndex(world)
+            self._indexes[path] = SearchIndex(world.pages)
         return self._indexes[path]
 
     def expert(self, environment: Environment) -> str | None:

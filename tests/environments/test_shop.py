@@ -144,7 +144,7 @@ def test_webshops_reward_by_hand(name: str, picked: dict[str, str], expected: fl
 
 
 def test_webshops_type_reward_by_hand() -> None:
-    """The steps of r_type: nothing in common, under a tenth, at most a fifth with and without the same query or category, more."""
+    """The steps of r_type: nothing in common, under a tenth, at most a fifth with and without query or category, more."""
     wanted = list("abcdefghijkl")
     assert type_reward(["z"], wanted, True, True) == 0.0
     assert type_reward(["a"], wanted, True, True) == 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
@@ -101,6 +101,7 @@ class Catalogue:
         )
 
 
+@lru_cache(maxsize=256)
 def make_catalogue(split: Split, number: int) -> Catalogue:
     """Catalogue `number` of a split; the same arguments always give the same items."""
     rng = stream("shop.catalogue", split, number)

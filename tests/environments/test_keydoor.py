@@ -18,7 +18,7 @@ from stages.environments.keydoor.settings import WeightedLevel
 from stages.environments.keydoor.world import State, World, make_world
 from stages.environments.protocol import SPLITS, Domain, Environment, Task
 from stages.environments.registry import load_domain
-from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.environments.search.world import names_of
 from stages.params import load_params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,17 +43,17 @@ def tasks(domain: KeydoorDomain, tmp_path_factory: pytest.TempPathFactory) -> li
 def by_hand() -> World:
     """A corridor of one room, a fork of two side rooms with a key and a decoy, and one door."""
     return World(
-        start="room10",
-        back={"room11": "room10", "room12": "room11", "room13": "room11", "room14": "room11"},
-        locks={"room14": "key20"},
-        contents={"room12": "key20", "room13": "key21", "room14": "thing30"},
-        thing="thing30",
+        start="Balbas",
+        back={"Corbis": "Balbas", "Dorvin": "Corbis", "Kelmar": "Corbis", "Selmak": "Corbis"},
+        locks={"Selmak": "iron key"},
+        contents={"Dorvin": "iron key", "Kelmar": "wax key", "Selmak": "lamp"},
+        thing="lamp",
         deliver=False,
     )
 
 
 def hand_task(world: World) -> Task:
-    return Task("hand", "keydoor", "train", 0, "Find thing30.", world.to_spec(), 6.0)
+    return Task("hand", "keydoor", "train", 0, "Find lamp.", world.to_spec(), 6.0)
 
 
 def play(environment: KeydoorEnvironment, task: Task, actions: list[str]) -> list:
@@ -80,15 +80,15 @@ def test_contracts_are_met(domain: KeydoorDomain, tmp_path: Path) -> None:
 def test_an_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
     """Every action, what it shows, and that all sub-goals are counted."""
     environment = domain.make(tmp_path)
-    assert environment.reset(hand_task(by_hand())).text == "you are in room10. exits room11."
+    assert environment.reset(hand_task(by_hand())).text == "you are in Balbas. exits Corbis."
     told = [
-        ("go room11", "you are in room11. exits room12, room13. back room10. room14 needs key20.", 0),
-        ("go room12", "you are in room12. back room11. here is key20.", 0),
-        ("take key20", "you take key20. you are in room12. back room11. you hold key20.", 1),
-        ("GO  room11", "you are in room11. exits room12, room13. back room10. you hold key20. key20 fits room14.", 1),
-        ("unlock room14", "you unlock room14. you are in room11. exits room12, room13, room14. back room10.", 2),
-        ("go room14", "you are in room14. back room11. here is thing30.", 2),
-        ("take thing30", WON, 3),
+        ("go Corbis", "you are in Corbis. exits Dorvin, Kelmar. back Balbas. Selmak needs iron key.", 0),
+        ("go Dorvin", "you are in Dorvin. back Corbis. here is iron key.", 0),
+        ("take iron key", "taken. you are in Dorvin. back Corbis. you hold iron key.", 1),
+        ("GO  corbis", "you are in Corbis. exits Dorvin, Kelmar. back Balbas. you hold iron key. iron key fits Selmak.", 1),
+        ("unlock Selmak", "unlocked. you are in Corbis. exits Dorvin, Kelmar, Selmak. back Balbas.", 2),
+        ("go Selmak", "you are in Selmak. back Corbis. here is lamp.", 2),
+        ("take lamp", WON, 3),
     ]
     for action, text, reached in told:
         step = environment.step(action)
@@ -102,37 +102,37 @@ def test_an_episode_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
 def test_what_can_be_done_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
     """Doors are locked without their key, decoys fit none, and a used key stays in its lock."""
     environment = domain.make(tmp_path)
-    play(environment, hand_task(by_hand()), ["go room11"])
-    assert environment.admissible() == ["go room10", "go room12", "go room13", "look"]
-    for refused in ("go room14", "unlock room14", "take key20", "go room11", "drop thing30", "dance", ""):
+    play(environment, hand_task(by_hand()), ["go Corbis"])
+    assert environment.admissible() == ["go Balbas", "go Dorvin", "go Kelmar", "look"]
+    for refused in ("go Selmak", "unlock Selmak", "take iron key", "go Corbis", "drop lamp", "dance", ""):
         step = environment.step(refused)
         assert (step.accepted, step.reward) == (False, 0.0)
-        assert step.observation.text == f"{NOTHING} you are in room11. exits room12, room13. back room10. room14 needs key20."
-    play(environment, hand_task(by_hand()), ["go room11", "go room13", "take key21", "go room11"])
-    assert "unlock room14" not in environment.admissible()
-    play(environment, hand_task(by_hand()), ["go room11", "go room12", "take key20", "go room11", "unlock room14"])
-    assert environment.snapshot().world == State("room11", frozenset(), frozenset({"room14"}))
-    environment.step("go room12")
-    assert environment.admissible() == ["go room11", "look"]
+        assert step.observation.text == f"{NOTHING} you are in Corbis. exits Dorvin, Kelmar. back Balbas. Selmak needs iron key."
+    play(environment, hand_task(by_hand()), ["go Corbis", "go Kelmar", "take wax key", "go Corbis"])
+    assert "unlock Selmak" not in environment.admissible()
+    play(environment, hand_task(by_hand()), ["go Corbis", "go Dorvin", "take iron key", "go Corbis", "unlock Selmak"])
+    assert environment.snapshot().world == State("Corbis", frozenset(), frozenset({"Selmak"}))
+    environment.step("go Dorvin")
+    assert environment.admissible() == ["go Corbis", "look"]
 
 
 def test_delivering_by_hand(domain: KeydoorDomain, tmp_path: Path) -> None:
-    world = World("room10", {"room11": "room10"}, {}, {"room11": "thing30"}, "thing30", True)
+    world = World("Balbas", {"Corbis": "Balbas"}, {}, {"Corbis": "lamp"}, "lamp", True)
     environment = domain.make(tmp_path)
-    steps = play(environment, hand_task(world), ["go room11", "take thing30", "go room10", "drop thing30"])
+    steps = play(environment, hand_task(world), ["go Corbis", "take lamp", "go Balbas", "drop lamp"])
     assert [step.terms["subgoals"] for step in steps] == [0.0, 0.5, 0.5, 1.0]
     assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 1.0]
-    play(environment, hand_task(world), ["go room11", "take thing30"])
-    assert "drop thing30" not in environment.admissible()
+    play(environment, hand_task(world), ["go Corbis", "take lamp"])
+    assert "drop lamp" not in environment.admissible()
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_worlds_have_the_size_of_their_level(level: WeightedLevel) -> None:
     for seed in range(20):
         world = make_world("test", level, seed)
-        names = [world.start, *world.back, *world.contents.values()]
-        assert len({name[-2:] for name in names}) == len(names) == level.entities
-        assert {int(name[-2:]) for name in names} <= set(NAME_NUMBERS["test"])
+        assert {world.start, *world.back} <= set(names_of("test"))
+        assert len({world.start, *world.back}) == level.rooms
+        assert len(set(world.contents.values())) == len(world.contents) == level.keys + 1
         assert world.distances[world.initial()] == level.solution_length
         assert set(world.distances) == set(world.states), "from every state there is a way to win"
         assert World.from_spec(json.loads(json.dumps(world.to_spec()))) == world == make_world("test", level, seed)
@@ -170,7 +170,7 @@ def test_progress_reward_adds_up_to_one(tasks: list[Task], tmp_path: Path) -> No
         assert sum(step.reward for step in steps) == pytest.approx(1.0, abs=1e-12)
         reached = [step.terms["subgoals"] for step in steps]
         assert reached == sorted(reached)
-    steps = play(environment, hand_task(by_hand()), ["go room11", "go room12", "take key20", "look"])
+    steps = play(environment, hand_task(by_hand()), ["go Corbis", "go Dorvin", "take iron key", "look"])
     assert [step.reward for step in steps] == pytest.approx([0.0, 0.0, 0.5 / 3, 0.0])
 
 
@@ -206,19 +206,19 @@ def test_state_keys_are_canonical(domain: KeydoorDomain, tmp_path: Path) -> None
     """Contract: equal states have equal keys whatever led to them and whatever turn it is, and different ones different keys."""
     environment, keys = domain.make(tmp_path), []
     for actions in (
-        ["go room11", "go room12", "take key20", "go room11", "go room13", "take key21", "go room11"],
-        ["go room11", "go room13", "look", "take key21", "go room11", "nonsense", "go room12", "take key20", "go room11"],
+        ["go Corbis", "go Dorvin", "take iron key", "go Corbis", "go Kelmar", "take wax key", "go Corbis"],
+        ["go Corbis", "go Kelmar", "look", "take wax key", "go Corbis", "nonsense", "go Dorvin", "take iron key", "go Corbis"],
     ):
         play(environment, hand_task(by_hand()), actions)
         keys.append(environment.state_key())
-    assert keys[0] == keys[1] == "hand#room11|key20 key21||"
+    assert keys[0] == keys[1] == "hand#Corbis|iron key wax key||"
     world = by_hand()
     assert len({state.key for state in world.states}) == len(world.states)
 
 
 def test_exact_values_by_hand() -> None:
     """A fork of two rooms, the thing in one of them: under the uniform policy with refused actions 1/4 of the time."""
-    world = World("room10", {"room11": "room10", "room12": "room10"}, {}, {"room11": "thing30"}, "thing30", False)
+    world = World("Balbas", {"Corbis": "Balbas", "Dorvin": "Balbas"}, {}, {"Corbis": "lamp"}, "lamp", False)
     settings = KeydoorSettings(max_turns=2)
 
     def policy(key: str, turn: int, admissible: tuple[str, ...]) -> dict[str, float]:
@@ -227,11 +227,11 @@ def test_exact_values_by_hand() -> None:
     exact = ExactValues(hand_task(world), settings, policy)
     # Two turns suffice for go, take alone: 1/4 (of 3 actions and refusing) to go there, then 1/4 (go, look, take) to take.
     assert exact.value(world.initial(), 0) == pytest.approx(1 / 16)
-    steps = exact.episode(["go room11", "take thing30"])
+    steps = exact.episode(["go Corbis", "take lamp"])
     assert [(step.value, step.q) for step in steps] == [pytest.approx((1 / 16, 1 / 4)), pytest.approx((1 / 4, 1.0))]
     assert [step.advantage for step in steps] == pytest.approx([3 / 16, 3 / 4])
-    assert [step.advantage for step in exact.episode(["go room12", "nonsense"])] == pytest.approx([-1 / 16, 0.0])
-    assert [step.state_key for step in steps] == ["hand#room10|||", "hand#room11|||"]
+    assert [step.advantage for step in exact.episode(["go Dorvin", "nonsense"])] == pytest.approx([-1 / 16, 0.0])
+    assert [step.state_key for step in steps] == ["hand#Balbas|||", "hand#Corbis|||"]
 
 
 def brute_force(exact: ExactValues, state: State, turn: int, environment: KeydoorEnvironment) -> float:
@@ -308,7 +308,7 @@ def test_optimal_values_are_the_discounted_distances(domain: KeydoorDomain, task
 
 
 def test_tabular_policies_and_mistakes_of_policies() -> None:
-    table = {"s": {"a": 3.0, "b": 1.0, "refused": 4.0}}
+    table = {"s": {"A": 3.0, "b": 1.0, "refused": 4.0}}
     assert from_table(table)("s", 0, ("a", "b", "c")) == {"a": 3 / 8, "b": 1 / 8, "c": 0.0}
     assert from_table(table, prior=1.0)("s", 0, ("a", "b")) == {"a": 4 / 10, "b": 2 / 10}
     assert from_table(table)("t", 0, ("a", "b")) == {"a": 0.5, "b": 0.5}
@@ -360,7 +360,7 @@ def test_shipped_records_are_what_the_recipes_make() -> None:
 
 def test_clues_and_instructions_are_switches(tmp_path: Path) -> None:
     record = next(KeydoorDomain().recipes(1, 0))
-    for settings, says in (({}, "Find thing"), ({"clues": False}, "Find thing"), ({"instructions": True}, "unlock <room>")):
+    for settings, says in (({}, "Find "), ({"clues": False}, "Find "), ({"instructions": True}, "unlock <room>")):
         domain = KeydoorDomain(KeydoorSettings(**settings))
         task = domain.build([record], tmp_path, 1)[0]
         assert says in task.prompt
@@ -374,7 +374,7 @@ def test_clues_and_instructions_are_switches(tmp_path: Path) -> None:
         ({"corridor": -1}, "corridor: .*greater than or equal to 0"),
         ({"doors": "1"}, "doors: .*valid integer"),
         ({"decoys": 2}, "2 decoys do not fit"),
-        ({"doors": 4, "side_rooms": 4}, "27 rooms, keys and things are more than the 20 names"),
+        ({"doors": 4, "side_rooms": 4, "decoys": 2}, "12 keys are more than the 10"),
         ({"extra": 1}, "extra: "),
         ({"split": "dev"}, "split: "),
         ({"task_id": ""}, "task_id: "),

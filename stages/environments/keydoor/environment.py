@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.environments.keydoor.world import State, World
+from stages.environments.keydoor.world import State, World, normal
 from stages.environments.protocol import Observation, Step, Task
 
 NOTHING = "nothing happens."
 WON = "you win."
-_DONE = {"take": "you take", "unlock": "you unlock", "drop": "you drop"}
+_DONE = {"take": "taken.", "unlock": "unlocked.", "drop": "dropped."}
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ class KeydoorEnvironment:
         state = self._state if self._task is not None else None
         if state is None or state.over:
             raise RuntimeError("the keydoor episode is over or was never reset; call reset(task) or restore(state) before step()")
-        command = " ".join(action.lower().split())
-        after = self._world.moves(state.world).get(command)
+        after = self._world.after(state.world, action)
         world = after if after is not None else state.world
         turns = state.turns + 1
         self._state = KeydoorState(state.task_id, world, turns, truncated=not world.won and turns >= self._max_turns)
         return Step(
-            observation=Observation(self._shown(command, after)),
+            observation=Observation(self._shown(action, after)),
             reward=step_reward(self._world, state.world, world, self._share),
             accepted=after is not None,
             terminated=world.won,
@@ -68,15 +67,14 @@ class KeydoorEnvironment:
             terms={"won": float(world.won), "subgoals": self._world.reached(world) / self._world.subgoals},
         )
 
-    def _shown(self, command: str, after: State | None) -> str:
+    def _shown(self, action: str, after: State | None) -> str:
         """What came of the action, then the surroundings."""
         if after is None:
             return f"{NOTHING} {self._world.describe(self._state.world)}"
         if after.won:
             return WON
-        verb, _, name = command.partition(" ")
-        done = f"{_DONE[verb]} {name}. " if verb in _DONE else ""
-        return done + self._world.describe(after)
+        done = _DONE.get(normal(action).partition(" ")[0])
+        return f"{done} {self._world.describe(after)}" if done else self._world.describe(after)
 
     def snapshot(self) -> KeydoorState:
         if self._task is None:

@@ -7,12 +7,13 @@ turn is part of the state: with few turns left the same room is worth less. Worl
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stages.environments.keydoor.environment import step_reward
 from stages.environments.keydoor.settings import KeydoorSettings
-from stages.environments.keydoor.world import State, World
+from stages.environments.keydoor.world import State, World, normal
 from stages.environments.protocol import Task
 
 Policy = Callable[[str, int, Sequence[str]], Mapping[str, float]]
@@ -27,15 +28,17 @@ def uniform(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, f
 
 
 def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> Policy:
-    """The policy that `table` (state key -> action -> count or probability, of refused actions as well) estimates, each
+    """The policy that `table` (state key -> action, in any case -> count or probability, of refused actions too) estimates, each
     admissible action counting `prior` more. States without counts get the uniform policy."""
 
     def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
-        counts = table.get(state_key, {})
+        counts: defaultdict[str, float] = defaultdict(float)
+        for action, count in table.get(state_key, {}).items():
+            counts[normal(action)] += count
         total = sum(counts.values()) + prior * len(admissible)
         if total <= 0.0:
             return uniform(state_key, turn, admissible)
-        return {action: (counts.get(action, 0.0) + prior) / total for action in admissible}
+        return {action: (counts[normal(action)] + prior) / total for action in admissible}
 
     return policy
 
@@ -74,12 +77,12 @@ class ExactValues:
         moves = self.world.states[state]
         if not moves:
             return 0.0
-        qs = {action: self.q(state, turn, action) for action in moves}
+        qs = {action: self._worth(state, after, turn) for action, after in moves.items()}
         if self.policy is None:
             return max(qs.values())
         chances = self.probabilities(state, turn)
         refused = 1.0 - sum(chances.values())
-        return sum(chances[action] * qs[action] for action in chances) + refused * self.q(state, turn, "")
+        return sum(chances[action] * qs[action] for action in chances) + refused * self._worth(state, state, turn)
 
     def probabilities(self, state: State, turn: int) -> Mapping[str, float]:
         """The policy's probabilities, checked. The optimal policy shares among its best actions."""
@@ -106,7 +109,9 @@ class ExactValues:
 
     def q(self, state: State, turn: int, action: str) -> float:
         """Q of any action, normalised as `Environment.step` takes it; one that is not admissible changes nothing."""
-        after = self.world.states[state].get(action, state)
+        return self._worth(state, self.world.after(state, action) or state, turn)
+
+    def _worth(self, state: State, after: State, turn: int) -> float:
         reward = step_reward(self.world, state, after, self.settings.progress_reward)
         return reward + self.gamma * self.value(after, turn + 1)
 
@@ -116,11 +121,10 @@ class ExactValues:
         Raises ValueError for actions beyond the episode's end.
         """
         state, steps = self.world.initial(), []
-        for turn, text in enumerate(actions):
+        for turn, action in enumerate(actions):
             if state.won or turn >= self.settings.max_turns:
                 raise ValueError(f"task {self.task.task_id}: the episode is over after {turn} of {len(actions)} actions")
-            action = " ".join(text.lower().split())
             value, q = self.value(state, turn), self.q(state, turn, action)
             steps.append(StepValue(self.state_key(state), turn, value, q, q - value))
-            state = self.world.states[state].get(action, state)
+            state = self.world.after(state, action) or state
         return steps

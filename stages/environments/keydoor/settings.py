@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stages.environments.protocol import DomainSettings, Split
-from stages.environments.textworld.settings import MAX_ENTITIES
+
+MAX_KEYS = 10
+"""Different keys that there are."""
 
 
 class Level(BaseModel):
@@ -31,8 +33,8 @@ class Level(BaseModel):
     def _fits(self) -> Level:
         if self.decoys >= self.side_rooms:
             raise ValueError(f"{self.decoys} decoys do not fit: of {self.side_rooms} side rooms one holds what is needed")
-        if self.entities > MAX_ENTITIES:
-            raise ValueError(f"{self.entities} rooms, keys and things are more than the {MAX_ENTITIES} names of a split")
+        if self.keys > MAX_KEYS:
+            raise ValueError(f"{self.keys} keys are more than the {MAX_KEYS} that there are; ask for fewer doors or decoys")
         return self
 
     @property
@@ -40,10 +42,12 @@ class Level(BaseModel):
         return max(self.doors, 1)
 
     @property
-    def entities(self) -> int:
-        """Names that a world takes: rooms, keys and the thing."""
-        rooms = 1 + self.corridor + self.forks * self.side_rooms + self.doors
-        return rooms + self.doors + self.forks * self.decoys + 1
+    def rooms(self) -> int:
+        return 1 + self.corridor + self.forks * self.side_rooms + self.doors
+
+    @property
+    def keys(self) -> int:
+        return self.doors + self.forks * self.decoys
 
     @property
     def solution_length(self) -> int:

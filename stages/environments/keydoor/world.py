@@ -15,8 +15,18 @@ from typing import Any
 
 from stages.environments.keydoor.settings import Level
 from stages.environments.protocol import Split
-from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.environments.search.world import names_of
 from stages.seeding import stream
+
+KEYS = ("chalk", "clay", "glass", "gold", "iron", "oak", "silk", "stone", "tin", "wax")
+"""What keys are made of: common words, as things are. Worlds are told apart by their rooms' names, which are those of the
+encyclopaedia's pages for that split: test names were never met, while every syllable of theirs was."""
+THINGS = ("bell", "book", "coin", "cup", "drum", "jar", "lamp", "ring", "rope", "vase")
+
+
+def normal(action: str) -> str:
+    """An action in the form that decides what it does: lower case, single spaces."""
+    return " ".join(action.lower().split())
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,11 @@ class World:
             found[f"drop {self.thing}"] = State(state.room, state.held - {self.thing}, state.opened, won=True)
         return dict(sorted(found.items()))
 
+    def after(self, state: State, action: str) -> State | None:
+        """The state that `action`, in any case and spacing, leads to; None if it is not possible."""
+        wanted = normal(action)
+        return next((after for name, after in self.moves(state).items() if name.lower() == wanted), None)
+
     def reached(self, state: State) -> int:
         """Sub-goals reached, of `subgoals`; it never falls."""
         if state.won:
@@ -172,24 +187,23 @@ def make_world(split: Split, level: Level, seed: int) -> World:
     """The world that `seed` draws for `level`, with names of `split`; the same arguments always give the same world."""
     shape = (level.corridor, level.doors, level.side_rooms, level.decoys, level.deliver)
     rng = stream("keydoor.world", split, *shape, seed)
-    numbers = rng.sample(NAME_NUMBERS[split], level.entities)
-    thing = f"thing{numbers.pop()}"
-    room = start = f"room{numbers.pop()}"
+    names, keys, thing = rng.sample(names_of(split), level.rooms), rng.sample(KEYS, level.keys), rng.choice(THINGS)
+    room = start = names.pop()
     back: dict[str, str] = {}
     locks: dict[str, str] = {}
     contents: dict[str, str] = {}
     for _ in range(level.corridor):
-        onward = f"room{numbers.pop()}"
+        onward = names.pop()
         back[onward] = room
         room = onward
     for _ in range(level.forks):
-        side = [f"room{numbers.pop()}" for _ in range(level.side_rooms)]
+        side = [names.pop() for _ in range(level.side_rooms)]
         back |= dict.fromkeys(side, room)
-        needed = f"key{numbers.pop()}" if level.doors else thing
-        items = [needed, *(f"key{numbers.pop()}" for _ in range(level.decoys))]
+        needed = f"{keys.pop()} key" if level.doors else thing
+        items = [needed, *(f"{keys.pop()} key" for _ in range(level.decoys))]
         contents |= dict(zip(rng.sample(side, len(items)), items, strict=True))
         if level.doors:
-            onward = f"room{numbers.pop()}"
+            onward = names.pop()
             back[onward], locks[onward] = room, needed
             room = onward
     if level.doors:

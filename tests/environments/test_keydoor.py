@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
 from stages.curation.raw import configured_domain
 from stages.environments.keydoor import KeydoorDomain, KeydoorEnvironment, KeydoorSettings, Level
@@ -19,7 +20,7 @@ from stages.environments.keydoor.world import State, World, make_world
 from stages.environments.protocol import SPLITS, Domain, Environment, Task
 from stages.environments.registry import load_domain
 from stages.environments.search.world import names_of
-from stages.params import load_params
+from stages.params import Curate, load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (
@@ -335,6 +336,17 @@ def test_train_and_test_share_no_entities(domain: KeydoorDomain, tasks: list[Tas
     assert all(names)
     assert not names[0] & names[1]
     assert not names[2] & (names[0] | names[1])
+
+
+def test_noisy_demonstrations_recover(tasks: list[Task], tmp_path: Path) -> None:
+    """Contract: nearly every task has an expert demonstration and one that errs and still wins."""
+    domain = KeydoorDomain(KeydoorSettings(levels=LEVELS))
+    environment, plan = domain.make(tmp_path), DemonstrationPlan(Curate(), seed=0, max_length=640)
+    made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:40]]
+    assert all(episode.success for episodes in made for episode in episodes)
+    kinds = Counter(episode.policy_hash for episodes in made for episode in episodes)
+    assert kinds[EXPERT] == 40
+    assert kinds[NOISY] >= 35
 
 
 def test_the_panel_is_frozen_and_names_its_worlds(domain: KeydoorDomain, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
 from stages.curation.raw import configured_domain
 from stages.environments.protocol import SPLITS, Domain, Environment, Task
@@ -18,7 +19,7 @@ from stages.environments.shop import ShopDomain, ShopEnvironment, ShopSettings
 from stages.environments.shop.catalogue import OPTIONS, Catalogue, Goal, Item, make_catalogue
 from stages.environments.shop.environment import BOUGHT, NO_HIT, SEARCH_PAGE, USAGE, Shop
 from stages.environments.shop.scoring import can_match, score, type_reward
-from stages.params import load_params
+from stages.params import Curate, load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 COLORS, MOTIFS = ("lime", "rose"), ("moon", "star")
@@ -273,6 +274,16 @@ def test_train_and_test_share_no_entities(domain: ShopDomain, tasks: list[Task])
     assert all(names)
     assert not names[0] & names[1]
     assert not names[2] & (names[0] | names[1])
+
+
+def test_noisy_demonstrations_recover(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+    """Contract: nearly every task has an expert demonstration and one that errs and still gets everything."""
+    environment, plan = domain.make(folder), DemonstrationPlan(Curate(), seed=0, max_length=640)
+    made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:40]]
+    assert all(episode.success for episodes in made for episode in episodes)
+    kinds = Counter(episode.policy_hash for episodes in made for episode in episodes)
+    assert kinds[EXPERT] == 40
+    assert kinds[NOISY] >= 35
 
 
 def test_the_panel_is_frozen_with_its_catalogues(domain: ShopDomain, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ that it is trained on, and takes hundreds of steps to take up others later."""
 KINDS_OF_PAIR = ("word", "name", "item", "code", "fact")
 """Words; names; items whose nouns are nearly unique in a text; items whose nouns repeat, so that both tokens are needed; names
 under relations, as on pages. All but words have two tokens."""
-TRAINING_NAMES = tuple(names_of("train"))
+TRAINING_NAMES = names_of("train")
 HOLDERS = ("box", "stand")
 
 

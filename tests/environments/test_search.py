@@ -85,7 +85,7 @@ def test_name_and_relation_find_the_page_first() -> None:
     """An expert's query must never show a distractor instead: every fact's own page comes first."""
     for number in range(10):
         world = make_world("train", number)
-        index = SearchIndex(world)
+        index = SearchIndex(world.pages)
         for (name, relation), (page, _) in world.facts.items():
             assert index.search(f"{name} {relation}", 1) == [page]
 
@@ -96,7 +96,7 @@ def test_search_order_ties_and_misses() -> None:
         Page("Kelbas", "Guild", (("rival", "Dorvin"), ("envoy", "Selmak"))),
         Page("Dorvin", "Court", (("ally", "Kelbas"), ("heir", "Selmak"))),
     )
-    index = SearchIndex(World(pages))
+    index = SearchIndex(pages)
     assert index.search("Kelbas", 3) == list(pages)
     assert index.search("KELBAS rival!", 1) == [pages[1]]
     assert index.search("dorvin", 1) == [pages[2]]

@@ -13,7 +13,7 @@ from stages.environments.protocol import SPLITS, DomainSettings, Environment, Sp
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.scoring import stated_answer
-from stages.environments.search.world import RELATIONS, World, draw_chain, make_world, question, split_of
+from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
 from stages.seeding import permutation, stream
 
 MAX_HOPS = 3
@@ -57,7 +57,7 @@ class SearchDomain:
 
     def __init__(self, settings: SearchSettings | None = None) -> None:
         self.settings = settings or SearchSettings()
-        self._indexes: dict[Path, SearchIndex] = {}
+        self._indexes: dict[Path, SearchIndex[Page]] = {}
 
     def difficulty_weights(self) -> dict[float, float]:
         """Difficulty (hops) -> weight among the tasks that curation takes."""
@@ -197,7 +197,7 @@ class SearchDomain:
             echo_query=settings.echo_query,
         )
 
-    def _index(self, path: Path) -> SearchIndex:
+    def _index(self, path: Path) -> SearchIndex[Page]:
         if path not in self._indexes:
             try:
                 world = World.from_json(path.read_text(encoding="utf-8"))
@@ -205,7 +205,7 @@ class SearchDomain:
                 raise FileNotFoundError(f"world file {path} is missing; run the curate stage of domain search again") from error
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"world file {path} is not a world ({error}); run the curate stage again") from error
-            self._indexes[path] = SearchIndex(world)
+            self._indexes[path] = SearchIndex(world.pages)
         return self._indexes[path]
 
     def answer(self, action: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stages.environments.protocol import Observation, Step, Task
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.scoring import answer_bleu, exact_match, normalize, token_f1
+from stages.environments.search.world import Page
 
 USAGE = "Use: search <query> or answer <text>."
 NO_HIT = "No page found."
@@ -30,7 +31,13 @@ class SearchEnvironment:
     """One running question. `load_index` gives the index of a world by the name in task.spec["world"]."""
 
     def __init__(
-        self, load_index: Callable[[str], SearchIndex], results: int, reward: str, max_turns: int, *, echo_query: bool = False
+        self,
+        load_index: Callable[[str], SearchIndex[Page]],
+        results: int,
+        reward: str,
+        max_turns: int,
+        *,
+        echo_query: bool = False,
     ) -> None:
         self._load_index = load_index
         self._results = results

@@ -1,12 +1,12 @@
-"""The search tool: BM25 (Lucene's variant, by the bm25s library) over the pages of one world."""
+"""The search tool: BM25 (Lucene's variant, by the bm25s library) over whatever has a title and a text."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-
-from stages.environments.search.world import Page, World
 
 _WORD = re.compile(r"[a-z0-9]+")
 TITLE_WEIGHT = 2
@@ -17,17 +17,30 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class SearchIndex:
-    """Pages of a world in BM25 order for a query; ties go to the page that comes first in the encyclopaedia."""
+class Document(Protocol):
+    """What can be searched for."""
 
-    def __init__(self, world: World) -> None:
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+D = TypeVar("D", bound=Document)
+
+
+class SearchIndex(Generic[D]):
+    """`pages` in BM25 order for a query; ties go to the page that comes first."""
+
+    def __init__(self, pages: Sequence[D]) -> None:
         import bm25s
 
-        self.pages = world.pages
+        self.pages = tuple(pages)
         self._bm25 = bm25s.BM25(method="lucene")
         self._bm25.index([words(page.title) * (TITLE_WEIGHT - 1) + words(page.text) for page in self.pages], show_progress=False)
 
-    def search(self, query: str, count: int) -> list[Page]:
+    def search(self, query: str, count: int) -> list[D]:
         """At most `count` pages that share a word with `query`, best first; [] if there is none."""
         terms = list(dict.fromkeys(words(query)))
         if not terms:

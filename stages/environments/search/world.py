@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from random import Random
 from typing import Any
 
@@ -48,9 +48,10 @@ def split_of(name: str) -> Split | None:
     return next(split for split in SPLITS if residue in _CLASSES[split])
 
 
-def names_of(split: Split) -> list[str]:
+@cache
+def names_of(split: Split) -> tuple[str, ...]:
     """All names of a split, in a fixed order: 800 for train, 160 for valid, 640 for test."""
-    return [first + second for first in FIRST for second in SECOND if split_of(first + second) == split]
+    return tuple(first + second for first in FIRST for second in SECOND if split_of(first + second) == split)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,209 @@
+"""Shopping: a search page, pages of results, an item with its options, and buying. All state is a few Python values.
+
+As in WebShop, one searches on the search page and clicks everywhere else: names, `next` and `back` on results, options' values,
+`back` and `buy` on an item. Every page shows what can be clicked there, but for these three words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from stages.environments.protocol import Observation, Step, Task
+from stages.environments.search.index import SearchIndex, words
+from stages.environments.shop.catalogue import Catalogue, Goal, Item
+from stages.environments.shop.scoring import can_match, score
+
+SEARCH_PAGE = "search page."
+NO_HIT = "no item found."
+BOUGHT = "bought."
+USAGE = "Use: search <words> on the search page, click <name, option, next, back or buy> elsewhere."
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A catalogue with its index."""
+
+    catalogue: Catalogue
+    index: SearchIndex[Item]
+
+
+@dataclass(frozen=True)
+class ShopState:
+    """Everything that changes while a task is played. No query: the search page. No item: a page of results."""
+
+    task_id: str
+    turns: int = 0
+    query: tuple[str, ...] = ()
+    """Words searched for, sorted, each once: what is found depends on them alone."""
+    page: int = 0
+    item: str | None = None
+    picked: tuple[tuple[str, str], ...] = ()
+    """(group, value) chosen on the item's page, sorted; forgotten on leaving it."""
+    bought: bool = False
+    truncated: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.bought or self.truncated
+
+
+class ShopEnvironment:
+    """One running task. `load_shop` gives the shop by the name in task.spec["shop"]."""
+
+    def __init__(self, load_shop: Callable[[str], Shop], results: int, max_turns: int, *, show_goal: bool = True) -> None:
+        self._load_shop = load_shop
+        self._results = results
+        self._max_turns = max_turns
+        self._show_goal = show_goal
+        self._task: Task | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task being played. Raises RuntimeError before the first reset."""
+        if self._task is None:
+            raise RuntimeError("the shop environment was never reset; call reset(task) first")
+        return self._task
+
+    def reset(self, task: Task) -> Observation:
+        self._shop = self._load_shop(task.spec["shop"])
+        self._goal = Goal.from_spec(task.spec["goal"])
+        self._task = task
+        self._state = ShopState(task.task_id)
+        return Observation("")
+
+    def step(self, action: str) -> Step:
+        state = self._state if self._task is not None else None
+        if state is None or state.over:
+            raise RuntimeError("the shop episode is over or was never reset; call reset(task) or restore(state) before step()")
+        verb, _, rest = action.strip().partition(" ")
+        perform = {"search": self._search, "click": self._click}.get(verb.lower())
+        after = perform(" ".join(rest.lower().split())) if perform else None
+        turns = state.turns + 1
+        now = replace(after or state, turns=turns)
+        self._state = replace(now, truncated=not now.bought and turns >= self._max_turns)
+        terms = self._terms() if self._state.over else {}
+        return Step(
+            observation=Observation(self._shown() if after else f"{USAGE} {self._shown()}"),
+            reward=terms["reward"] if now.bought else 0.0,
+            accepted=after is not None,
+            terminated=now.bought,
+            truncated=self._state.truncated,
+            cost=1.0,
+            terms=terms,
+        )
+
+    def _search(self, query: str) -> ShopState | None:
+        """None off the search page, or without a word to search for."""
+        terms = tuple(sorted(set(words(query))))
+        return replace(self._state, query=terms) if terms and not self._state.query else None
+
+    def _click(self, what: str) -> ShopState | None:
+        return self._clicks().get(what)
+
+    def _clicks(self) -> dict[str, ShopState]:
+        """Everything that can be clicked now, in lower case -> the state it leads to."""
+        state = self._state
+        if not state.query:
+            return {}
+        if state.item is None:
+            found = {item.name.lower(): replace(state, item=item.name) for item in self._listed()}
+            found["back"] = replace(state, query=(), page=0)
+            if len(self._found()) > (state.page + 1) * self._results:
+                found["next"] = replace(state, page=state.page + 1)
+            return found
+        item, picked = self._item(state.item), dict(state.picked)
+        found = {
+            value: replace(state, picked=tuple(sorted((picked | {group: value}).items())))
+            for group, values in item.options.items()
+            for value in values
+        }
+        return found | {"back": replace(state, item=None, picked=()), "buy": replace(state, bought=True)}
+
+    def _item(self, name: str) -> Item:
+        return self._shop.catalogue.by_name[name.lower()]
+
+    def _found(self) -> list[Item]:
+        """All items that share a word with the query, best first."""
+        return self._shop.index.search(" ".join(self._state.query), len(self._shop.catalogue.items))
+
+    def _listed(self) -> list[Item]:
+        """Those on the present page of results."""
+        first = self._state.page * self._results
+        return self._found()[first : first + self._results]
+
+    def _shown(self) -> str:
+        """The present page; what is wanted stands last, where an agent reads it next to what it has to choose from."""
+        state = self._state
+        if state.bought:
+            return BOUGHT
+        if not state.query:
+            text = SEARCH_PAGE
+        elif state.item is None:
+            text = "; ".join(item.text for item in self._listed())
+            text = f"{text}." if text else NO_HIT
+        else:
+            item = self._item(state.item)
+            text = f"{item.text}. " + " ".join(f"{group} {', '.join(values)}." for group, values in item.options.items())
+            if state.picked:
+                text += f" picked {', '.join(value for _, value in state.picked)}."
+        return f"{text} {self._goal.text}" if self._show_goal else text
+
+    def _terms(self) -> dict[str, float]:
+        """Reward terms at the end of an episode; all 0 if nothing was bought."""
+        item = self._state.item
+        terms = score(self._item(item), dict(self._state.picked), self._goal) if item and self._state.bought else None
+        return terms or dict.fromkeys(("reward", "type", "attributes", "options", "price"), 0.0)
+
+    def snapshot(self) -> ShopState:
+        if self._task is None:
+            raise RuntimeError("the shop environment was never reset; call reset(task) before snapshot()")
+        return self._state
+
+    def restore(self, state: ShopState) -> None:
+        """Raises ValueError for a snapshot of another task."""
+        if state.task_id != self.task.task_id:
+            raise ValueError(f"snapshot of task {state.task_id} can't be restored into task {self.task.task_id}; reset first")
+        self._state = state
+
+    def state_key(self) -> str:
+        """The page: words searched for, number of the page of results, item, options picked, and whether it was bought."""
+        state = self._state
+        picked = " ".join(value for _, value in state.picked)
+        parts = (" ".join(state.query), str(state.page), state.item or "", picked, "bought" if state.bought else "")
+        return f"{self.task.task_id}#{'|'.join(parts)}"
+
+    def next_action(self) -> str | None:
+        """Search for what is wanted, click the first item that matches, pick its options, buy; back where that is not the way.
+        None once the episode is over."""
+        state, goal = self._state, self._goal
+        if state.over:
+            return None
+        wanted = f"{' '.join(goal.attributes)} {goal.kind}"
+        if not state.query:
+            return f"search {wanted}"
+        if state.item is not None:
+            if not can_match(self._item(state.item), goal):
+                return "click back"
+            missing = [value for group, value in goal.options.items() if (group, value) not in state.picked]
+            return f"click {missing[0]}" if missing else "click buy"
+        listed = [item.name for item in self._listed() if can_match(item, goal)]
+        if listed:
+            return f"click {listed[0]}"
+        first = (state.page + 1) * self._results
+        more = any(can_match(item, goal) for item in self._found()[first:])
+        return "click next" if more else "click back"
+
+    def admissible(self) -> Sequence[str]:
+        """On the search page a sample of sensible searches (kind, attributes, both); elsewhere everything that can be clicked.
+        Empty once the episode is over."""
+        if self._state.over:
+            return []
+        if not self._state.query:
+            attributes = " ".join(self._goal.attributes)
+            return sorted({f"search {text}" for text in (self._goal.kind, attributes, f"{attributes} {self._goal.kind}")})
+        names = {item.name.lower(): item.name for item in self._shop.catalogue.items}
+        return sorted(f"click {names.get(what, what)}" for what in self._clicks())
+
+    def close(self) -> None:
+        self._task = None

@@ -1,0 +1,34 @@
+"""What can be set for the shop (params.yaml, per_domain.shop.environment)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from stages.environments.protocol import DomainSettings
+
+MAX_OPTIONS = 2
+
+
+class ShopSettings(DomainSettings):
+    """Settings of the shop domain."""
+
+    max_turns: Annotated[int, Field(ge=1, le=64)] = 10
+    results: Annotated[int, Field(ge=1, le=10)] = 3
+    """Items on a page of results; `click next` shows the next ones."""
+    options: dict[Annotated[int, Field(ge=0, le=MAX_OPTIONS)], Annotated[float, Field(ge=0.0)]] = Field(
+        default_factory=lambda: {0: 1.0, 1: 2.0, 2: 1.0}
+    )
+    """Weights of tasks that ask for so many options, in recipes and among the tasks that curation takes."""
+    show_goal: bool = True
+    """End every page with what is wanted, as WebShop shows its instruction on every page."""
+    instructions: bool = False
+    """Put the available actions before what is wanted; for models that were not trained on this domain."""
+
+    @field_validator("options")
+    @classmethod
+    def _some_weight(cls, options: dict[int, float]) -> dict[int, float]:
+        if sum(options.values()) <= 0:
+            raise ValueError("options needs at least one weight above 0, e.g. {0: 1, 1: 2, 2: 1}")
+        return options

@@ -8,7 +8,7 @@ from typing import Any
 
 from stages.agent.episode import Episode
 from stages.curation.cleaning import episode_length, pieces
-from stages.curation.demonstrations import EXPERT, NOISY, Demonstrations
+from stages.curation.demonstrations import Demonstrations
 from stages.curation.panel import Panel
 from stages.curation.raw import Rejection
 from stages.environments.protocol import SPLITS, Split, Task

@@ -317,7 +317,16 @@ def collect(
     "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors pass through.
     """
     collector = Collector(
-        engine, chat, pool, requests, sampling, labels, max_length=max_length, max_turns=max_turns, width=width, on_episode=on_episode
+        engine,
+        chat,
+        pool,
+        requests,
+        sampling,
+        labels,
+        max_length=max_length,
+        max_turns=max_turns,
+        width=width,
+        on_episode=on_episode,
     )
     workers = ThreadPoolExecutor(1, thread_name_prefix="environments") if threaded else _Inline()
     try:

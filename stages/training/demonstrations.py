@@ -17,9 +17,7 @@ def as_external(episode: Episode, chat: Chat) -> Episode:
     owner = [int(Owner.EXTERNAL) if one == Owner.POLICY else one for one in encoded.owner]
     turns = [replace(turn, start=start, end=end) for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)]
     count = len(encoded.token_ids)
-    return replace(
-        episode, token_ids=encoded.token_ids, owner=owner, turn=encoded.turn, logprob=[0.0] * count, turns=turns
-    )
+    return replace(episode, token_ids=encoded.token_ids, owner=owner, turn=encoded.turn, logprob=[0.0] * count, turns=turns)
 
 
 class ExternalEpisodes:

@@ -25,7 +25,7 @@ RL: dict[str, Any] = {
 }
 METHODS = [
     *("reinforce_pp", "reinforce_pp_baseline", "opo", "remax", "dr_grpo", "dapo", "gspo", "cispo", "lite_ppo", "grpo_t"),
-    *("grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"),
+    *("grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro", "pacs", "rl_plus", "scaling_inter"),
 ]
 
 
@@ -100,9 +100,9 @@ def test_remax_plays_one_greedy_episode_per_task(make_context):
     assert len(read_rows(context.root / "data/rl/toy/samples.parquet")) == 6
 
 
-@pytest.mark.parametrize("name", ["dapo", "remax", "vspo"])
+@pytest.mark.parametrize("name", ["dapo", "pacs", "remax", "rl_plus", "vspo"])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: str):
-    """Contract: further tasks, greedy episodes and drawn copies come out the same after a kill."""
+    """Contract: further tasks, greedy episodes, demonstrations and drawn copies come out the same after a kill."""
     sections = {"rl": {**RL, "steps": 3, "algorithm": name}}
     plain = make_context("rl", "plain", **sections)
     rl.run(plain)

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from stages.environments.protocol import Task
 
-
 EXPERT, NOISY = "expert", "noisy_expert"
 """`policy_hash` of demonstrations."""
 

@@ -309,12 +309,13 @@ def collect(
 ) -> list[Episode]:
     """Play all requests; episodes sorted by id, the same whatever the others are, and whatever `width` and `threaded` are.
 
-    max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode ends with the reward that it has,
-    where the environment would go on; width: episodes under way at once, best the engine's slots;
+    max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode ends with the reward it has so
+    far, where the environment would go on; width: episodes under way at once, best the engine's slots;
     threaded: environments act in a thread of their own while the engine decodes; on_episode: told of each finished episode.
     A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
-    `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for another turn),
-    "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors pass through.
+    `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
+    another turn), "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors
+    pass through.
     """
     collector = Collector(
         engine,

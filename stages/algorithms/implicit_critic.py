@@ -41,8 +41,8 @@ def labels(batch: TrajectoryBatch, threshold: float | None) -> Tensor:
 
 
 def class_weights(label: Tensor, group: Tensor, kind: str) -> Tensor:
-    """w [B]. group_balanced: G / (2 n), n the group's members of the same class (label from 0.5 on, or below); 1 in a group of one
-    class. only_positive: 1 for labels of exactly 1, else 0; only_negative: for exactly 0."""
+    """w [B]. group_balanced: G / (2 n), n the group's members of the same class (labels from 0.5 on, or below), or 1 if all are
+    of one class. only_positive: 1 for labels of exactly 1, else 0; only_negative: for exactly 0."""
     if kind == "only_positive":
         return (label == 1).float()
     if kind == "only_negative":
@@ -88,7 +88,7 @@ def proxies(logprobs: Tensor, batch: TrajectoryBatch, settings: Any) -> Tensor:
 def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
     """w_i times the cross-entropy of each episode, [b]."""
     psi = scores(proxies(logprobs, batch, rl.settings), batch.group, rl.settings.score)
-    crossed = binary_cross_entropy_with_logits(psi, batch.extra["label"], reduction="none")
+    crossed = binary_cross_entropy_with_logits(psi, batch.extra["label"].to(psi.dtype), reduction="none")
     losses = batch.extra["class_weight"] * crossed
     return losses if batch.smoothing is None else losses * batch.smoothing
 

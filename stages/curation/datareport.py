@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import Episode
+from stages.agent.episode import EXPERT, NOISY, Episode
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import Demonstrations
 from stages.curation.panel import Panel

@@ -1,4 +1,4 @@
-"""Curated demonstrations as external episodes: laid out token for token as a rollout of the same text, owned by nobody's policy."""
+"""Curated demonstrations as external episodes: laid out token for token as a rollout of the same text, EXTERNAL by owner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Counts, token by token, what training has used: every token of the batch's mask exactly once per epoch, every other token never.
-The policy's own tokens and those of external episodes are counted apart."""
+"""Counts, token by token, what training has used: every token of the batch's mask exactly once per epoch, every other never. The
+policy's own tokens and those of external episodes are counted apart."""
 
 from __future__ import annotations
 

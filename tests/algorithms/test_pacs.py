@@ -65,8 +65,8 @@ def test_the_whole_method_gives_the_mean_over_episodes(make_batch) -> None:
 
 
 def test_the_first_gradient_is_rloos(make_batch) -> None:
-    """Must hold 2: at r = 0 without weights -(y_i - mean y)/(G - 1), which is the gradient of RLOO with the episodes' mean of token
-    sums, exactly; beta scales it."""
+    """Must hold 2: at r = 0 without weights -(y_i - mean y)/(G - 1), which is the gradient of RLOO with the mean of the episodes'
+    token sums, exactly; beta scales it."""
     _, gradient = losses(make_batch, Y, [0.0] * 4, class_weight="none")
     close(gradient, [-0.25, 0.083333, 0.083333, 0.083333])
     close(losses(make_batch, Y, [0.0] * 4, class_weight="none", beta=2.0)[1], [-0.5, 0.166667, 0.166667, 0.166667])
@@ -208,7 +208,7 @@ def test_the_start_policy_as_reference(make_batch) -> None:
     with pytest.raises(ValueError, match="start policy's log-probabilities"):
         algorithm.loss(batch.logprobs_old, nothing, batch, total)
     moved = batch.with_(logprobs_ref=batch.logprobs_old - torch.tensor([[0.1], [0.0]]) * batch.mask)
-    expected, _ = losses(make_batch, [1.0, 0.0], [0.2, 0.0])
+    expected = losses(make_batch, [1.0, 0.0], [0.2, 0.0])[0].mean()
     assert float(algorithm.loss(batch.logprobs_old, nothing, moved, total).loss) == pytest.approx(
         float(expected.mean()), abs=1e-6
     )

@@ -30,8 +30,8 @@ def test_limits_by_step() -> None:
 
 
 def test_a_resumed_run_passes_over_no_stage() -> None:
-    """Must hold 2: whatever the checkpoint's step c, the limits from c + 1 on are those of the run that was not stopped. A resumed
-    job knows the number of finished steps alone, as `run_loop` gives it."""
+    """Must hold 2: whatever the checkpoint's step c, the limits from c + 1 on are those of the run that was not stopped. A
+    resumed job knows the number of finished steps alone, as `run_loop` gives it."""
     whole = [limit(number) for number in range(1, 401)]
     for finished in range(1, 301):
         resolved = resolve(Rl(algorithm="scaling_inter", steps=400, horizon=STAGED.model_dump()))
@@ -56,7 +56,7 @@ def test_rounds_that_do_not_rise_are_refused(rounds: list[int]) -> None:
 
 
 def test_null_fits_any_environment() -> None:
-    """Contract: rounds come from the environment's own limit, stages from rl.steps; a limit beyond the environment's is refused."""
+    """Contract: rounds come from the environment's own limit, stages from rl.steps; one beyond the environment's is refused."""
     rl = resolve(Rl(algorithm="scaling_inter", steps=20)).rl
     assert rl.horizon.steps_per_stage == math.ceil(20 / 3)
     assert limits(rl.horizon, 12) == [4, 8, 12]
@@ -92,8 +92,8 @@ def test_senseless_horizons_are_refused(values: dict, message: str) -> None:
 
 
 def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -> None:
-    """Must hold 6: with V 0 and gamma = lambda = 1 every policy token of two turns (one prompt token, then 2 policy tokens and one
-    observation token each) has advantage 1, though the episode ends with the observation; a token reward there is an error."""
+    """Must hold 6: with V 0 and gamma = lambda = 1 every policy token of two turns (one prompt token, then 2 policy tokens and
+    one observation token each) has advantage 1, though the observation comes last; a token reward there is an error."""
     batch = make_batch([[1.0]], turns=[[2, 2]])
     assert batch.mask[0].tolist() == [False, True, True, False, True, True, False]
     batch = batch.with_(values=torch.zeros(batch.mask.shape))
@@ -115,10 +115,8 @@ def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> Non
     assert advantages is not None
     torch.testing.assert_close(advantages[:, 1], torch.tensor([1.5, -0.5, -0.5, -0.5]), rtol=0, atol=1e-5)
 
-    dead = make_batch([[0, 0, 0, 0]])
-    dead = algorithm.prepare(
-        dead.with_(truncated=torch.ones(4, dtype=torch.bool), logprobs_ref=dead.logprobs_old - 0.3 * dead.mask)
-    )
+    dead = make_batch([[0, 0, 0, 0]]).with_(truncated=torch.ones(4, dtype=torch.bool))
+    dead = algorithm.prepare(dead.with_(logprobs_ref=dead.logprobs_old - 0.3 * dead.mask))
     assert dead.advantages is not None
     assert not dead.advantages.any()
     logprobs = dead.logprobs_old.clone().requires_grad_()

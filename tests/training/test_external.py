@@ -60,7 +60,7 @@ def external_batch(policy):
 
 
 def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
-    """Contract: the prompt is the policy's own prompt token for token; what SFT would train is EXTERNAL; turns know their tokens."""
+    """Contract: the prompt is the policy's own, token for token; what SFT would train is EXTERNAL; turns know their span."""
     chat, task = Chat(policy.tokenizer), letter_tasks(1)[0]
     episode = as_external(demonstration(task), chat)
     prompt = chat.prompt_tokens(f"{task.prompt}\nyou are in room {task.seed}")
@@ -77,7 +77,7 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
 
 
 def test_old_log_probabilities_are_the_policys_before_the_step(policy):
-    """Contract: p_old of external tokens is what the training pass gives before the first update; of own tokens what was drawn."""
+    """Contract: p_old of external tokens is what the training pass gives before the first update; of own ones what was drawn."""
     batch = external_batch(policy)
     for share in (True, False):
         algorithm = resolve(Rl(algorithm="rl_plus", group_size=3, share_prefixes=share), 64)
@@ -130,9 +130,7 @@ def test_which_demonstrations_join_depends_on_the_key_alone(policy):
     drawn = {tuple(one.episode_id for one in all_.draw(tasks[0].task_id, 1, "rl", step)) for step in range(8)}
     assert len(drawn) > 1
     assert all(len(ids) == 2 for ids in drawn)
-    assert [one.episode_id for one in all_.draw("toy-000", 1, "rl", 3)] == [
-        one.episode_id for one in all_.draw("toy-000", 1, "rl", 3)
-    ]
+    assert all_.draw("toy-000", 1, "rl", 3) == all_.draw("toy-000", 1, "rl", 3)
     assert (expert.count(tasks[2].task_id), expert.draw(tasks[2].task_id, 1)) == (0, [])
     with pytest.raises(ValueError, match="no demonstrations of source expert"):
         ExternalEpisodes(shown, {"other"}, chat, expert_params(), 128)
@@ -172,7 +170,7 @@ class StrictEnvironment(FirstLetterEnvironment):
 
 @pytest.mark.parametrize("u", [1.0, "vocabulary"])
 def test_it_learns_where_groups_of_its_own_are_all_dead(make_context, monkeypatch, tiny_policy, u):
-    """The method's point: with no success of its own GRPO stands still; the demonstration's advantage moves RL-PLUS towards it."""
+    """The method's point: with no success of its own GRPO stands still; the demonstration's advantage moves RL-PLUS to it."""
     domain = SimpleNamespace(make=lambda folder: StrictEnvironment(), settings=SimpleNamespace(max_turns=2))
     monkeypatch.setattr(rl, "load_domain", lambda name, settings: domain)
     context = make_context("rl", "plus", rl={**RL, "steps": 5, "external": {"u": u}})

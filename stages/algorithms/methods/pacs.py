@@ -15,8 +15,8 @@ CARD = Card(
     paper="Li et al., arXiv 2509.02522",
     equation="r_i = beta sum_t (log pi - log pi_old); psi_i = r_i - mean of the group's other r; loss = mean of w_i times the "
     "cross-entropy of sigmoid(psi_i) with the label 1[R_i >= threshold], w_i = G / (2 n of the label); no advantage, no clip",
-    assumptions="whole groups of at least 2 episodes in a micro-batch, which is enforced; sums over tokens, so that a smaller beta "
-    "fits longer episodes; an episode that was cut has label 0; the reference code clips no gradients (rl.max_grad_norm)",
+    assumptions="whole groups of at least 2 episodes in a micro-batch, which is enforced; sums over tokens, so that a smaller "
+    "beta fits longer episodes; an episode that was cut has label 0; the reference code clips no gradients (rl.max_grad_norm)",
     reduces_to="first update, settings.class_weight none, beta 1: RLOO with loss.aggregation seq_mean_token_sum, exactly",
     tested_by="tests/algorithms/test_pacs.py, tests/training/test_whole_groups.py",
     switch="rl.algorithm: pacs",

@@ -77,7 +77,7 @@ def check(given: Rl, resolved: Rl) -> None:
 
 COMPOSITION = Composition(
     card=CARD,
-    parts={"loss.aggregation": "seq_mean_token_sum"},
+    parts={"advantage.estimator": "own", "loss.kind": "own", "loss.aggregation": "seq_mean_token_sum"},
     pieces={"advantage": advantage, "loss": loss},
     settings=Settings,
     whole_groups=True,

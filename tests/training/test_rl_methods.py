@@ -38,8 +38,9 @@ def run(context) -> list[dict[str, float]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: str):
     """Contract: `rl.algorithm` is all that is switched; the loop counts its tokens as for any other."""
-    critic = {"critic": {"warmup_steps": 0}} if name == "meow_tea_taro" else {}
-    context = make_context("rl", rl={**RL, **critic, "algorithm": name})
+    # A critic that needs no warm-up; a first stage of one turn, in which no episode can succeed, and then enough to learn from.
+    extra = {"meow_tea_taro": {"critic": {"warmup_steps": 0}}, "scaling_inter": {"steps": 3, "group_size": 8}}
+    context = make_context("rl", rl={**RL, **extra.get(name, {}), "algorithm": name})
     history = run(context)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert report["algorithm"] == name

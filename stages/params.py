@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.rl import Rl
 from stages.parameters.shared import HeadParams, SamplingParams
@@ -328,11 +329,16 @@ def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
 
 
 def check_domains(params: Params) -> None:
-    """Raise ParamsError if a domain is not installed or its environment settings are wrong (needs the domain's package)."""
+    """Raise ParamsError if a domain is not installed, its environment settings are wrong or rl.horizon goes beyond its turn limit
+    (needs the domain's package)."""
     from stages.environments.registry import load_domain
 
-    for domain in params.domains:
-        load_domain(domain, params.per_domain[domain].environment)
+    for name in params.domains:
+        domain = load_domain(name, params.per_domain[name].environment)
+        try:
+            limits(resolve_section(params.section("rl", name))[1].horizon, domain.settings.max_turns)
+        except ValueError as error:
+            raise ParamsError(f"params.yaml: in rl as per_domain.{name} has it: {error}") from error
 
 
 def check_model(params: Params) -> None:

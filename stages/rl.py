@@ -1,9 +1,9 @@
 """rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
 
 Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
-data/models/sft, data/curated/<domain>, data/rollouts/<domain>/difficulty.json (and data/annotated/<domain>: value_model for
-credit.kind annotated, nodes and pairs for algorithms that learn from pairs) -> data/models/rl/<domain>,
-data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+data/models/sft, data/curated/<domain> (demonstrations for external.per_group), data/rollouts/<domain>/difficulty.json (and
+data/annotated/<domain>: value_model for credit.kind annotated, nodes and pairs for algorithms that learn from pairs) ->
+data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
@@ -51,7 +51,7 @@ def learn_by_playing(
     worlds = context.data / "curated" / context.domain / "worlds"
     rl = algorithm.rl
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
-        job = RlJob(context, algorithm, policy, pool, processes)
+        job = RlJob(context, algorithm, policy, pool, domain.settings.max_turns, processes)
         history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")
     window = max(1, len(history) // 5)
     report = {

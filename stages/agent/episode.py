@@ -19,9 +19,13 @@ import pyarrow.parquet as pq
 
 from stages.environments.protocol import Task
 
+EXPERT, NOISY = "expert", "noisy_expert"
+"""`policy_hash` of demonstrations."""
+
 
 class Owner(IntEnum):
-    """Who put a token there. Only POLICY tokens are trained on by RL; SFT trains the POLICY tokens of demonstrations."""
+    """Who put a token there. RL trains POLICY tokens, and EXTERNAL ones where `rl.external` brings them into its groups; SFT
+    trains the POLICY tokens of demonstrations."""
 
     PROMPT = 0
     POLICY = 1

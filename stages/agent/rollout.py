@@ -127,12 +127,13 @@ class Collector:
         labels: Labels,
         *,
         max_length: int,
+        max_turns: int | None,
         width: int,
         on_episode: Callable[[Episode], None] | None,
     ) -> None:
         self.engine, self.chat, self.pool = engine, chat, pool
         self.sampling, self.labels = sampling, labels
-        self.max_length, self.width = max_length, width
+        self.max_length, self.max_turns, self.width = max_length, max_turns, width
         self.on_episode = on_episode
         self._waiting = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
         if len({request.episode_id for request in requests}) != len(requests):
@@ -248,6 +249,8 @@ class Collector:
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
         if step.done:
             self._finish(play, "terminated" if step.terminated else "turn_limit", truncated=not step.terminated)
+        elif self.max_turns is not None and play.turn + 1 >= self.max_turns:
+            self._finish(play, "turn_limit", truncated=True)
         elif turn.stop_reason == "context":
             self._finish(play, "length", truncated=True)
         elif end + len(tokens) >= self.max_length:
@@ -299,20 +302,32 @@ def collect(
     labels: Labels,
     *,
     max_length: int,
+    max_turns: int | None = None,
     width: int = 64,
     threaded: bool = True,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Play all requests; episodes sorted by id, the same whatever the others are, and whatever `width` and `threaded` are.
 
-    max_length: longest episode in tokens (the engine's); width: episodes under way at once, best the engine's slots;
+    max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode ends with the reward it has so
+    far, where the environment would go on; width: episodes under way at once, best the engine's slots;
     threaded: environments act in a thread of their own while the engine decodes; on_episode: told of each finished episode.
     A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
-    `stop_reason`: "terminated", "turn_limit" (the environment's), "context" (no room for the observation or for another turn),
-    "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors pass through.
+    `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
+    another turn), "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors
+    pass through.
     """
     collector = Collector(
-        engine, chat, pool, requests, sampling, labels, max_length=max_length, width=width, on_episode=on_episode
+        engine,
+        chat,
+        pool,
+        requests,
+        sampling,
+        labels,
+        max_length=max_length,
+        max_turns=max_turns,
+        width=width,
+        on_episode=on_episode,
     )
     workers = ThreadPoolExecutor(1, thread_name_prefix="environments") if threaded else _Inline()
     try:

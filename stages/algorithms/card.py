@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stages.parameters.rl import Rl
 from stages.validation import Section
 
 
@@ -36,13 +35,17 @@ class Composition:
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
     `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; loss: (logprobs [b, T], batch, rl) -> per-token loss
     [b, T]; preference: (pairs, rl) -> loss per pair [P]. settings: the model of the keys in `rl.settings`.
-    data: what it learns from: episodes that the policy plays, or the stored pairs. check: gets the resolved section and raises
-    ParamsError for combinations that make no sense with this method's own settings.
+    whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
+    reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
+    check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.
+    data: what it learns from: episodes that the policy plays, or the stored pairs.
     """
 
     card: Card
     parts: Mapping[str, Any]
     pieces: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     settings: type[Section] | None = None
+    whole_groups: bool = False
+    reference: Callable[[Any], bool] | None = None
+    check: Callable[[Any, Any], None] | None = None
     data: Literal["episodes", "pairs"] = "episodes"
-    check: Callable[[Rl], None] | None = None

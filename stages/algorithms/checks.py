@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
@@ -22,6 +23,11 @@ def needs_critic(rl: Rl) -> bool:
 def needs_reference(rl: Rl) -> bool:
     """Whether a resolved section compares with the frozen start policy while training on episodes."""
     return (rl.loss.kl_coef or 0.0) > 0 or (rl.reward.kl_coef or 0.0) > 0
+
+
+def _external(rl: Rl) -> str | None:
+    """The loss of external tokens, None where there are none."""
+    return rl.external.loss if rl.external.per_group else None
 
 
 NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
@@ -48,6 +54,20 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
     ),
     (("filling.temperature",), lambda rl: rl.filling.kind == "value", "filling.kind: value"),
     (("filling.zero_tol",), lambda rl: rl.filling.kind != "none", "a filling.kind other than none"),
+    (("external.source", "external.loss"), lambda rl: bool(rl.external.per_group), "an external.per_group above 0"),
+    (("external.mix", "external.u"), lambda rl: _external(rl) == "mis", "external.loss: mis and a per_group above 0"),
+    (
+        ("external.ratio_max", "external.gamma"),
+        lambda rl: _external(rl) in ("mis", "pi", "old"),
+        "external.loss: mis, pi or old and a per_group above 0",
+    ),
+    (("external.coef",), lambda rl: _external(rl) == "sft", "external.loss: sft and a per_group above 0"),
+    (("horizon.turns",), lambda rl: rl.horizon.kind == "fixed", "horizon.kind: fixed"),
+    (
+        ("horizon.rounds", "horizon.steps_per_stage", "horizon.order"),
+        lambda rl: rl.horizon.kind == "scaling_inter",
+        "horizon.kind: scaling_inter",
+    ),
     (
         ("advantage.mean", "advantage.std", "advantage.ddof"),
         lambda rl: rl.advantage.estimator == "group",
@@ -99,9 +119,11 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     else:
         _check_sense(resolved)
         _check_reward(resolved.reward)
+        _check_external(resolved)
+        _check_horizon(resolved)
         _check_advantage(resolved)
     if method.check is not None:
-        method.check(resolved)
+        method.check(given, resolved)
 
 
 def _check_pieces(rl: Rl, method: Composition) -> None:
@@ -125,7 +147,7 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
-    sections = ("reward", "filling", "advantage", "credit", "loss", "critic")
+    sections = ("reward", "filling", "external", "horizon", "advantage", "credit", "loss", "critic")
     if method.data == "pairs":
         for section in sections:
             for name, value in getattr(given, section):
@@ -221,6 +243,29 @@ def _check_reward(reward: Reward) -> None:
         )
 
 
+def _check_external(rl: Rl) -> None:
+    count = rl.external.per_group or 0
+    if count and count >= rl.group_size:
+        raise ParamsError(
+            f"rl.external.per_group is {count} and rl.group_size {rl.group_size}: no episode of the policy's own would be left; "
+            f"lower per_group, or raise group_size"
+        )
+    if count and rl.advantage.estimator == "gae":
+        raise ParamsError(
+            "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of somebody "
+            "else's policy; set per_group to 0, or estimator to group"
+        )
+
+
+def _check_horizon(rl: Rl) -> None:
+    horizon = rl.horizon
+    if horizon.kind == "fixed" and horizon.turns is None:
+        raise ParamsError("rl.horizon.kind: fixed needs rl.horizon.turns")
+    rounds = horizon.rounds or []
+    if any(later <= earlier for earlier, later in pairwise(rounds)):
+        raise ParamsError(f"rl.horizon.rounds must rise from stage to stage; got {rounds}")
+
+
 def _check_advantage(rl: Rl) -> None:
     advantage = rl.advantage
     mean, std, level = advantage.mean, advantage.std, advantage.level
@@ -265,5 +310,5 @@ def _check_advantage(rl: Rl) -> None:
     if rl.loss.kind == "policy_gradient" and (rl.epochs > 1 or rl.minibatches > 1):
         raise ParamsError(
             f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
-            f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to ppo_clip, gspo or cispo"
+            f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
         )

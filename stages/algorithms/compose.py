@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from stages.algorithms import advantage, filling
+from stages.algorithms import advantage, filling, groups, horizon
 from stages.algorithms.aggregation import aggregate
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.checks import needs_critic, needs_reference
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
 from stages.algorithms.credit import add_credit
+from stages.algorithms.external import external_loss
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import LOSSES, clipped, log_ratio
@@ -47,12 +49,27 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Whether batches need `logprobs_ref` for training (reports take a sample of them in any case)."""
-        return needs_reference(self.rl)
+        own = self.method.reference is not None and self.method.reference(self.rl)
+        return own or needs_reference(self.rl)
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a micro-batch must hold all or none of a group's rows."""
+        return self.method.whole_groups and self.rl.loss.kind == "own"
+
+    @property
+    def external_per_group(self) -> int:
+        """How many episodes of each group are to be demonstrations."""
+        return self.rl.external.per_group or 0
 
     @property
     def needs_greedy(self) -> bool:
         """Whether each task needs a greedy episode beside its group."""
         return self.rl.advantage.mean == "greedy"
+
+    def turn_limit(self, step: int, longest: int) -> int | None:
+        """Turns that an episode of step `step` (from 0) may take, None for what the environment allows, which is `longest`."""
+        return None if self.rl.horizon.kind == "environment" else horizon.turn_limit(self.rl.horizon, step, longest)
 
     def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with shaped rewards."""
@@ -83,12 +100,14 @@ class Algorithm:
         batch = advantage.finish(batch, self.rl.advantage)
         if self.rl.credit.kind == "own":
             batch = self.method.pieces["credit"](batch, self.rl)
-        return filling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.filling)
+        batch = filling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.filling)
+        return groups.count_members(batch) if self.whole_groups else batch
 
     def forward_rows(self, batch: TrajectoryBatch) -> Tensor:
         """Indices [b] int64 of a prepared batch's rows that have to go through the policy."""
-        adds_nothing = None
-        if not self.rl.loss.kl_coef and not self.rl.loss.entropy_coef and self.rl.loss.kind != "own":
+        adds_nothing, loss = None, self.rl.loss
+        imitates = self.external_per_group > 0 and self.rl.external.loss == "sft"
+        if not loss.kl_coef and not loss.entropy_coef and loss.kind != "own" and not imitates:
             adds_nothing = filling.silent_rows(batch)
         return filling.forward_rows(batch, self.rl.dead_groups, adds_nothing)
 
@@ -96,17 +115,24 @@ class Algorithm:
         """One micro-batch's share of the loss.
 
         logprobs, entropy: [b, T] under the current policy, 0 off the mask; `batch` holds the same rows; `total` is the
-        optimiser step's. `sums` adds up over micro-batches, save `max_ratio`, which is a maximum.
+        optimiser step's. `sums` adds up over micro-batches, save `max_ratio`, which is a maximum. Raises ValueError if the method
+        needs whole groups and the micro-batch splits one.
         """
         params = self.rl.loss
+        if self.whole_groups:
+            groups.check_whole(batch)
         if params.kind == "own":
             per_token = self.method.pieces["loss"](logprobs, batch, self.rl)
         else:
             per_token = LOSSES[params.kind or "policy_gradient"](logprobs, batch, params)
+        if batch.external is not None:
+            per_token = torch.where(batch.external, external_loss(logprobs, batch, self.rl.external), per_token)
         if params.kl_coef:
             if batch.logprobs_ref is None:
                 raise ValueError("rl.loss.kl_coef is above 0 and the batch has no reference log-probabilities")
-            per_token = per_token + params.kl_coef * kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator or "k3")
+            kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator or "k3")
+            # The estimators hold for samples of the policy's own.
+            per_token = per_token + params.kl_coef * kl * batch.own
         if params.entropy_coef:
             per_token = per_token - params.entropy_coef * entropy
         loss = aggregate(per_token, batch.mask, params.aggregation or "token_mean", total, batch.weight)
@@ -114,7 +140,7 @@ class Algorithm:
 
 
 def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, params: Loss, loss: Tensor) -> dict[str, Tensor]:
-    mask = batch.mask
+    mask = batch.own
     ratio = log_ratio(logprobs, batch).exp()
     sums = {
         "loss": loss,
@@ -122,8 +148,11 @@ def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, param
         "entropy": (entropy * mask).sum(),
         "ratio": (ratio * mask).sum(),
         "max_ratio": (ratio * mask).max(),
-        "clipped": clipped(logprobs, batch, params).sum(),
+        "clipped": (clipped(logprobs, batch, params) & mask).sum(),
     }
+    if batch.external is not None:
+        sums["external_tokens"] = batch.external.sum()
+        sums["external_probability"] = (logprobs.exp() * batch.external).sum()
     if batch.logprobs_ref is not None:
         sums["kl"] = (kl_estimate(logprobs, batch.logprobs_ref, "k3") * mask).sum()
     return sums

@@ -24,11 +24,12 @@ class TrajectoryBatch:
     lengths: Tensor
     """[B] int64: real tokens per row."""
     mask: Tensor
-    """[B, T] bool: policy tokens; the ones that are trained on."""
+    """[B, T] bool: the tokens that are trained on: the policy's, and those of external episodes."""
     turn: Tensor
     """[B, T] int64: turn index of a token, -1 for prompt and padding."""
     logprobs_old: Tensor
-    """[B, T] float32: behaviour policy's log-probabilities (0 off the mask)."""
+    """[B, T] float32: log-probabilities before the step's first update (0 off the mask): of the policy that drew the tokens; on
+    external tokens, whose behaviour policy nobody knows, the policy's own, computed before training."""
     group: Tensor
     """[B] int64: index of the episode's group."""
     rewards: Tensor
@@ -39,6 +40,12 @@ class TrajectoryBatch:
     """[B] int64: number of turns."""
     truncated: Tensor
     """[B] bool: the turn limit or a lack of tokens cut the episode."""
+    external: Tensor | None = None
+    """[B, T] bool: tokens of the mask that somebody else wrote (demonstrations). None: there are none."""
+    vocabulary: int | None = None
+    """Tokens that the policy chooses among, where there are external ones."""
+    members: Tensor | None = None
+    """[B] int64: rows of the group that are trained on, where the method needs whole groups."""
     overlong: Tensor | None = None
     """[B] bool: it ran out of tokens."""
     success: Tensor | None = None
@@ -89,6 +96,11 @@ class TrajectoryBatch:
     def weights(self) -> Tensor:
         """`weight`, [B] float32, 1 where it is None."""
         return torch.ones(self.size, device=self.mask.device) if self.weight is None else self.weight
+
+    @property
+    def own(self) -> Tensor:
+        """Tokens of the mask that the policy wrote itself, [B, T] bool."""
+        return self.mask if self.external is None else self.mask & ~self.external
 
     def telling(self, **metrics: float) -> TrajectoryBatch:
         """The batch with further `metrics`."""

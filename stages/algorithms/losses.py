@@ -39,6 +39,11 @@ def policy_gradient(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> T
     return torch.where(batch.mask, -advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
 
 
+def importance(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
+    """-rho_t A_t with rho_t = exp(log pi - log pi_old), [b, T], 0 off the mask: `ppo_clip` without its clip."""
+    return torch.where(batch.mask, -log_ratio(logprobs, batch).exp() * advantages_of(batch), torch.zeros_like(logprobs))
+
+
 def _clipped_surrogate(logs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """-min(rho A, clip(rho) A) with rho = exp(logs) [b, T]; at most dual_clip |A| where A < 0."""
     low, high = clip_range(params)
@@ -88,4 +93,4 @@ def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     return acts & batch.mask
 
 
-LOSSES = {"policy_gradient": policy_gradient, "ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+LOSSES = {"policy_gradient": policy_gradient, "importance": importance, "ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}

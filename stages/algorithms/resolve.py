@@ -6,12 +6,14 @@ A composition's parts fill the keys that are null; DEFAULTS fill the rest. What 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import ValidationError
 
 from stages.algorithms.card import Composition
 from stages.algorithms.checks import check
+from stages.algorithms.horizon import stage_count
 from stages.algorithms.registry import composition
 from stages.parameters.rl import PrsStage, Rl
 from stages.parameters.shared import HeadParams
@@ -47,6 +49,15 @@ DEFAULTS: dict[str, Any] = {
     "filling.smooth": "cap",
     "filling.c_max": 1.0,
     "filling.overlong": "keep",
+    "external.per_group": 0,
+    "external.source": "expert",
+    "external.loss": "mis",
+    "external.mix": 0.5,
+    "external.u": 1.0,
+    "external.gamma": 0.0,
+    "external.coef": 1.0,
+    "horizon.kind": "environment",
+    "horizon.order": "rising",
     "advantage.estimator": "group",
     "advantage.mean": "none",
     "advantage.std": "none",
@@ -78,8 +89,9 @@ DEFAULTS: dict[str, Any] = {
     "preference.undesirable": 1.0,
     "preference.nll_coef": 1.0,
 }
-"""By dotted key. Keys that are not in here stay null where the method says nothing: no dual clip, no clipping of advantages, no
-own value for right and wrong, lengths from model.max_length; advantage.level follows the estimator."""
+"""By dotted key. Keys that are not in here stay null where the method says nothing: no dual clip, no clipping of advantages or
+external ratios, no own value for right and wrong, lengths from model.max_length, the horizon's rounds from the environment;
+advantage.level follows the estimator."""
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
@@ -100,6 +112,7 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     if values["advantage"]["level"] is None and values["advantage"]["estimator"] != "own":
         values["advantage"]["level"] = "token" if values["advantage"]["estimator"] == "gae" else "trajectory"
     _lengths(values, max_length)
+    _stages(values)
     values["settings"] = _settings(given, method)
     resolved = Rl.model_validate(values)
     check(given, resolved, method)
@@ -115,6 +128,12 @@ def _lengths(values: dict[str, Any], max_length: int | None) -> None:
             reward["overlong_max"] = max_length
         if reward["overlong_cache"] is None and reward["overlong_max"]:
             reward["overlong_cache"] = max(1, reward["overlong_max"] // 5)
+
+
+def _stages(values: dict[str, Any]) -> None:
+    horizon = values["horizon"]
+    if horizon["kind"] == "scaling_inter" and horizon["steps_per_stage"] is None:
+        horizon["steps_per_stage"] = math.ceil(values["steps"] / stage_count(horizon["rounds"]))
 
 
 def _settings(given: Rl, method: Composition) -> Any:

@@ -105,7 +105,7 @@ def response_lengths(batch: TrajectoryBatch) -> Tensor:
 
 
 def kl_penalty(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
-    """The batch with `token_rewards` -kl_coef * KL estimate of the sampling policy from the reference, per policy token.
+    """The batch with `token_rewards` -kl_coef * KL estimate of the sampling policy from the reference, per token of its own.
 
     Raises ValueError without reference log-probabilities.
     """
@@ -114,6 +114,6 @@ def kl_penalty(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
     if batch.logprobs_ref is None:
         raise ValueError("rl.reward.kl_coef is above 0 and the batch has no reference log-probabilities")
     penalty = params.kl_coef * kl_estimate(batch.logprobs_old, batch.logprobs_ref, params.kl_estimator or "k1")
-    taken = torch.where(batch.mask, penalty, torch.zeros_like(penalty))
+    taken = torch.where(batch.own, penalty, torch.zeros_like(penalty))
     before = torch.zeros_like(taken) if batch.token_rewards is None else batch.token_rewards
     return batch.with_(token_rewards=before - taken)

@@ -30,7 +30,7 @@ class Row:
     @property
     def in_points(self) -> bool:
         """Whether the metric is a share, to be shown in per cent."""
-        return self.claim.metric.split(".")[1] in ("success", "difficulty")
+        return self.claim.metric.split(".")[1] in ("success", "difficulty", "pass_at_k")
 
     def number(self, value: float) -> str:
         """A difference with its sign: in points for shares, else in the metric's unit."""

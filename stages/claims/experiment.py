@@ -34,7 +34,8 @@ class Claim(Section):
     arm: str
     against: str
     metric: Annotated[str, Field(pattern=r"^(panel|history|report)\.[\w.]+$")] = "panel.success"
-    """`panel.<success|reward|turns|tokens|cost>` or `panel.difficulty.<level>`: on the frozen panel, after training.
+    """`panel.<success|reward|turns|tokens|cost>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two up to
+    evaluate.attempts, or these): on the frozen panel, after training.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json."""
     threshold: float = 0.0

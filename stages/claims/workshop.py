@@ -83,6 +83,8 @@ def measure(name: str, folder: Path, domain: str) -> float:
             found = read_json(folder / "reports" / "evaluation.json")["models"][f"rl@{domain}"][domain]
             if key.startswith("difficulty."):
                 return float(found["by_difficulty"][key.removeprefix("difficulty.")]["success"])
+            if key.startswith("pass_at_k."):
+                return float(found["pass_at_k"][key.removeprefix("pass_at_k.")])
             return float(found[key]["mean"])
         if kind == "report":
             return float(read_json(folder / "reports" / "rl" / f"{domain}.json")[key])

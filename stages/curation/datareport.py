@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import Episode
+from stages.agent.episode import EXPERT, NOISY, Episode
 from stages.curation.cleaning import episode_length, pieces
-from stages.curation.demonstrations import EXPERT, NOISY, Demonstrations
+from stages.curation.demonstrations import Demonstrations
 from stages.curation.panel import Panel
 from stages.curation.raw import Rejection
 from stages.environments.protocol import SPLITS, Split, Task

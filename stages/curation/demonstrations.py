@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import Episode, TurnRecord
+from stages.agent.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.curation.cleaning import episode_length, is_near_duplicate
 from stages.environments.protocol import Domain, Environment, Task, opening
 from stages.environments.registry import load_domain
@@ -19,8 +19,6 @@ from stages.params import Curate, params_hash
 from stages.seeding import stream
 from stages.workers import worker_pool
 
-EXPERT, NOISY = "expert", "noisy_expert"
-"""`policy_hash` of demonstrations."""
 DRAWS = 6
 """Tries for one noisy demonstration, since random actions may spoil the task or never come up."""
 

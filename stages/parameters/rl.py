@@ -87,6 +87,43 @@ class Filling(Section):
     """mask: episodes that ran out of tokens are not trained on; their rewards still count in the baselines."""
 
 
+class External(Section):
+    """Episodes of somebody else in the policy's groups: curated demonstrations of the group's task."""
+
+    per_group: Annotated[int, Field(ge=0)] | None = None
+    """How many episodes of a group are demonstrations in place of the policy's own; fewer where the task has fewer."""
+    source: Literal["expert", "all"] | None = None
+    """Which demonstrations: the expert's straight ones, or the noisy ones too."""
+    loss: Literal["mis", "pi", "old", "sft"] | None = None
+    """Of external tokens: -A C r with the ratio r = 2 p / (p_w + p_old) (mis), p (pi: the behaviour's probability taken as 1) or
+    p / p_old (old); sft: -coef log p, whatever the reward."""
+    mix: Share | None = None
+    """mis: the unknown behaviour policy is p_w = mix * p_old + (1 - mix) * U."""
+    u: Positive | Literal["vocabulary"] | None = None
+    """mis: U, a number, or one over the size of the vocabulary."""
+    ratio_max: Positive | None = None
+    """mis, pi, old: the ratio is cut there, and has no gradient beyond."""
+    gamma: NonNegative | None = None
+    """mis, pi, old: exploration-based advantage, C = (1 - p)^gamma; 0: C = 1."""
+    coef: NonNegative | None = None
+    """sft: weight of the negative log-probability."""
+
+
+class Horizon(Section):
+    """How many turns an episode may take while training. Evaluation always plays to the environment's own limit."""
+
+    kind: Literal["environment", "fixed", "scaling_inter"] | None = None
+    """`environment`: its own limit; `fixed`: `turns`; `scaling_inter`: in stages, by `rounds`."""
+    turns: Count | None = None
+    """fixed: the limit."""
+    rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    """scaling_inter: the stages' limits, rising; null: a third, two thirds and the whole of the environment's own limit."""
+    steps_per_stage: Count | None = None
+    """scaling_inter: steps before the next stage; the last one stays. null: rl.steps shared out evenly."""
+    order: Literal["rising", "falling"] | None = None
+    """scaling_inter: `falling` takes the stages from the last to the first, as a control."""
+
+
 class Advantage(Section):
     """Each axis on its own."""
 
@@ -115,7 +152,7 @@ class Credit(Section):
 
 
 class Loss(Section):
-    kind: Literal["policy_gradient", "ppo_clip", "gspo", "cispo", "own"] | None = None
+    kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] | None = None
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     clip_high: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     dual_clip: AboveOne | None = None
@@ -222,6 +259,8 @@ class Rl(Section):
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
     filling: Filling = Filling()
+    external: External = External()
+    horizon: Horizon = Horizon()
     advantage: Advantage = Advantage()
     credit: Credit = Credit()
     loss: Loss = Loss()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from stages.agent.episode import Episode, Owner
 from stages.algorithms.contract import TrajectoryBatch
 
-_PER_TOKEN = ("token_ids", "mask", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns", "token_rewards")
+_PER_TOKEN = ("token_ids", "mask", "external", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
+_PER_TOKEN += ("token_rewards",)
 """Fields of TrajectoryBatch with a token dimension."""
 OVERLONG = ("context", "length")
 """Stop reasons of episodes that ran out of tokens."""
@@ -46,7 +47,9 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
                 f"episode {episode.episode_id}: reward {episode.reward} is not the sum of its turns' rewards, {total}"
             )
     groups = {name: index for index, name in enumerate(dict.fromkeys(episode.group_id for episode in episodes))}
-    mask = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
+    owner = padded([episode.owner for episode in episodes], int(Owner.PROMPT), torch.int64)
+    external = owner == int(Owner.EXTERNAL)
+    mask = (owner == int(Owner.POLICY)) | external
     turn_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     width = max(1, *(len(row) for row in turn_rewards))
     terms = sorted({name for episode in episodes for name in episode.reward_terms})
@@ -61,6 +64,7 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         turn_rewards=padded(turn_rewards, 0.0, torch.float32, width),
         turns=torch.tensor([len(row) for row in turn_rewards]),
         truncated=torch.tensor([episode.truncated for episode in episodes]),
+        external=external if bool(external.any()) else None,
         overlong=torch.tensor([episode.stop_reason in OVERLONG for episode in episodes]),
         success=torch.tensor([episode.success for episode in episodes]),
         accepted=padded([[turn.accepted for turn in episode.turns] for episode in episodes], True, torch.bool, width),
@@ -75,6 +79,21 @@ def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
     for turn in range(result.shape[1]):
         spoken = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
         result[:, turn] = torch.where(spoken.any(1), spoken.int().argmax(1) - 1, -1)
+    return result
+
+
+def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
+    """`rows` in micro-batches of whole groups: as many groups in each as `plan` puts into a single one (a larger group stands
+    alone)."""
+    groups: dict[int, list[int]] = {}
+    for row in rows:
+        groups.setdefault(int(group[row]), []).append(row)
+    result: list[list[int]] = []
+    for members in groups.values():
+        if result and len(plan([*result[-1], *members])) == 1:
+            result[-1] = [*result[-1], *members]
+        else:
+            result.append(members)
     return result
 
 

@@ -1,4 +1,5 @@
-"""Counts, token by token, what training has used: every policy token exactly once per epoch, every other token never."""
+"""Counts, token by token, what training has used: every token of the batch's mask exactly once per epoch, every other never. The
+policy's own tokens and those of external episodes are counted apart."""
 
 from __future__ import annotations
 
@@ -16,19 +17,24 @@ class Ledger:
         """Policy tokens trained so far, repeats in later epochs included."""
         self.environment_tokens = 0
         """Tokens of anybody else that were trained; anything but 0 is an error."""
+        self.external_tokens = 0
+        """Tokens of external episodes trained so far."""
         self.dropped_tokens = 0
         """Policy tokens left out on purpose: those of dropped dead groups."""
         self._expected: Tensor | None = None
+        self._external: Tensor | None = None
         self._counts: Tensor | None = None
 
     @property
     def is_open(self) -> bool:
         return self._counts is not None
 
-    def open(self, mask: Tensor, dropped: Tensor | None = None) -> None:
-        """Begin an epoch over policy tokens `mask` [B, T] bool; `dropped` [B] bool: rows left out on purpose."""
+    def open(self, mask: Tensor, dropped: Tensor | None = None, external: Tensor | None = None) -> None:
+        """Begin an epoch over tokens `mask` [B, T] bool; `dropped` [B] bool: rows left out on purpose; `external` [B, T] bool:
+        which of the tokens are not the policy's own."""
         self._expected = mask if dropped is None else mask & ~dropped[:, None]
         self._counts = torch.zeros(mask.shape, dtype=torch.uint8)
+        self._external = external
         self.dropped_tokens += int((mask & ~self._expected).sum())
 
     def saw(self, rows: Tensor, mask: Tensor) -> None:
@@ -48,9 +54,11 @@ class Ledger:
         strangers = int(self._counts[~self._expected].sum())
         missing = int((self._counts[self._expected] == 0).sum()) if whole else 0
         repeated = int((self._counts > 1).sum())
-        self.policy_tokens += int(self._counts[self._expected].sum())
+        external = 0 if self._external is None else int(self._counts[self._expected & self._external].sum())
+        self.policy_tokens += int(self._counts[self._expected].sum()) - external
+        self.external_tokens += external
         self.environment_tokens += strangers
-        self._counts = self._expected = None
+        self._counts = self._expected = self._external = None
         if strangers or missing or repeated:
             raise RuntimeError(
                 f"training must use every policy token once per epoch and no other: {missing} were left out, {repeated} used "
@@ -59,10 +67,12 @@ class Ledger:
 
     def metrics(self) -> dict[str, float]:
         """What MLflow gets."""
+        external = {"ledger/external_tokens_trained": self.external_tokens} if self.external_tokens else {}
         return {
             "ledger/policy_tokens_trained": self.policy_tokens,
             "ledger/environment_tokens_trained": self.environment_tokens,
             "ledger/policy_tokens_dropped": self.dropped_tokens,
+            **external,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from stages.algorithms.kl import kl_estimate
 from stages.parameters.rl import Rl
 from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
-from stages.training.batches import plan_micro_batches, take, trained_lengths, turn_boundaries
+from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
@@ -37,6 +37,8 @@ class Models:
     critic: Critic | None
     step_values: StepValueModel | None
     tokens_per_batch: int
+    whole_groups: bool
+    """Whether micro-batches are made of whole groups."""
     sharing: bool
     """Whether tokens that episodes have in common at their start are read once for all of them."""
     processes: Processes
@@ -60,7 +62,8 @@ class Models:
         critic = Critic(policy, head, states) if algorithm.needs_critic else None
         step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
         player = processes.replica(policy)
-        return cls(policy, reference, critic, step_values, tokens_per_batch, sharing, processes, player)
+        whole = algorithm.whole_groups
+        return cls(policy, reference, critic, step_values, tokens_per_batch, whole, sharing, processes, player)
 
     def refresh_player(self) -> None:
         """Let the engine play with the policy's present weights; the same call in every process."""
@@ -71,13 +74,22 @@ class Models:
         """How hidden states are computed, for `token_logprobs`."""
         return sharing_states if self.sharing else predicting_states
 
-    def plan(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
-        """Rows of the batch in micro-batches: of rows that share tokens, one or more for each process, or of similar length."""
+    def plan_training(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in the micro-batches of an update of the policy: `plan`, or whole groups where the method's loss
+        compares the episodes of a group."""
+        if self.whole_groups:
+            return plan_whole_groups(batch.group, rows, partial(self.plan, batch, least=1))
+        return self.plan(batch, rows)
+
+    def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
+        """Rows of the batch in micro-batches: of rows that share tokens, or of similar length; with sharing at least `least` of
+        them, by default one for each process."""
         if not self.sharing or not rows:
             return self.plan_dense(batch, rows)
+        least = self.processes.count if least is None else least
         budget = self.tokens_per_batch
         plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
-        while len(plan) < min(self.processes.count, len(rows)):
+        while len(plan) < min(least, len(rows)):
             budget //= 2
             plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
         return plan
@@ -120,7 +132,7 @@ class Models:
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
         log-probabilities, otherwise over the first episode of each group, to spare the other forward passes."""
-        reference, mask = batch.logprobs_ref, batch.mask
+        reference, mask = batch.logprobs_ref, batch.own
         if reference is None:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
@@ -129,9 +141,25 @@ class Models:
         values = kl_estimate(batch.logprobs_old, reference, "k3")
         return float((values * mask).sum() / mask.sum().clamp(min=1))
 
+    def _with_external(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
+        """The batch with the policy's present log-probabilities as `logprobs_old` of external tokens, which it did not draw."""
+        assert batch.external is not None
+        shown = batch.external.any(1)
+
+        def compute(micro: TrajectoryBatch) -> Tensor:
+            return token_logprobs(self.policy, micro.token_ids, micro.mask, temperature, states=self.states)[0]
+
+        plan = self.plan(batch, [row for row in rows if shown[row]])
+        found = self._per_row(batch, plan, batch.mask.shape, compute, self.policy)
+        old = torch.where(batch.external, found, batch.logprobs_old)
+        return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
+
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
-        """The batch with what the algorithm needs: `logprobs_ref`, the critic's `values`, annotated `turn_values`."""
+        """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, `logprobs_ref`, the critic's
+        `values`, annotated `turn_values`."""
         rows = forward_rows(batch, "keep").tolist()
+        if batch.external is not None:
+            batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
         critic, step_values = self.critic, self.step_values

@@ -48,7 +48,7 @@ class PolicyUpdates:
         for epoch in range(rl.epochs):
             order = permutation(groups, *key, epoch) if rl.minibatches > 1 else groups
             if policy_learns:
-                self.ledger.open(batch.mask, dropped)
+                self.ledger.open(batch.mask, dropped, batch.external)
             for rows in minibatches(batch.group, rl.minibatches, order):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
                 judged = [row for row in rows if row in valued]
@@ -78,13 +78,13 @@ class PolicyUpdates:
             terms = self.algorithm.loss(logprobs, entropy, micro, total)
             terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
             if on_policy:
-                difference = ((logprobs.detach() - micro.logprobs_old) * micro.mask).abs()
+                difference = ((logprobs.detach() - micro.logprobs_old) * micro.own).abs()
                 terms.sums["max_logprob_difference"] = difference.max()
-                terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.mask.sum()
+                terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.own.sum()
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
             yield terms
 
-        return Update("policy", self.models.plan(batch, rows), loss, self.ledger.saw)
+        return Update("policy", self.models.plan_training(batch, rows), loss, self.ledger.saw)
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
@@ -138,6 +138,8 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
             "ratio_mean": policy["ratio"] / tokens,
             "ratio_max": policy["max_ratio"],
         }
+        if policy.get("external_tokens"):
+            row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
     critic = sums.get("critic")
     if critic:
         row |= {"critic_loss": critic["loss"] / critic["updates"], "critic_grad_norm": critic["grad_norm"] / critic["updates"]}

@@ -10,7 +10,7 @@ import torch
 
 from stages.agent.chat import Chat
 from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, episode_row, read_json, read_tasks
+from stages.agent.episode import Episode, episode_row, read_episodes, read_json, read_tasks
 from stages.agent.policy import Policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.agent.torch_engine import TorchEngine
@@ -20,6 +20,7 @@ from stages.algorithms.filling import dead_groups
 from stages.params import params_hash
 from stages.training.batches import trajectory_batch
 from stages.training.curriculum import TaskSampler, selected
+from stages.training.demonstrations import ExternalEpisodes
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
@@ -31,15 +32,22 @@ if TYPE_CHECKING:
 
 
 class RlJob:
-    """See stages.training.loop.Job; a step is one batch of episodes."""
+    """See stages.training.loop.Job; a step is one batch of episodes. `max_turns`: the environment's own limit."""
 
     def __init__(
-        self, context: StageContext, algorithm: Algorithm, policy: Policy, pool: EnvironmentPool, processes: Processes
+        self,
+        context: StageContext,
+        algorithm: Algorithm,
+        policy: Policy,
+        pool: EnvironmentPool,
+        max_turns: int,
+        processes: Processes,
     ) -> None:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.context, self.algorithm, self.rl, self.pool = context, algorithm, rl, pool
         self.max_length, self.width = params.model.max_length, params.resources.slots
+        self.max_turns = max_turns
         self.precision = params.resources.precision
         self.chat = Chat(policy.tokenizer)
         folder = context.data / "curated" / context.domain
@@ -47,6 +55,10 @@ class RlJob:
         measured = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
         shares = selected(self.tasks, measured, rl.selection)
         self.sampler = TaskSampler(shares, measured, rl.curriculum, rl.tasks_per_step, shares)
+        self.demonstrations: ExternalEpisodes | None = None
+        if algorithm.external_per_group:
+            shown = read_episodes(folder / "demonstrations.parquet")
+            self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
         annotated = context.data / "annotated" / context.domain / "value_model" if rl.credit.kind == "annotated" else None
         self.processes = processes
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch)
@@ -62,7 +74,9 @@ class RlJob:
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
         self.played: list[Episode] = []
-        """The step's episodes, the rows of its batch."""
+        """The step's episodes of the policy's own, the first rows of its batch."""
+        self.external: list[Episode] = []
+        """Demonstrations in the step's groups, the last rows of its batch."""
         self.greedy: list[Episode] = []
         """Greedy episodes of the step's tasks, where they are the baseline."""
         self.told: dict[str, float] = {}
@@ -83,38 +97,53 @@ class RlJob:
         self.context.metric("time/training_s", time.monotonic() - collected, step + 1)
 
     def gather(self, step: int) -> TrajectoryBatch:
-        """Play the step's tasks, and further ones as long as the algorithm lacks groups; their episodes as a batch with shaped
-        rewards."""
+        """Play the step's tasks, and further ones as long as the algorithm lacks groups; their episodes, with the demonstrations
+        that join them, as a batch with shaped rewards."""
         key: tuple[object, ...] = (self.labels.seed, self.labels.stream, step)
         drawn = self.sampler.draw(*key)
         self.played = self.play(drawn, step)
-        batch = self.algorithm.shape(trajectory_batch(self.played))
+        batch = self.shaped(drawn, step)
         for number in range(self.rl.filling.rounds or 0):
             further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing(batch), without=drawn)
             if not further:
                 break
             drawn += further
             self.played += self.play(further, step)
-            batch = self.algorithm.shape(trajectory_batch(self.played))
+            batch = self.shaped(drawn, step)
         self.greedy = []
         if self.algorithm.needs_greedy:
             self.greedy = self.play(drawn, step, greedy=True)
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
-            batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in self.played]))
+            rows = [*self.played, *self.external]
+            batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
         self.environment_steps += sum(len(episode.turns) for episode in (*self.played, *self.greedy))
         return self.algorithm.fill(batch, *key)
 
+    def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
+        """What was played, and the demonstrations that the tasks drawn have, as a batch with shaped rewards."""
+        self.external = []
+        if self.demonstrations is not None:
+            key = (self.labels.seed, self.labels.stream, step)
+            self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
+        batch = self.algorithm.shape(trajectory_batch([*self.played, *self.external]))
+        return batch.telling(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
-        """`group_size` episodes of each task, or one greedy one, with the weights as they are now (the engine holds the same
-        module). The processes share the tasks; all get all episodes, sorted by id."""
+        """`group_size` episodes of each task, less the demonstrations that join its group, or one greedy one, with the weights
+        as they are now (the engine holds the same module). The processes share the tasks; all get all episodes, sorted by id."""
         self.models.refresh_player()
-        count = 1 if greedy else self.rl.group_size
-        own = task_ids[self.processes.index :: self.processes.count]
-        requests = attempts([self.tasks[task_id] for task_id in own], count, first=step * count)
+        size = 1 if greedy else self.rl.group_size
+        requests = []
+        for task_id in task_ids[self.processes.index :: self.processes.count]:
+            shown = 0 if greedy or self.demonstrations is None else self.demonstrations.count(task_id)
+            requests += attempts([self.tasks[task_id]], size - shown, first=step * size)
         sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
         episodes = collect(
-            *(self.engine, self.chat, self.pool, requests, sampling, self.labels), max_length=self.max_length, width=self.width
+            *(self.engine, self.chat, self.pool, requests, sampling, self.labels),
+            max_length=self.max_length,
+            max_turns=self.algorithm.turn_limit(step, self.max_turns),
+            width=self.width,
         )
         return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
 
@@ -130,7 +159,9 @@ class RlJob:
         batch = self.models.annotate(batch, self.algorithm)
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
-        batch = self.algorithm.prepare(batch.telling(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl))
+        batch = batch.telling(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
+        limit = self.algorithm.turn_limit(step, self.max_turns)
+        batch = self.algorithm.prepare(batch if limit is None else batch.telling(turn_limit=float(limit)))
         self.told = dict(batch.metrics)
         return batch
 

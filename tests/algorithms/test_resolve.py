@@ -46,7 +46,8 @@ def test_the_check_list_is_covered() -> None:
         "rwr",
     }
     newer = {"lite_ppo", "grpo_t", "grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"}
-    assert survey | newer <= set(EPISODES)
+    further = {"pacs", "rl_plus", "scaling_inter"}
+    assert survey | newer | further <= set(EPISODES)
     assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo", "una", "dro"} <= set(PAIRS)
 
 
@@ -65,7 +66,7 @@ def test_every_method_has_a_whole_card(name: str) -> None:
 
 def _keys() -> set[str]:
     rl = Rl()
-    sections = ("reward", "filling", "advantage", "credit", "loss", "critic", "preference")
+    sections = ("reward", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "preference")
     return {f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields}
 
 
@@ -90,6 +91,7 @@ def test_null_means_the_algorithms_own_choice(name: str) -> None:
 def test_every_part_can_be_overridden(name: str) -> None:
     """Contract: whatever a method's name stands for, the user's own value goes before."""
     others: dict[str, Any] = {"filling.kind": "exclude", "loss.aggregation": "seq_mean_token_sum", "loss.clip_high": 0.5}
+    others |= {"external.per_group": 2, "external.gamma": 0.1, "horizon.kind": "environment", "advantage.mean": "leave_one_out"}
     others |= {"preference.level": "step", "preference.beta": 0.7, "reward.kl_coef": 0.3, "loss.kl_coef": 0.2}
     others |= {"reward.correct": 2.0, "reward.tool_bonus": 0.4, "reward.overlong_penalty": 0.25, "reward.density": "single"}
     for key in composition(name).parts:
@@ -208,7 +210,7 @@ def test_methods_that_compare_within_groups_refuse_groups_of_one(name: str) -> N
     alone = Rl(algorithm=name, group_size=1)
     advantage = resolve(Rl(algorithm=name), MAX_LENGTH).rl.advantage
     compares = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
-    if compares or name == "gpg":  # which centres returns within groups by itself
+    if compares or composition(name).whole_groups or name == "gpg":  # which centres returns within groups by itself
         with pytest.raises(ParamsError, match="group_size"):
             resolve(alone, MAX_LENGTH)
     else:

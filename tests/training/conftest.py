@@ -33,7 +33,8 @@ def make_context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPa
     """make_context(stage, name, **sections): a context below tmp_path/name with curated toy data and the tiny policy as model."""
     from stages import rl
 
-    monkeypatch.setattr(rl, "load_domain", lambda name, settings: SimpleNamespace(make=lambda folder: FirstLetterEnvironment()))
+    domain = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
+    monkeypatch.setattr(rl, "load_domain", lambda name, settings: domain)
 
     def make(stage: str, name: str = "run", **sections: Any) -> StageContext:
         root = tmp_path / name

@@ -40,8 +40,11 @@ def run(context) -> list[dict[str, float]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: str):
     """Contract: `rl.algorithm` is all that is switched; the loop counts its tokens as for any other."""
-    critic = {"critic": {"warmup_steps": 0}} if resolve(Rl(algorithm=name)).needs_critic else {}
-    context = make_context("rl", rl={**RL, **critic, "algorithm": name})
+    # A critic that needs no warm-up; a first stage of one turn, in which no episode can succeed, and then enough to learn from.
+    extra = {"scaling_inter": {"steps": 3, "group_size": 8}}.get(name, {})
+    if resolve(Rl(algorithm=name)).needs_critic:
+        extra = {"critic": {"warmup_steps": 0}}
+    context = make_context("rl", rl={**RL, **extra, "algorithm": name})
     history = run(context)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert report["algorithm"] == name
@@ -102,9 +105,9 @@ def test_remax_plays_one_greedy_episode_per_task(make_context):
     assert len(read_rows(context.root / "data/rl/toy/samples.parquet")) == 6
 
 
-@pytest.mark.parametrize("name", ["dapo", "remax", "vspo"])
+@pytest.mark.parametrize("name", ["dapo", "pacs", "remax", "rl_plus", "vspo"])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: str):
-    """Contract: further tasks, greedy episodes and drawn copies come out the same after a kill."""
+    """Contract: further tasks, greedy episodes, demonstrations and drawn copies come out the same after a kill."""
     sections = {"rl": {**RL, "steps": 3, "algorithm": name}}
     plain = make_context("rl", "plain", **sections)
     rl.run(plain)

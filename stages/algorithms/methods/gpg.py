@@ -30,7 +30,7 @@ def advantage(batch, rl):
     return batch.with_(advantages=alpha * centred[:, None] * batch.mask).telling(alpha=alpha)
 
 
-def check(rl):
+def check(given, rl):
     if rl.group_size < 2:
         raise ParamsError("rl.algorithm: gpg compares the episodes of a group, and rl.group_size is 1; set it to at least 2")
 

@@ -44,7 +44,7 @@ def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     return batch.with_(advantages=(weights * sizes / sums).float()[:, None] * batch.mask)
 
 
-def check(rl: Rl) -> None:
+def check(given: Rl, rl: Rl) -> None:
     """Raise ParamsError where every weight would be 1."""
     if rl.settings.over == "group" and rl.group_size < 2:
         raise ParamsError("rl.settings.over: group weighs the episodes of a group, and rl.group_size is 1; set it to >= 2")

@@ -1,0 +1,243 @@
+"""PACS: scores of whole groups, fitted to labels; each formula against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.algorithms.aggregation import denominators
+from stages.algorithms.compose import resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.implicit_critic import class_weights, episode_losses, labels, scores
+from stages.parameters.rl import Rl
+from stages.training.batches import take
+from stages.validation import ParamsError
+
+Y = [1.0, 0.0, 0.0, 0.0]
+R = [0.2, -0.1, 0.0, 0.3]
+PSI = [0.133333, -0.266667, -0.133333, 0.266667]
+ONE_GROUP = torch.zeros(4, dtype=torch.int64)
+
+
+def pacs(size: int = 4, **settings) -> Rl:
+    return Rl(algorithm="pacs", group_size=size, settings=settings)
+
+
+def at(batch: TrajectoryBatch, proxies: list[float]) -> Tensor:
+    """Log-probabilities whose sums over an episode's tokens lie this far above the old ones."""
+    share = torch.tensor(proxies) / batch.mask.sum(1)
+    return ((batch.logprobs_old + share[:, None]) * batch.mask).requires_grad_()
+
+
+def losses(make_batch, rewards: list[float], proxies: list[float], **settings) -> tuple[Tensor, Tensor]:
+    """(the episodes' losses [B], dL/dr [B]) of one group, L being their mean."""
+    algorithm = resolve(pacs(len(rewards), **settings))
+    batch = algorithm.prepare(make_batch([rewards], lengths=[2, 3, 1, 4][: len(rewards)]))
+    logprobs = at(batch, proxies)
+    found = episode_losses(logprobs, batch, algorithm.rl)
+    (gradient,) = torch.autograd.grad(found.mean(), logprobs)
+    # All tokens of an episode have the derivative by its r.
+    return found.detach(), torch.stack([row[mask][0] for row, mask in zip(gradient, batch.mask, strict=True)])
+
+
+def close(found: Tensor, expected: list[float], atol: float = 2e-6) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=0, atol=atol)
+
+
+def test_scores_and_losses_by_hand(make_batch) -> None:
+    """Must hold 1."""
+    psi = scores(torch.tensor(R), ONE_GROUP, "rloo")
+    close(psi, PSI)
+    assert float(psi.sum()) == pytest.approx(0, abs=1e-6)
+    plain, _ = losses(make_batch, Y, R, class_weight="none")
+    close(plain, [0.628701, 0.568677, 0.628701, 0.835343])
+    assert float(plain.mean()) == pytest.approx(0.665355, abs=1e-6)
+    assert float(losses(make_batch, Y, R)[0].mean()) == pytest.approx(0.653137, abs=1e-6)
+
+
+def test_the_whole_method_gives_the_mean_over_episodes(make_batch) -> None:
+    """Must hold 1, through composition, loss per token and aggregation."""
+    algorithm = resolve(pacs())
+    batch = algorithm.prepare(make_batch([Y], lengths=[2, 3, 1, 4]))
+    terms = algorithm.loss(at(batch, R), torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    assert float(terms.loss.detach()) == pytest.approx(0.653137, abs=1e-6)
+
+
+def test_the_first_gradient_is_rloos(make_batch) -> None:
+    """Must hold 2: at r = 0 without weights -(y_i - mean y)/(G - 1), which is the gradient of RLOO with the mean of the episodes'
+    token sums, exactly; beta scales it."""
+    _, gradient = losses(make_batch, Y, [0.0] * 4, class_weight="none")
+    close(gradient, [-0.25, 0.083333, 0.083333, 0.083333])
+    close(losses(make_batch, Y, [0.0] * 4, class_weight="none", beta=2.0)[1], [-0.5, 0.166667, 0.166667, 0.166667])
+    rewards = [[1, 0, 0, 1], [0, 0, 1, 0]]
+    rloo = Rl(algorithm="rloo", group_size=4, loss={"aggregation": "seq_mean_token_sum"})
+    gradients = []
+    for rl in (rloo, pacs(class_weight="none")):
+        algorithm = resolve(rl)
+        batch = algorithm.prepare(make_batch(rewards, lengths=[2, 3, 1, 4, 1, 2, 3, 2]))
+        logprobs = batch.logprobs_old.clone().requires_grad_()
+        terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+        gradients.append(torch.autograd.grad(terms.loss, logprobs)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
+
+
+def test_balanced_classes_weigh_the_same(make_batch) -> None:
+    """Must hold 3, and the other weights: the advantages that reports show are minus this gradient times B."""
+    close(class_weights(torch.tensor(Y), ONE_GROUP, "group_balanced"), [2.0, 2 / 3, 2 / 3, 2 / 3])
+    _, gradient = losses(make_batch, Y, [0.0] * 4)
+    close(gradient, [-0.333333, 0.111111, 0.111111, 0.111111])
+    batch = resolve(pacs()).prepare(make_batch([Y]))
+    assert batch.advantages is not None
+    close(batch.advantages[:, 1], [4 / 3, -4 / 9, -4 / 9, -4 / 9])
+    assert class_weights(torch.tensor([1.0, 0.5, 0.0]), ONE_GROUP[:3], "only_positive").tolist() == [1, 0, 0]
+    assert class_weights(torch.tensor([1.0, 0.5, 0.0]), ONE_GROUP[:3], "only_negative").tolist() == [0, 0, 1]
+
+
+def test_a_group_of_one_class_is_pulled_together(make_batch) -> None:
+    """Must hold 4."""
+    _, still = losses(make_batch, [1.0] * 4, [0.0] * 4)
+    close(still, [0.0] * 4, atol=1e-7)
+    _, gradient = losses(make_batch, [1.0] * 4, R)
+    close(gradient, [0.011095, -0.022091, -0.011095, 0.022091])
+    assert float(gradient.sum()) == pytest.approx(0, abs=1e-7)
+
+
+def test_one_constant_on_all_changes_nothing_but_the_naive_score() -> None:
+    """Must hold 5."""
+    proxy = torch.tensor(R, dtype=torch.float64)
+    for kind, changes in (("rloo", False), ("grpo", False), ("naive", True)):
+        same = torch.allclose(scores(proxy, ONE_GROUP, kind), scores(proxy + 0.7, ONE_GROUP, kind), atol=1e-9)
+        assert same != changes, kind
+
+
+def test_the_standardised_score_and_its_first_gradient() -> None:
+    """Section 4: (r - mean) / (std + 1e-6); where all r are equal the derivative is finite, and as large as the pitfall says."""
+    proxy = torch.tensor(R, dtype=torch.float64)
+    expected = (proxy - proxy.mean()) / (proxy.std() + 1e-6)
+    torch.testing.assert_close(scores(proxy, ONE_GROUP, "grpo"), expected)
+    equal = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(scores(equal, ONE_GROUP, "grpo")[0], equal)
+    torch.testing.assert_close(gradient, torch.tensor([0.75, -0.25, -0.25, -0.25], dtype=torch.float64) * 1e6)
+
+
+def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(make_batch) -> None:
+    """Must hold 6."""
+    algorithm = resolve(pacs(3, class_weight="none"))
+    batch = algorithm.prepare(make_batch([[1, 0, 0], [1, 1, 0]], lengths=[2, 3, 1, 4, 2, 2]))
+    total = denominators(batch, 8.0)
+    shift = torch.linspace(-0.4, 0.5, 6)[:, None]
+
+    def loss(rows: list[int]) -> float:
+        micro = take(batch, rows)
+        logprobs = (micro.logprobs_old + shift[rows]) * micro.mask
+        return float(algorithm.loss(logprobs, torch.zeros(micro.mask.shape), micro, total).loss)
+
+    whole = loss([0, 1, 2, 3, 4, 5])
+    assert loss([3, 4, 5, 0, 1, 2]) == pytest.approx(whole, rel=1e-6)
+    assert loss([0, 1, 2]) + loss([5, 4, 3]) == pytest.approx(whole, rel=1e-6)
+    with pytest.raises(ValueError, match=r"1 of the 3 rows of group 1"):
+        loss([0, 1, 2, 3])
+    part = take(batch.with_(members=torch.tensor([2, 2, 1, 2, 2, 1])), [0, 1])
+    alone = algorithm.loss((part.logprobs_old + shift[:2]) * part.mask, torch.zeros(part.mask.shape), part, total)
+    assert float(alone.loss) + loss([3, 4, 5]) != pytest.approx(whole, rel=1e-3), "the check has a reason"
+    with pytest.raises(ValueError, match="prepare it first"):
+        algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch.with_(members=None), total)
+
+
+def test_a_saturated_score_has_no_residual() -> None:
+    """Must hold 7."""
+    psi = scores(torch.tensor([20.0, 0.0, 0.0, 0.0], dtype=torch.float64), ONE_GROUP, "rloo")
+    close(psi, [20.0, -6.6667, -6.6667, -6.6667], atol=5e-5)
+    residual = psi.sigmoid() - torch.tensor(Y, dtype=torch.float64)
+    assert float(residual[0]) == pytest.approx(-2.1e-9, rel=0.05)
+    close(residual[1:], [1.27e-3] * 3, atol=5e-6)
+
+
+def test_tokens_off_the_mask_have_no_part_in_it(make_batch) -> None:
+    """Must hold 8: padding and the environment's tokens may have any log-probability."""
+    algorithm = resolve(pacs(2))
+    batch = algorithm.prepare(make_batch([[1, 0]], turns=[[2, 3], [1]]))
+    logprobs = (batch.logprobs_old + 0.1) * batch.mask
+    other = torch.where(batch.mask, logprobs, torch.full_like(logprobs, -3.0))
+    total = denominators(batch, 8.0)
+    found = [float(algorithm.loss(one, torch.zeros(batch.mask.shape), batch, total).loss) for one in (logprobs, other)]
+    assert found[0] == found[1]
+    strange = batch.with_(logprobs_old=torch.where(batch.mask, batch.logprobs_old, torch.full_like(logprobs, -7.0)))
+    assert float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), strange, total).loss) == found[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"score": "grpo"}, {"score": "naive"}, {"reward_proxy": "mean_logp"}, {"beta": 3.0}])
+def test_the_gradient_by_finite_differences(make_batch, settings: dict) -> None:
+    """Every episode's loss has gradients to the tokens of its whole group."""
+    algorithm = resolve(pacs(3, **settings))
+    batch = algorithm.prepare(make_batch([[1, 0, 0], [1, 1, 0]], lengths=[2, 3, 1, 4, 2, 2]))
+    batch = batch.with_(logprobs_old=batch.logprobs_old.double())
+    total = denominators(batch, 8.0)
+    generator = torch.Generator().manual_seed(1)
+    start = (batch.logprobs_old + 0.3 * torch.randn(batch.mask.shape, generator=generator).double()) * batch.mask
+
+    def value(logprobs: Tensor) -> Tensor:
+        return algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, total).loss
+
+    logprobs = start.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(logprobs), logprobs)
+    for row, column in ((0, 1), (1, 3), (5, 2)):
+        step = torch.zeros_like(start)
+        step[row, column] = 1e-5
+        numeric = float(value(start + step) - value(start - step)) / 2e-5
+        assert float(gradient[row, column]) == pytest.approx(numeric, rel=1e-4, abs=1e-8)
+
+
+def test_labels(make_batch) -> None:
+    """An episode that was cut has label 0; soft labels must lie in [0, 1]."""
+    batch = make_batch([[1, 0.6, 0.4, 1]]).with_(truncated=torch.tensor([False, False, False, True]))
+    assert labels(batch, 0.5).tolist() == [1, 1, 0, 0]
+    close(labels(batch, None), [1.0, 0.6, 0.4, 0.0])
+    with pytest.raises(ValueError, match=r"from -1 to 1; labels must lie in \[0, 1\]"):
+        labels(make_batch([[1, -1]]), None)
+
+
+def test_the_start_policy_as_reference(make_batch) -> None:
+    """settings.reference start: r is measured from the frozen policy, which the batch must then carry."""
+    algorithm = resolve(pacs(2, reference="start"))
+    assert algorithm.needs_reference
+    assert not resolve(pacs(2)).needs_reference
+    batch = algorithm.prepare(make_batch([[1, 0]], lengths=[2, 2]))
+    total, nothing = denominators(batch, 8.0), torch.zeros(batch.mask.shape)
+    with pytest.raises(ValueError, match="start policy's log-probabilities"):
+        algorithm.loss(batch.logprobs_old, nothing, batch, total)
+    moved = batch.with_(logprobs_ref=batch.logprobs_old - torch.tensor([[0.1], [0.0]]) * batch.mask)
+    expected = losses(make_batch, [1.0, 0.0], [0.2, 0.0])[0].mean()
+    assert float(algorithm.loss(batch.logprobs_old, nothing, moved, total).loss) == pytest.approx(
+        float(expected.mean()), abs=1e-6
+    )
+
+
+def test_repeated_groups_are_damped_as_advantages_are(make_batch) -> None:
+    """Contract: batch filling acts on labels as on advantages: weights count rows, smoothing scales them."""
+    algorithm = resolve(pacs(2))
+    batch = algorithm.prepare(make_batch([[1, 0]], lengths=[2, 2]))
+    total, nothing = denominators(batch, 8.0), torch.zeros(batch.mask.shape)
+    once = float(algorithm.loss(batch.logprobs_old, nothing, batch, total).loss)
+    twice = batch.with_(weight=torch.tensor([2.0, 2.0]), smoothing=torch.tensor([0.5, 0.5]))
+    assert float(algorithm.loss(batch.logprobs_old, nothing, twice, total).loss) == pytest.approx(once)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": {"kind": "ppo_clip"}}, "an advantage and a loss in one"),
+        ({"advantage": {"estimator": "group"}}, "an advantage and a loss in one"),
+        ({"group_size": 1}, "group_size must be at least 2"),
+        ({"loss": {"clip_high": 0.3}}, "not from advantages"),
+        ({"advantage": {"whiten": True}}, "not from advantages"),
+        ({"credit": {"kind": "annotated"}}, "not from advantages"),
+        ({"advantage": {"mean": "group"}}, "estimator: group"),
+        ({"settings": {"reward_proxy": "mean_logp", "reference": "start"}}, "reference has no effect"),
+        ({"settings": {"beta": 0.0}}, "rl.settings.beta"),
+    ],
+)
+def test_senseless_combinations_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate({"algorithm": "pacs", **values}))

@@ -1,0 +1,129 @@
+"""ScalingInter-RL: the horizon as a function of the step, and the advantages that its episodes get."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stages.algorithms.aggregation import denominators
+from stages.algorithms.compose import resolve
+from stages.algorithms.gae import gae, gae_advantage
+from stages.algorithms.horizon import limits, turn_limit
+from stages.algorithms.kl import kl_estimate
+from stages.parameters.rl import Advantage, Horizon, Rl
+from stages.validation import ParamsError
+
+STAGED = Horizon(kind="scaling_inter", rounds=[10, 20, 30], steps_per_stage=100, order="rising")
+
+
+def limit(number: int, params: Horizon = STAGED, longest: int = 30) -> int:
+    """Of step `number`, counted from 1 as the paper does."""
+    return turn_limit(params, number - 1, longest)
+
+
+def test_limits_by_step() -> None:
+    """Must hold 1."""
+    expected = {1: 10, 100: 10, 101: 20, 200: 20, 201: 30, 10000: 30}
+    assert {number: limit(number) for number in expected} == expected
+
+
+def test_a_resumed_run_passes_over_no_stage() -> None:
+    """Must hold 2: whatever the checkpoint's step c, the limits from c + 1 on are those of the run that was not stopped. A
+    resumed job knows the number of finished steps alone, as `run_loop` gives it."""
+    whole = [limit(number) for number in range(1, 401)]
+    for finished in range(1, 301):
+        resolved = resolve(Rl(algorithm="scaling_inter", steps=400, horizon=STAGED.model_dump()))
+        resumed = [resolved.turn_limit(step, 30) for step in range(finished, 400)]
+        assert resumed == whole[finished:]
+
+
+@pytest.mark.parametrize("steps_per_stage", [1000, 100])
+def test_one_stage_is_a_fixed_limit(steps_per_stage: int) -> None:
+    """Must hold 3: n = 1, or a stage longer than the run."""
+    rounds = [10] if steps_per_stage == 100 else [10, 20, 30]
+    staged = STAGED.model_copy(update={"rounds": rounds, "steps_per_stage": steps_per_stage})
+    fixed = Horizon(kind="fixed", turns=10)
+    assert [limit(number, staged) for number in range(1, 400)] == [limit(number, fixed) for number in range(1, 400)]
+
+
+@pytest.mark.parametrize("rounds", [[10, 10], [10, 20, 15], [3, 2]])
+def test_rounds_that_do_not_rise_are_refused(rounds: list[int]) -> None:
+    """Must hold 3."""
+    with pytest.raises(ParamsError, match=r"rl\.horizon\.rounds must rise"):
+        resolve(Rl(algorithm="scaling_inter", horizon={"rounds": rounds}))
+
+
+def test_null_fits_any_environment() -> None:
+    """Contract: rounds come from the environment's own limit, stages from rl.steps; one beyond the environment's is refused."""
+    rl = resolve(Rl(algorithm="scaling_inter", steps=20)).rl
+    assert rl.horizon.steps_per_stage == math.ceil(20 / 3)
+    assert limits(rl.horizon, 12) == [4, 8, 12]
+    assert limits(rl.horizon, 6) == [2, 4, 6]
+    assert limits(rl.horizon, 2) == [1, 2]
+    assert limits(rl.horizon, 1) == [1]
+    assert [turn_limit(rl.horizon, step, 12) for step in (0, 6, 7, 13, 14, 19)] == [4, 4, 8, 8, 12, 12]
+    with pytest.raises(ValueError, match=r"rl\.horizon\.rounds goes up to 30 turns.*after 12"):
+        limits(STAGED, 12)
+    with pytest.raises(ValueError, match=r"rl\.horizon\.turns goes up to 13"):
+        limits(Horizon(kind="fixed", turns=13), 12)
+
+
+def test_the_horizon_works_with_any_algorithm_and_falls_as_a_control() -> None:
+    rl = Rl(algorithm="rloo", steps=6, horizon={"kind": "scaling_inter", "rounds": [1, 2, 5], "order": "falling"})
+    algorithm = resolve(rl)
+    assert [algorithm.turn_limit(step, 5) for step in range(6)] == [5, 5, 2, 2, 1, 1]
+    assert resolve(Rl(algorithm="rloo")).turn_limit(3, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "grpo", "horizon": {"rounds": [1, 2]}}, "horizon.kind: scaling_inter"),
+        ({"algorithm": "grpo", "horizon": {"kind": "fixed"}}, "needs rl.horizon.turns"),
+        ({"algorithm": "scaling_inter", "horizon": {"turns": 3}}, "horizon.kind: fixed"),
+        ({"algorithm": "dpo", "horizon": {"kind": "fixed", "turns": 3}}, "stored pairs"),
+    ],
+)
+def test_senseless_horizons_are_refused(values: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate(values))
+
+
+def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -> None:
+    """Must hold 6: with V 0 and gamma = lambda = 1 every policy token of two turns (one prompt token, then 2 policy tokens and
+    one observation token each) has advantage 1, though the observation comes last; a token reward there is an error."""
+    batch = make_batch([[1.0]], turns=[[2, 2]])
+    assert batch.mask[0].tolist() == [False, True, True, False, True, True, False]
+    batch = batch.with_(values=torch.zeros(batch.mask.shape))
+    advantages = gae_advantage(batch, Advantage(estimator="gae", level="token", gamma=1.0, lam=1.0)).advantages
+    assert advantages is not None
+    assert advantages[0].tolist() == [0, 1, 1, 0, 1, 1, 0]
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    assert gae(rewards, torch.zeros(1, 4), torch.ones(1, 4, dtype=torch.bool), 1.0, 1.0).tolist() == [[1, 1, 1, 1]]
+    on_observation = torch.zeros(batch.mask.shape)
+    on_observation[0, -1] = 1.0
+    with pytest.raises(ValueError, match="not the policy's; they would be lost"):
+        gae_advantage(batch.with_(token_rewards=on_observation), Advantage(estimator="gae", level="token"))
+
+
+def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> None:
+    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 throughout the KL term alone has a gradient."""
+    algorithm = resolve(Rl(algorithm="scaling_inter", group_size=4, advantage={"level": "trajectory"}))
+    advantages = algorithm.prepare(make_batch([[1, 0, 0, 0]])).advantages
+    assert advantages is not None
+    torch.testing.assert_close(advantages[:, 1], torch.tensor([1.5, -0.5, -0.5, -0.5]), rtol=0, atol=1e-5)
+
+    dead = make_batch([[0, 0, 0, 0]]).with_(truncated=torch.ones(4, dtype=torch.bool))
+    dead = algorithm.prepare(dead.with_(logprobs_ref=dead.logprobs_old - 0.3 * dead.mask))
+    assert dead.advantages is not None
+    assert not dead.advantages.any()
+    logprobs = dead.logprobs_old.clone().requires_grad_()
+    total = denominators(dead, 8.0)
+    terms = algorithm.loss(logprobs, torch.zeros(dead.mask.shape), dead, total)
+    (gradient,) = torch.autograd.grad(terms.loss, logprobs)
+    kl = 0.001 * (kl_estimate(logprobs, dead.logprobs_ref, "k3") * dead.mask).sum() / total.tokens
+    (of_kl,) = torch.autograd.grad(kl, logprobs)
+    torch.testing.assert_close(gradient, of_kl)
+    assert of_kl.abs().sum() > 0

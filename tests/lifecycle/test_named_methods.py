@@ -1,0 +1,45 @@
+"""The lifecycle with methods that bring more than a composition: named in params.yaml they train on any domain."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from checkout import Checkout
+
+pytestmark = [pytest.mark.timeout(900)]
+METHODS = ("pacs", "rl_plus", "scaling_inter")
+
+
+@pytest.fixture(scope="module")
+def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A copy of the whole run for this file."""
+    return undisturbed.copy(tmp_path_factory.mktemp("methods") / "run")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name: str) -> None:
+    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing else."""
+    from stages import rl
+    from stages.params import load_params
+    from stages.runtime import StageContext
+
+    base.edit({"rl": {"algorithm": name}})
+    params = load_params(base.root / "params.yaml")
+    nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
+    for domain in params.domains:
+        rl.run(StageContext("rl", domain, params, base.root, SimpleNamespace(**nothing)))
+        report = json.loads((base.root / "reports" / "rl" / f"{domain}.json").read_text())
+        assert report["algorithm"] == name
+        assert report["ledger/environment_tokens_trained"] == 0
+        assert report["ledger/policy_tokens_trained"] > 0
+        assert ("ledger/external_tokens_trained" in report) == (name == "rl_plus")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_the_lifecycle_runs_to_its_end_with_a_method(done: Checkout, name: str) -> None:
+    """`dvc repro` after the edit: rl of every domain and what follows, and nothing before."""
+    done.edit({"rl": {"algorithm": name}})
+    assert done.repro()[0] == ["rl@textworld", "rl@search", "merge", "evaluate", "report"]

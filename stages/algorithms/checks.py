@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
+from stages.algorithms.group_checks import check_groups
 from stages.parameters.rl import Reward, Rl
 from stages.validation import ParamsError
 
@@ -119,8 +119,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     else:
         _check_sense(resolved)
         _check_reward(resolved.reward)
-        _check_external(resolved)
-        _check_horizon(resolved)
+        check_groups(resolved)
         _check_advantage(resolved)
     if method.check is not None:
         method.check(given, resolved)
@@ -241,29 +240,6 @@ def _check_reward(reward: Reward) -> None:
             f"rl.reward.overlong_cache ({reward.overlong_cache}) is the last part of overlong_max ({reward.overlong_max}), over "
             f"which the penalty grows; set it to at most that"
         )
-
-
-def _check_external(rl: Rl) -> None:
-    count = rl.external.per_group or 0
-    if count and count >= rl.group_size:
-        raise ParamsError(
-            f"rl.external.per_group is {count} and rl.group_size {rl.group_size}: no episode of the policy's own would be left; "
-            f"lower per_group, or raise group_size"
-        )
-    if count and rl.advantage.estimator == "gae":
-        raise ParamsError(
-            "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of somebody "
-            "else's policy; set per_group to 0, or estimator to group"
-        )
-
-
-def _check_horizon(rl: Rl) -> None:
-    horizon = rl.horizon
-    if horizon.kind == "fixed" and horizon.turns is None:
-        raise ParamsError("rl.horizon.kind: fixed needs rl.horizon.turns")
-    rounds = horizon.rounds or []
-    if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise ParamsError(f"rl.horizon.rounds must rise from stage to stage; got {rounds}")
 
 
 def _check_advantage(rl: Rl) -> None:

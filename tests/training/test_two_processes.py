@@ -26,7 +26,8 @@ from stages import rl, sft
 from stages.runtime import stage_run
 from toys import FirstLetterEnvironment
 
-rl.load_domain = lambda name, settings: SimpleNamespace(make=lambda folder: FirstLetterEnvironment())
+toy = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
+rl.load_domain = lambda name, settings: toy
 sys.argv = ["sft"]
 code = stage_run("sft", sft.run, launched=True)
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -255,14 +255,14 @@ def test_attributes_alone_do_not_tell_what_is_wanted(domain: ShopDomain, tmp_pat
         environment.reset(task)
         environment.step(domain.expert(environment))
         right += domain.expert(environment) == f"click {environment._listed()[0].name}"
-    assert 0.6 < right / len(test) < 0.9
+    assert 0.4 < right / len(test) < 0.8
 
 
 def test_recipes_keep_shops_whole_and_mix_options(domain: ShopDomain) -> None:
     records = list(domain.recipes(416, 7))
     assert Counter(record["split"] for record in records) == {"train": 192, "valid": 24, "test": 200}
     assert len({(record["split"], record["shop"]) for record in records}) == 52
-    assert Counter(domain.record_difficulty(record) for record in records) == {0: 104, 1: 208, 2: 104}
+    assert Counter(domain.record_difficulty(record) for record in records) == {1: 104, 2: 208, 3: 104}
     assert len({record["task_id"] for record in records}) == 416
     assert set().union(*map(domain.record_kinds, records)) == domain.recipe_kinds()
     only_two = ShopDomain(ShopSettings(options={2: 1.0})).recipes(8, 0)

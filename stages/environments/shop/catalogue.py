@@ -21,6 +21,7 @@ KINDS = ("bell", "book", "coin", "cup", "drum", "jar", "lamp", "ring", "rope", "
 ATTRIBUTES = ("chalk", "clay", "glass", "iron", "oak", "silk", "stone", "tin", "wax", "wheat")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "color": ("coal", "gold", "lime", "mint", "plum", "rose", "sand", "snow"),
+    "crest": ("bee", "deer", "fox", "frog", "lion", "owl", "swan", "wolf"),
     "motif": ("bird", "fish", "leaf", "moon", "ship", "star", "sun", "tree"),
 }
 """Group -> its values; no value is in two groups, so that a value alone says which group it is for."""
@@ -28,6 +29,8 @@ KINDS_PER_SHOP = 4
 PAIRS_PER_KIND = 3
 """Different pairs of attributes among the items of a kind."""
 VALUES_PER_GROUP = 3
+TWINS = 0.75
+"""Share of the pairs of attributes that come at both prices."""
 LOWEST, CHEAP, DEAR, HIGHEST = 10, 39, 60, 99
 """Prices of the cheaper item of a pair of attributes are LOWEST to CHEAP, those of the dearer one DEAR to HIGHEST."""
 
@@ -73,7 +76,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """About 18 items: in each kind three pairs of attributes, each cheap, dear or both."""
+    """About 21 items: in each kind three pairs of attributes, each cheap, dear or both."""
 
     items: tuple[Item, ...]
 
@@ -111,8 +114,8 @@ def make_catalogue(split: Split, number: int) -> Catalogue:
         options = {group: tuple(sorted(rng.sample(values, VALUES_PER_GROUP))) for group, values in OPTIONS.items()}
         for attributes in _pairs(rng):
             prices = [rng.randint(LOWEST, CHEAP), rng.randint(DEAR, HIGHEST)]
-            # Half of the pairs come at both prices, so that what is asked for can't be told from the attributes alone.
-            for price in prices if rng.random() < 0.5 else [rng.choice(prices)]:
+            # Most pairs come at both prices, so that what is asked for can't be told from the attributes alone.
+            for price in prices if rng.random() < TWINS else [rng.choice(prices)]:
                 items.append(Item(names.pop(), kind, attributes, options, price))
     rng.shuffle(items)
     return Catalogue(tuple(items))

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from stages.environments.protocol import DomainSettings
 
-MAX_OPTIONS = 2
+MAX_OPTIONS = 3
 
 
 class ShopSettings(DomainSettings):
@@ -18,7 +18,7 @@ class ShopSettings(DomainSettings):
     results: Annotated[int, Field(ge=1, le=10)] = 3
     """Items on a page of results; `click next` shows the next ones."""
     options: dict[Annotated[int, Field(ge=0, le=MAX_OPTIONS)], Annotated[float, Field(ge=0.0)]] = Field(
-        default_factory=lambda: {0: 1.0, 1: 2.0, 2: 1.0}
+        default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
     """Weights of tasks that ask for so many options, in recipes and among the tasks that curation takes."""
     show_goal: bool = True
@@ -30,5 +30,5 @@ class ShopSettings(DomainSettings):
     @classmethod
     def _some_weight(cls, options: dict[int, float]) -> dict[int, float]:
         if sum(options.values()) <= 0:
-            raise ValueError("options needs at least one weight above 0, e.g. {0: 1, 1: 2, 2: 1}")
+            raise ValueError("options needs at least one weight above 0, e.g. {1: 1, 2: 2, 3: 1}")
         return options

@@ -186,6 +186,7 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
         browser.view(SIZE)
         browser.open(f"{address}/runs/flow-run/{run}")
         wait_for(browser, "Completed", "Task Runs")
+        browser.run(CLICK_TEXT, "Task Runs")
         time.sleep(GRAPH_S)
         save(browser, ROOT / FOLDER / "prefect-run.png")
 

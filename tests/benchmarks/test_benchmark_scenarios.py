@@ -201,8 +201,8 @@ def test_profiles_name_the_parts_of_all_the_time(options: Options):
     for row in rows:
         assert list(row) == [*profiles.PARTS, profiles.REST]
         assert sum(row.values()) == pytest.approx(1.0, abs=0.01)
-        assert row["weight products"] > 0.05
-    assert rows[-1]["backward pass"] > 0.05
+        assert row["weight products"] > 0
+    assert rows[-1]["backward pass"] > 0
 
 
 def test_a_call_belongs_to_the_first_part_that_matches():

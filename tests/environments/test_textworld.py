@@ -126,10 +126,10 @@ def test_a_restored_snapshot_goes_on_exactly_as_the_original_did(domain, folder,
 
 
 def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domain, environment, tasks):
-    """Neither meta commands nor chains nor half commands get through, and the refused turn still counts."""
+    """Neither meta commands nor chains get through, nor what the game makes nothing of, and the refused turn still counts."""
     environment.reset(tasks[0])
     key, memory = environment.state_key(), environment.snapshot().memory
-    refused = ["", "dance", "go", "take", "go nowhere", "undo", "restart", "save", "quit", "tw-print player", "look then look"]
+    refused = ["", "dance", "go", "take nothing", "go nowhere", "undo", "restart", "save", "quit", "tw-print player", "look then look"]
     for action in refused:
         step = environment.step(action)
         assert not step.accepted

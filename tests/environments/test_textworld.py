@@ -129,7 +129,8 @@ def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domai
     """Neither meta commands nor chains get through, nor what the game makes nothing of, and the refused turn still counts."""
     environment.reset(tasks[0])
     key, memory = environment.state_key(), environment.snapshot().memory
-    refused = ["", "dance", "go", "take nothing", "go nowhere", "undo", "restart", "save", "quit", "tw-print player", "look then look"]
+    refused = ["", "dance", "go", "take nothing", "go nowhere", "undo", "restart", "save", "quit", "tw-print player"]
+    refused.append("look then look")
     for action in refused:
         step = environment.step(action)
         assert not step.accepted

@@ -85,4 +85,9 @@ def test_a_killed_and_a_cancelled_run_leave_no_process_and_can_be_resumed(served
     assert status == "FINISHED"
     assert steps(served.root, run)[-1] == STEPS
     assert steps(served.root, run)[0] > reached
-    assert not [process for process in served.processes() if process.pid not in serving and psutil.pid_exists(process.pid)]
+
+    def ended() -> bool:
+        """A run is over a moment before its process is."""
+        return not [process for process in served.processes() if process.pid not in serving and psutil.pid_exists(process.pid)]
+
+    until(ended, "every process ended")

@@ -20,7 +20,7 @@ import yaml
 from stages.claims.experiment import FOLDER, Experiment, check_experiment, load_experiment, slugs
 from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
-from stages.runtime import die_with_parent
+from stages.parent import die_with_parent
 from stages.validation import ParamsError
 
 JOBS = "BELLWETHER_JOBS"

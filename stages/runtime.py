@@ -6,9 +6,7 @@ A stage is `def run(context: StageContext) -> None`; its module ends with `raise
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from typing import Any
 from stages.costs import measured
 from stages.lineage import identity, input_hashes, output_hashes, stage_entry
 from stages.params import Params, load_params
+from stages.parent import die_with_parent
 from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
 from stages.shards import BESIDE, Shard, run_shards
@@ -104,12 +103,6 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
 def uses_gpu(root: Path, name: str, params: Params) -> bool:
     """Whether the stage computes on a GPU: params.yaml names one, and dvc.yaml lists resources.device for the stage."""
     return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent goes (Linux), so that a killed `dvc repro` leaves no stage behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
 
 
 def quiet_environment(threads: int, local_model: bool = True) -> None:

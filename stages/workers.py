@@ -22,7 +22,7 @@ def worker_pool(workers: int, setup: Callable[..., None] | None = None, argument
 def _start(setup: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from stages.runtime import die_with_parent
+    from stages.parent import die_with_parent
 
     die_with_parent()  # at once, where the kernel offers it, and with it what the worker started (a compiler, say)
     if setup is not None:

@@ -29,7 +29,7 @@ SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """What is copied of the commit."""
 START = "start.json"
 """In a start's copy: what the evaluation of its SFT policy found."""
-DVC = "from stages.runtime import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
+DVC = "from stages.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with the one that started it, as stages do by themselves: a killed `make claims` leaves nobody
 behind who writes into the copy that the next one makes anew."""
 _TAIL = 2000

@@ -26,17 +26,17 @@ from stages.params import ROOT
 STEPS = 3
 STAGES = {
     "__init__": "",
-    "runtime": """
-import ctypes, os, pathlib, time
-def die_with_parent():
-    ctypes.CDLL(None).prctl(1, 15)
+    "parent": (ROOT / "stages" / "parent.py").read_text(),
+    "diary": """
+import os
 def say(text):
     with open(os.environ["DIARY"], "a") as diary:
         diary.write(text + chr(10))
 """,
     "annotate": """
 import os, pathlib, time
-from stages.runtime import die_with_parent, say
+from stages.diary import say
+from stages.parent import die_with_parent
 die_with_parent()
 say("start begun")
 while not pathlib.Path(os.environ["DIARY"] + ".go").exists():
@@ -47,7 +47,8 @@ say("start made")
     "rl": f"""
 import json, pathlib, time
 import yaml
-from stages.runtime import die_with_parent, say
+from stages.diary import say
+from stages.parent import die_with_parent
 die_with_parent()
 rl = yaml.safe_load(open("params.yaml"))["rl"]
 assert pathlib.Path("data/annotated").read_text() == "pairs"
@@ -98,6 +99,7 @@ def begin(root: Path) -> subprocess.Popen[bytes]:
     program.write_text("from stages.claim import main\nraise SystemExit(main())\n")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "BELLWETHER_"))}
     environment = {**kept, "PYTHONPATH": str(ROOT), "DIARY": str(root / "diary"), "BELLWETHER_JOBS": "2"}
+    environment["SHELL"] = "/bin/sh"  # dash, where Debian is, stays between DVC and the stage
     with (root / "said").open("ab") as said:
         return subprocess.Popen([sys.executable, str(program), "rloo"], cwd=root, env=environment, stdout=said, stderr=said)
 

@@ -1,0 +1,54 @@
+"""Processes end with those that started them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.params import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG and pidfd are Linux's")
+STAGE = (
+    "import os, time\n"
+    "from stages.parent import die_with_parent; die_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+)
+STARTER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+
+
+@pytest.mark.parametrize(
+    ("shell", "dvc"),
+    [([], False), ([], True), (["sh", "-c", '"$0" "$@"; exit $?'], True)],
+    ids=["by hand", "by DVC", "by DVC in a shell that stays"],
+)
+def test_a_stage_ends_with_what_started_it(shell: list[str], dvc: bool) -> None:
+    environment = {"PYTHONPATH": str(ROOT), **({"DVC_STAGE": "rl"} if dvc else {})}
+    command = [sys.executable, "-c", STARTER, *shell, sys.executable, "-c", STAGE]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        stage = Path("/proc") / starter.stdout.readline().strip()
+        assert stage.exists()
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+        deadline = time.monotonic() + 10
+        while stage.exists() and "(zombie)" not in (stage / "status").read_text():
+            assert time.monotonic() < deadline, "the stage outlived the one that had started it"
+            time.sleep(0.01)
+
+
+def test_a_stage_in_a_users_shell_outlives_what_started_the_shell() -> None:
+    """`nohup bash run.sh` after a logout: only DVC's own shell is seen through."""
+    command = [sys.executable, "-c", STARTER, "sh", "-c", '"$0" "$@"; exit $?', sys.executable, "-c", STAGE]
+    with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        stage = int(starter.stdout.readline())
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+        time.sleep(0.3)
+        status = Path(f"/proc/{stage}/status").read_text()
+        assert "(zombie)" not in status
+        subprocess.run(["kill", str(stage)], check=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
+from stages.algorithms.group_checks import BRANCHING, check_groups
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
@@ -34,6 +35,21 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "a reward.overlong_penalty above 0",
     ),
     (("reward.kl_estimator",), lambda rl: bool(rl.reward.kl_coef), "a reward.kl_coef above 0"),
+    (
+        ("reward.format_penalty", "reward.multi_tool_bonus"),
+        lambda rl: rl.reward.kind == "hierarchical",
+        "reward.kind: hierarchical",
+    ),
+    (
+        ("branching.initial", "branching.beam", "branching.base"),
+        lambda rl: rl.branching.kind in BRANCHING,
+        "branching.kind: entropy or random",
+    ),
+    (
+        tuple(f"branching.{name}" for name in ("entropy_weight", "tokens", "candidates", "aggregate", "probe", "inherit")),
+        lambda rl: rl.branching.kind == "entropy",
+        "branching.kind: entropy",
+    ),
     (("filling.rounds",), lambda rl: rl.filling.kind == "resample", "filling.kind: resample"),
     (
         ("filling.replace", "filling.smooth", "filling.c_max"),
@@ -64,7 +80,13 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "advantage.estimator: gae, or level: turn or token",
     ),
     (("advantage.lam",), lambda rl: rl.advantage.estimator == "gae", "advantage.estimator: gae"),
-    (("credit.weight",), lambda rl: rl.credit.kind != "outcome", "credit.kind: annotated"),
+    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "own"), "credit.kind: annotated"),
+    (
+        ("credit.key", "credit.history", "credit.match", "credit.repeats", "credit.renormalise"),
+        lambda rl: rl.credit.kind == "graph",
+        "credit.kind: graph",
+    ),
+    (("credit.threshold",), lambda rl: rl.credit.match == "cosine", "credit.match: cosine"),
     (("loss.clip_low", "loss.clip_high"), lambda rl: rl.loss.kind in (*_CLIPPED, "own"), "loss.kind: ppo_clip, gspo or cispo"),
     (("loss.dual_clip",), lambda rl: rl.loss.kind == "ppo_clip", "loss.kind: ppo_clip"),
     (("loss.constant_length",), lambda rl: rl.loss.aggregation == "constant", "loss.aggregation: constant"),
@@ -99,11 +121,13 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     else:
         _check_sense(resolved)
         _check_advantage(resolved)
+        check_groups(resolved)
 
 
 def _check_pieces(rl: Rl, method: Composition) -> None:
     kinds = {
         "reward": rl.reward.kind,
+        "branching": rl.branching.kind,
         "filling": rl.filling.kind,
         "advantage": rl.advantage.estimator,
         "credit": rl.credit.kind,
@@ -118,7 +142,7 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
-    sections = ("reward", "filling", "advantage", "credit", "loss", "critic")
+    sections = ("reward", "branching", "filling", "advantage", "credit", "loss", "critic")
     if method.data == "pairs":
         for section in sections:
             for name, value in getattr(given, section):
@@ -170,13 +194,20 @@ def _check_sense(rl: Rl) -> None:
             raise ParamsError(f"rl.reward.prs names a stage twice: {names}")
         if sum(stage.weight for stage in reward.prs or []) <= 0:
             raise ParamsError("rl.reward.prs: the weights of all stages are 0; no reward would be left")
+    if reward.kind == "hierarchical" and reward.density != "environment":
+        raise ParamsError(
+            f"rl.reward.kind: hierarchical scores whole episodes, and rl.reward.density: {reward.density} would put other rewards "
+            f"in their place: choose one"
+        )
     if (reward.correct is None) != (reward.wrong is None):
         raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")
     if reward.correct is not None and reward.wrong is not None:
         if reward.correct <= reward.wrong:
             raise ParamsError(f"rl.reward.correct ({reward.correct:g}) must be above wrong ({reward.wrong:g})")
-        if reward.kind == "prs" or reward.density == "dense":
-            raise ParamsError("rl.reward.correct and wrong grade the outcome alone; with prs or density: dense set both to null")
+        if reward.kind in ("prs", "hierarchical") or reward.density == "dense":
+            raise ParamsError(
+                "rl.reward.correct and wrong grade the outcome alone; with prs, hierarchical or density: dense set both to null"
+            )
 
 
 def _check_advantage(rl: Rl) -> None:

@@ -88,7 +88,7 @@ class KeydoorDomain:
                     prompt=INSTRUCTIONS + prompt if self.settings.instructions else prompt,
                     spec=world.to_spec(),
                     difficulty=float(recipe.solution_length),
-                    cluster=f"keydoor-{recipe.split}-{'-'.join(map(str, recipe.model_dump(exclude={'task_id', 'split'}).values()))}",
+                    cluster=f"keydoor-{recipe.split}-{recipe.seed}",
                 )
             )
             if built:

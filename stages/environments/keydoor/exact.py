@@ -1,8 +1,8 @@
 """Exact state values, action values and advantages of keydoor by dynamic programming, for any policy.
 
-V_t(s) = sum_a pi(a | s, t) Q_t(s, a) and Q_t(s, a) = r(s, a, s') + gamma V_{t+1}(s'), with V = 0 once the world is won or t reaches
-the turn limit (backward induction over a finite horizon; Puterman, Markov Decision Processes, 1994, section 4.5). The turn is
-part of the state: with few turns left the same room is worth less. Worlds are deterministic and have some hundred states.
+V_t(s) = sum_a pi(a | s, t) Q_t(s, a) and Q_t(s, a) = r(s, a, s') + gamma V_{t+1}(s'), with V = 0 once the world is won or t
+reaches the turn limit (backward induction over a finite horizon; Puterman, Markov Decision Processes, 1994, section 4.5). The
+turn is part of the state: with few turns left the same room is worth less. Worlds are deterministic and have some hundred states.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def uniform(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, f
 
 
 def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> Policy:
-    """The policy that `table` (state key -> action -> count or probability, of refused actions as well) estimates, each admissible
-    action counting `prior` more. States without counts get the uniform policy."""
+    """The policy that `table` (state key -> action -> count or probability, of refused actions as well) estimates, each
+    admissible action counting `prior` more. States without counts get the uniform policy."""
 
     def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
         counts = table.get(state_key, {})
@@ -118,7 +118,7 @@ class ExactValues:
         state, steps = self.world.initial(), []
         for turn, text in enumerate(actions):
             if state.won or turn >= self.settings.max_turns:
-                raise ValueError(f"task {self.task.task_id}: the episode is over after {turn} actions, and {len(actions)} are given")
+                raise ValueError(f"task {self.task.task_id}: the episode is over after {turn} of {len(actions)} actions")
             action = " ".join(text.lower().split())
             value, q = self.value(state, turn), self.q(state, turn, action)
             steps.append(StepValue(self.state_key(state), turn, value, q, q - value))

@@ -72,8 +72,8 @@ class KeydoorSettings(DomainSettings):
     clues: bool = True
     """The prompt says in which room each thing and key is; without it, agents have to look for them."""
     progress_reward: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Part of the return paid for sub-goals (each key that fits a door, each door, the thing), in equal shares, as each is reached.
-    The return of a won episode is 1 whatever this is."""
+    """Part of the return paid for sub-goals (each key that fits a door, each door, the thing), in equal shares as they are
+    reached. The return of a won episode is 1 whatever this is."""
     instructions: bool = False
     """Put the available actions before the goal; for models that were not trained on this domain."""
 

@@ -1,7 +1,7 @@
 """The world as pure functions: what can be done in a state, what it leads to, and what the agent reads there.
 
-Rooms form a tree rooted at the start. A corridor leads to a fork, where some side rooms are open and one door is locked; behind the
-door is the next fork, and behind the last door the thing. Without doors the thing is in a side room.
+Rooms form a tree rooted at the start. A corridor leads to a fork, where some side rooms are open and one door is locked; behind
+the door is the next fork, and behind the last door the thing. Without doors the thing is in a side room.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class World:
 
     def to_spec(self) -> dict[str, Any]:
         """Plain JSON; `from_spec` reads it."""
-        return json.loads(json.dumps({name: value for name, value in asdict(self).items()}))
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> World:

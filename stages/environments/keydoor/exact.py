@@ -1,0 +1,126 @@
+"""Exact state values, action values and advantages of keydoor by dynamic programming, for any policy.
+
+V_t(s) = sum_a pi(a | s, t) Q_t(s, a) and Q_t(s, a) = r(s, a, s') + gamma V_{t+1}(s'), with V = 0 once the world is won or t
+reaches the turn limit (backward induction over a finite horizon; Puterman, Markov Decision Processes, 1994, section 4.5). The
+turn is part of the state: with few turns left the same room is worth less. Worlds are deterministic and have some hundred states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stages.environments.keydoor.environment import step_reward
+from stages.environments.keydoor.settings import KeydoorSettings
+from stages.environments.keydoor.world import State, World
+from stages.environments.protocol import Task
+
+Policy = Callable[[str, int, Sequence[str]], Mapping[str, float]]
+"""(state key as `Environment.state_key` gives it, turns already taken, admissible actions) -> probability of each action. What is
+missing to 1 is the probability of an action that is refused: it takes a turn and changes nothing."""
+_TOLERANCE = 1e-6
+
+
+def uniform(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
+    """Every admissible action with the same probability."""
+    return dict.fromkeys(admissible, 1.0 / len(admissible))
+
+
+def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> Policy:
+    """The policy that `table` (state key -> action -> count or probability, of refused actions as well) estimates, each
+    admissible action counting `prior` more. States without counts get the uniform policy."""
+
+    def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
+        counts = table.get(state_key, {})
+        total = sum(counts.values()) + prior * len(admissible)
+        if total <= 0.0:
+            return uniform(state_key, turn, admissible)
+        return {action: (counts.get(action, 0.0) + prior) / total for action in admissible}
+
+    return policy
+
+
+@dataclass(frozen=True)
+class StepValue:
+    """What one step of an episode is worth under a policy."""
+
+    state_key: str
+    turn: int
+    value: float
+    """V_t(s) before the step."""
+    q: float
+    """Q_t(s, a) of the action that was taken."""
+    advantage: float
+    """q - value."""
+
+
+class ExactValues:
+    """All values of `task` under `policy`; None: the optimal policy, which takes the best action in every state.
+
+    `settings` gives the turn limit and the reward. Raises ValueError where the policy's probabilities are negative, add up to
+    more than 1 or are for actions that are not admissible.
+    """
+
+    def __init__(self, task: Task, settings: KeydoorSettings, policy: Policy | None = None, gamma: float = 1.0) -> None:
+        self.task, self.settings, self.policy, self.gamma = task, settings, policy, gamma
+        self.world = World.from_spec(task.spec)
+        last = dict.fromkeys(self.world.states, 0.0)
+        self._values: list[dict[State, float]] = [last]
+        """By turns left."""
+        for turn in reversed(range(settings.max_turns)):
+            self._values.append({state: self._backup(state, turn) for state in self.world.states})
+
+    def _backup(self, state: State, turn: int) -> float:
+        moves = self.world.states[state]
+        if not moves:
+            return 0.0
+        qs = {action: self.q(state, turn, action) for action in moves}
+        if self.policy is None:
+            return max(qs.values())
+        chances = self.probabilities(state, turn)
+        refused = 1.0 - sum(chances.values())
+        return sum(chances[action] * qs[action] for action in chances) + refused * self.q(state, turn, "")
+
+    def probabilities(self, state: State, turn: int) -> Mapping[str, float]:
+        """The policy's probabilities, checked. The optimal policy shares among its best actions."""
+        moves, key = self.world.states[state], self.state_key(state)
+        if self.policy is None:
+            qs = {action: self.q(state, turn, action) for action in moves}
+            best = [action for action in moves if qs[action] >= max(qs.values()) - _TOLERANCE]
+            return dict.fromkeys(best, 1.0 / len(best))
+        chances = self.policy(key, turn, tuple(moves))
+        total = sum(chances.values())
+        if min(chances.values(), default=0.0) < 0.0 or total > 1.0 + _TOLERANCE or not chances.keys() <= moves.keys():
+            raise ValueError(
+                f"the policy gives {dict(chances)} at {key}; it must give the admissible actions {list(moves)} "
+                "probabilities that are not negative and add up to at most 1"
+            )
+        return chances
+
+    def state_key(self, state: State) -> str:
+        return f"{self.task.task_id}#{state.key}"
+
+    def value(self, state: State, turn: int) -> float:
+        """V of `state` after `turn` turns; 0 at the turn limit."""
+        return self._values[self.settings.max_turns - turn][state]
+
+    def q(self, state: State, turn: int, action: str) -> float:
+        """Q of any action, normalised as `Environment.step` takes it; one that is not admissible changes nothing."""
+        after = self.world.states[state].get(action, state)
+        reward = step_reward(self.world, state, after, self.settings.progress_reward)
+        return reward + self.gamma * self.value(after, turn + 1)
+
+    def episode(self, actions: Sequence[str]) -> list[StepValue]:
+        """The exact values along an episode that starts anew and does `actions`, which need not be admissible.
+
+        Raises ValueError for actions beyond the episode's end.
+        """
+        state, steps = self.world.initial(), []
+        for turn, text in enumerate(actions):
+            if state.won or turn >= self.settings.max_turns:
+                raise ValueError(f"task {self.task.task_id}: the episode is over after {turn} of {len(actions)} actions")
+            action = " ".join(text.lower().split())
+            value, q = self.value(state, turn), self.q(state, turn, action)
+            steps.append(StepValue(self.state_key(state), turn, value, q, q - value))
+            state = self.world.states[state].get(action, state)
+        return steps

@@ -1,0 +1,197 @@
+"""The world as pure functions: what can be done in a state, what it leads to, and what the agent reads there.
+
+Rooms form a tree rooted at the start. A corridor leads to a fork, where some side rooms are open and one door is locked; behind
+the door is the next fork, and behind the last door the thing. Without doors the thing is in a side room.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from stages.environments.keydoor.settings import Level
+from stages.environments.protocol import Split
+from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.seeding import stream
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that actions change."""
+
+    room: str
+    held: frozenset[str] = frozenset()
+    """Keys and things that the agent carries; a key stays in the lock that it opened."""
+    opened: frozenset[str] = frozenset()
+    """Rooms whose door was locked and is not any more."""
+    won: bool = False
+
+    @property
+    def key(self) -> str:
+        """Canonical: equal states, equal keys."""
+        parts = (self.room, " ".join(sorted(self.held)), " ".join(sorted(self.opened)), "won" if self.won else "")
+        return "|".join(parts)
+
+
+@dataclass(frozen=True)
+class World:
+    """One world. Locks, keys and contents are those of the start; a `State` says what has become of them."""
+
+    start: str
+    back: Mapping[str, str]
+    """Room -> the room one step nearer to the start; the start itself is missing."""
+    locks: Mapping[str, str]
+    """Room behind a locked door -> the key that fits."""
+    contents: Mapping[str, str]
+    """Room -> the key or thing that lies there."""
+    thing: str
+    deliver: bool
+
+    @cached_property
+    def onward(self) -> dict[str, tuple[str, ...]]:
+        """Room -> the rooms one step farther from the start, sorted."""
+        rooms = [self.start, *self.back]
+        return {room: tuple(sorted(other for other in self.back if self.back[other] == room)) for room in rooms}
+
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """Key or thing -> its room."""
+        return {item: room for room, item in self.contents.items()}
+
+    @cached_property
+    def subgoals(self) -> int:
+        """Keys that fit a door, doors, the thing, and bringing it where it belongs."""
+        return 2 * len(self.locks) + 1 + self.deliver
+
+    def initial(self) -> State:
+        return State(self.start)
+
+    def is_open(self, state: State, room: str) -> bool:
+        return room not in self.locks or room in state.opened
+
+    def lies_here(self, state: State) -> str | None:
+        """The key or thing on the floor of the agent's room."""
+        item = self.contents.get(state.room)
+        used = {self.locks[room] for room in state.opened}
+        return None if item is None or item in state.held or item in used else item
+
+    def moves(self, state: State) -> dict[str, State]:
+        """Action -> the state it leads to, for everything that is possible now; sorted. Empty once the world is won."""
+        if state.won:
+            return {}
+        found = {"look": state}
+        if state.room in self.back:
+            found[f"go {self.back[state.room]}"] = State(self.back[state.room], state.held, state.opened)
+        for room in self.onward[state.room]:
+            if self.is_open(state, room):
+                found[f"go {room}"] = State(room, state.held, state.opened)
+            elif self.locks[room] in state.held:
+                found[f"unlock {room}"] = State(state.room, state.held - {self.locks[room]}, state.opened | {room})
+        item = self.lies_here(state)
+        if item is not None:
+            won = item == self.thing and not self.deliver
+            found[f"take {item}"] = State(state.room, state.held | {item}, state.opened, won)
+        if self.deliver and state.room == self.start and self.thing in state.held:
+            found[f"drop {self.thing}"] = State(state.room, state.held - {self.thing}, state.opened, won=True)
+        return dict(sorted(found.items()))
+
+    def reached(self, state: State) -> int:
+        """Sub-goals reached, of `subgoals`; it never falls."""
+        if state.won:
+            return self.subgoals
+        keys = sum(key in state.held for key in self.locks.values())
+        return keys + 2 * len(state.opened) + (self.thing in state.held)
+
+    @cached_property
+    def states(self) -> dict[State, dict[str, State]]:
+        """Every state that can come about, with its moves, in the order of their distance from the start."""
+        found = {self.initial(): self.moves(self.initial())}
+        waiting = deque(found)
+        while waiting:
+            for after in found[waiting.popleft()].values():
+                if after not in found:
+                    found[after] = self.moves(after)
+                    waiting.append(after)
+        return found
+
+    @cached_property
+    def distances(self) -> dict[State, int]:
+        """State -> actions of the shortest way to win from there."""
+        before: dict[State, list[State]] = {state: [] for state in self.states}
+        for state, moves in self.states.items():
+            for after in moves.values():
+                before[after].append(state)
+        distances = {state: 0 for state in self.states if state.won}
+        waiting = deque(distances)
+        while waiting:
+            state = waiting.popleft()
+            for earlier in before[state]:
+                if earlier not in distances:
+                    distances[earlier] = distances[state] + 1
+                    waiting.append(earlier)
+        return distances
+
+    def shortest(self, state: State) -> str | None:
+        """The first action of the shortest way to win (of several, the first in order); None once the world is won."""
+        moves = self.moves(state)
+        return min(moves, key=lambda action: (self.distances[moves[action]], action), default=None)
+
+    def describe(self, state: State) -> str:
+        """What the agent reads in `state`: the whole of its surroundings, so that no earlier text is needed to know the state."""
+        here = [room for room in self.onward[state.room] if self.is_open(state, room)]
+        parts = [f"you are in {state.room}."]
+        if here:
+            parts.append(f"exits {', '.join(here)}.")
+        if state.room in self.back:
+            parts.append(f"back {self.back[state.room]}.")
+        if state.held:
+            parts.append(f"you hold {', '.join(sorted(state.held))}.")
+        item = self.lies_here(state)
+        if item is not None:
+            parts.append(f"here is {item}.")
+        for room in self.onward[state.room]:
+            if not self.is_open(state, room):
+                fits = self.locks[room] in state.held
+                parts.append(f"{self.locks[room]} fits {room}." if fits else f"{room} needs {self.locks[room]}.")
+        return " ".join(parts)
+
+    def to_spec(self) -> dict[str, Any]:
+        """Plain JSON; `from_spec` reads it."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> World:
+        return cls(**{name: spec[name] for name in ("start", "back", "locks", "contents", "thing", "deliver")})
+
+
+def make_world(split: Split, level: Level, seed: int) -> World:
+    """The world that `seed` draws for `level`, with names of `split`; the same arguments always give the same world."""
+    shape = (level.corridor, level.doors, level.side_rooms, level.decoys, level.deliver)
+    rng = stream("keydoor.world", split, *shape, seed)
+    numbers = rng.sample(NAME_NUMBERS[split], level.entities)
+    thing = f"thing{numbers.pop()}"
+    room = start = f"room{numbers.pop()}"
+    back: dict[str, str] = {}
+    locks: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for _ in range(level.corridor):
+        onward = f"room{numbers.pop()}"
+        back[onward] = room
+        room = onward
+    for _ in range(level.forks):
+        side = [f"room{numbers.pop()}" for _ in range(level.side_rooms)]
+        back |= dict.fromkeys(side, room)
+        needed = f"key{numbers.pop()}" if level.doors else thing
+        items = [needed, *(f"key{numbers.pop()}" for _ in range(level.decoys))]
+        contents |= dict(zip(rng.sample(side, len(items)), items, strict=True))
+        if level.doors:
+            onward = f"room{numbers.pop()}"
+            back[onward], locks[onward] = room, needed
+            room = onward
+    if level.doors:
+        contents[room] = thing
+    return World(start, back, locks, contents, thing, level.deliver)

@@ -75,8 +75,8 @@ class Engine(Protocol):
         times (fork). Raises ValueError for a length that it does not have."""
         ...
 
-    def fork(self, session: int, count: int, length: int | None = None) -> list[int]:
-        """`count` new sessions that continue from a copy of this one (which stays open), or of its first `length` tokens."""
+    def fork(self, session: int, count: int) -> list[int]:
+        """`count` new sessions that continue from a copy of this one (which stays open)."""
         ...
 
     def close(self, session: int) -> None: ...

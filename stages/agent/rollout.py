@@ -103,6 +103,8 @@ class _Play:
     """Of each turn's tokens, where the plan wants them."""
     snapshot: Any = None
     """Of a branch that has not started: where its environment is to go on from."""
+    held: list[int] = field(default_factory=list)
+    """Tokens of the newest answer, while it waits for others of its group; the engine gets them with the next request."""
 
     @property
     def over(self) -> bool:
@@ -252,19 +254,23 @@ class Collector:
             play.episode.messages.append({"role": "user", "content": text})
         left = Counter(request.task.task_id for request in self._waiting)
         left.update(play.request.task.task_id for play, _ in started)
+        left.update(request.task.task_id for group in self._groups.values() for request in group.reserve)
         for task_id in fresh:
             if (count := left[task_id] - 1) > 0:
                 self._forks[task_id] += self.engine.fork(self._forks[task_id][0], count)
         for play, _ in started:
-            if len(tokens) >= self.max_length:
+            forks = self._forks.get(play.request.task.task_id)
+            if not forks:
                 self._finish(play, "context", truncated=True)
                 continue
-            forks = self._forks[play.request.task.task_id]
-            play.session = forks.pop(0) if forks else self.engine.open(tokens)
+            play.session = forks.pop(0)
             self._playing[play.session] = play
             self._ask(play)
 
     def _ask(self, play: _Play) -> None:
+        if play.held:
+            self.engine.extend(play.session, play.held)
+            play.held = []
         key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn)
         probing = play.group is not None and self.plan is not None
         sampling = replace(self.sampling, candidates=self.plan.candidates) if probing else self.sampling
@@ -316,8 +322,8 @@ class Collector:
             self._finish(play, "context", truncated=True)
         else:
             episode.append(tokens, Owner.ENVIRONMENT, play.turn)
-            self.engine.extend(play.session, tokens)
             play.turn += 1
+            play.held = tokens
             if play.group:
                 self._parked += 1
                 self._arrive(play.group)
@@ -401,7 +407,8 @@ class Collector:
             branch.messages += _exchange(turn.action, turn.observation)
         play.turn, play.terms, play.state_key, play.snapshot = fork.turns, dict(mark.terms), mark.state_key, mark.snapshot
         play.marks, play.entropies = parent.marks[: fork.turns], parent.entropies[: fork.turns]
-        (play.session,) = self.engine.fork(parent.session, 1, mark.tokens)
+        known = min(mark.tokens, len(source.token_ids) - len(parent.held))
+        play.session = self.engine.open(branch.token_ids[known:], self.engine.snapshot(parent.session, known))
         self._playing[play.session] = play
         self._branches.append((play, self._workers.submit(self._go_back, play)))
         return play

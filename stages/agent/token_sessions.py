@@ -117,8 +117,8 @@ class TokenEngine:
             raise ValueError(f"session {session} has {len(tokens)} tokens; a copy of its first {length} is not to be had")
         return tuple(tokens[:length])
 
-    def fork(self, session: int, count: int, length: int | None = None) -> list[int]:
-        prefix = self.snapshot(session, length)
+    def fork(self, session: int, count: int) -> list[int]:
+        prefix = self.snapshot(session)
         return [self.open((), prefix) for _ in range(count)]
 
     def close(self, session: int) -> None:

@@ -162,13 +162,12 @@ class TorchEngine:
         held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
         return Prefix(tuple(state.tokens[:length]), held)
 
-    def fork(self, session: int, count: int, length: int | None = None) -> list[int]:
+    def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
         such tokens, in one go: so open all prompts, then fork each."""
-        state = self._idle(session)
-        if min(len(state.tokens), length or len(state.tokens)) - state.cached > 1:
+        if len(pending(self._idle(session))) > 1:
             self._fill(session)
-        prefix = self.snapshot(session, length)
+        prefix = self.snapshot(session)
         return [self.open((), prefix) for _ in range(count)]
 
     def close(self, session: int) -> None:

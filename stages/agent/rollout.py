@@ -386,7 +386,9 @@ class Collector:
         for fork in forks:
             marks = group.members[fork.row].marks if fork.row in group.moved else []
             if not 0 < fork.turns <= len(marks) or marks[fork.turns - 1].snapshot is None:
-                raise ValueError(f"the plan forks row {fork.row} after {fork.turns} turns, where no episode of this round went on")
+                raise ValueError(
+                    f"the plan forks row {fork.row} after {fork.turns} turns, where no episode of this round went on"
+                )
         if len(forks) > len(group.reserve):
             raise ValueError(f"the plan makes {len(forks)} forks, and the group has {len(group.reserve)} places left")
         return forks

@@ -361,9 +361,7 @@ class TorchEngine:
             tokens = self.table.drawn[slot, :number].tolist()
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
             told = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
-            turns.append(
-                Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason, tuple(told))
-            )
+            turns.append(Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason, tuple(told)))
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock

@@ -33,8 +33,9 @@ class Composition:
 
     parts: what its name stands for, by dotted keys of section `rl` (`loss.clip_high`); the user's own values go before.
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
-    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan; loss: (logprobs [b, T], batch, rl) -> per-token loss
-    [b, T]; preference: (pairs, rl) -> loss per pair [P]. settings: the model of the keys in `rl.settings`.
+    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
+    loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
+    settings: the model of the keys in `rl.settings`.
     data: what it learns from: episodes that the policy plays, or the stored pairs.
     """
 

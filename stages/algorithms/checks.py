@@ -196,8 +196,8 @@ def _check_sense(rl: Rl) -> None:
             raise ParamsError("rl.reward.prs: the weights of all stages are 0; no reward would be left")
     if reward.kind == "hierarchical" and reward.density != "environment":
         raise ParamsError(
-            f"rl.reward.kind: hierarchical scores whole episodes, and rl.reward.density: {reward.density} would put other rewards "
-            f"in their place: choose one"
+            f"rl.reward.kind: hierarchical scores whole episodes, and rl.reward.density: {reward.density} would put other "
+            f"rewards in their place: choose one"
         )
     if (reward.correct is None) != (reward.wrong is None):
         raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")

@@ -153,4 +153,3 @@ def merge_steps(batch: TrajectoryBatch, edge: Tensor, params: Credit) -> Traject
     assert batch.advantages is not None
     advantages = torch.where(shared.gather(1, turn) & batch.mask, after.gather(1, turn), batch.advantages)
     return batch.with_(advantages=advantages).telling(merged_steps=share)
-

@@ -20,7 +20,9 @@ def check_groups(rl: Rl) -> None:
     if branching.kind in BRANCHING and rl.group_size < 2:
         raise ParamsError("rl.branching makes branches of a group's episodes, and rl.group_size is 1; set it to >= 2")
     if credit.kind == "branches" and branching.kind == "none":
-        raise ParamsError("rl.credit.kind: branches is about turns that branches share; set rl.branching.kind to entropy or random")
+        raise ParamsError(
+            "rl.credit.kind: branches is about turns that branches share; set rl.branching.kind to entropy or random"
+        )
     if credit.kind in _MERGING and rl.group_size < 2:
         raise ParamsError(f"rl.credit.kind: {credit.kind} compares episodes of a group, and rl.group_size is 1; set it to >= 2")
     if credit.kind in _MERGING and rl.advantage.level == "token":

@@ -1,9 +1,9 @@
 """step credit: how well the advantages of the step-credit methods agree with the exact ones of keydoor.
 
-`python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT, search
-trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
+`python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
+search trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
 Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over all its episodes. Writes
-reports/claims/step_credit_exact.json; the page that shows it beside the learning speeds is made by stages/claims/step_credit_page.py.
+reports/claims/step_credit_exact.json; stages/claims/step_credit_page.py makes the page that shows it beside the speed of learning.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class Bench:
         known = permutation(read_tasks(curated / "tasks.parquet", "train"), 0, "step_credit.tasks")
         # Tasks that are always or never solved have nothing to credit.
         shares = read_json(folder / "data/rollouts" / self.name / "difficulty.json")
-        self.tasks = sorted((task for task in known if 0 < shares.get(task.task_id, 0) < 1), key=lambda task: task.task_id)[:tasks]
+        self.tasks = sorted((task for task in known if 0 < shares.get(task.task_id, 0) < 1), key=lambda task: task.task_id)[
+            :tasks
+        ]
         if not self.tasks:
             raise RunFailedError(f"in {folder} no training task is solved sometimes but not always; change sft.epochs")
 
@@ -165,7 +167,9 @@ class Bench:
         from stages.training.models import Models
 
         algorithm = resolve(params.section("rl", self.name), params.model.max_length)
-        annotated = self.folder / "data/annotated" / self.name / "value_model" if algorithm.rl.credit.kind == "annotated" else None
+        annotated = (
+            self.folder / "data/annotated" / self.name / "value_model" if algorithm.rl.credit.kind == "annotated" else None
+        )
         models = Models.make(algorithm, self.policy.model, annotated, self.processes, params.resources.tokens_per_batch)
         batch = models.annotate(algorithm.shape(trajectory_batch(episodes)), algorithm)
         return algorithm.prepare(algorithm.fill(batch, 0))

@@ -1,7 +1,7 @@
 """The page on step credit, reports/claims/step_credit.md and its figure: agreement with exact advantages, and speed of learning.
 
-From reports/claims/step_credit_exact.json (python -m stages.claims.step_credit) and reports/claims/step_credit.json (the runs of the
-experiment); written with README's other generated parts by `python -m stages.reporting.readme`.
+From reports/claims/step_credit_exact.json (python -m stages.claims.step_credit) and reports/claims/step_credit.json (the runs of
+the experiment); written with README's other generated parts by `python -m stages.reporting.readme`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def figure(exact: Mapping[str, Any], learnt: Mapping[str, list[float]]) -> str:
         left.set_ylim(len(NAMES) - 0.4, -0.6)
         left.grid(axis="y", visible=False)
         left.set_xlabel("correlation with the exact advantage", loc="left")
-        right.set_xlabel("success while training, %: a dot per run" if learnt else "success while training: not run yet", loc="left")
+        right.set_xlabel(
+            "success while training, %: a dot per run" if learnt else "success while training: not run yet", loc="left"
+        )
         return to_svg(drawn, "step-credit", "Step credit: agreement with exact advantages, and success", standalone=True).text
 
 
@@ -99,8 +101,8 @@ def files(root: Path) -> dict[Path, str]:
     learnt = speeds(read_json(path) if path.exists() else None, experiment.fixed)
     text = (
         "# Which steps get the credit\n\n"
-        f"`python -m stages.claims.step_credit` compared the advantages, `make claims METHOD={SLUG}` runs the training; written by "
-        "`python -m stages.reporting.readme`.\n\n"
+        f"`python -m stages.claims.step_credit` compared the advantages, `make claims METHOD={SLUG}` runs the training; written "
+        "by `python -m stages.reporting.readme`.\n\n"
         f"The SFT policy played {exact['episodes']:,} episodes in groups of independent ones and as many in groups that branch, on "
         f"{exact['tasks']} training tasks of keydoor that it solves sometimes ({100 * exact['success']:.0f} % of the independent "
         "episodes). The exact advantage of a step is Q(s, a) − V(s) by dynamic programming, the turn limit included, under the "

@@ -85,7 +85,9 @@ def test_the_same_rows_whatever_is_played_beside_them(policy, chat, branched):
 def test_a_group_is_full_and_never_more(branched):
     """Must hold 2."""
     _, episodes, _, _ = branched
-    assert [episode.episode_id for episode in episodes] == [f"toy-{task:03d}/{row:04d}" for task in range(4) for row in range(SIZE)]
+    assert [episode.episode_id for episode in episodes] == [
+        f"toy-{task:03d}/{row:04d}" for task in range(4) for row in range(SIZE)
+    ]
 
 
 def test_branches_take_over_what_was_before_them(policy, chat, branched):
@@ -121,7 +123,9 @@ def test_what_branches_share_is_played_once(branched):
     _, episodes, engine, done = branched
     played, turns = sum(len(episode.played) for episode in episodes), sum(len(episode.turns) for episode in episodes)
     assert done == played < turns
-    own = sum(episode.policy_tokens - sum(turn.end - turn.start for turn in episode.turns[: episode.inherited]) for episode in episodes)
+    own = sum(
+        episode.policy_tokens - sum(turn.end - turn.start for turn in episode.turns[: episode.inherited]) for episode in episodes
+    )
     assert engine.counters["sampled_tokens"] == own
 
 

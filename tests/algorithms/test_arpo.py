@@ -180,7 +180,15 @@ def test_any_group_method_can_branch() -> None:
     section = {"algorithm": "grpo", "branching": {"kind": "entropy"}, "credit": {"kind": "branches"}}
     algorithm = resolve(Rl.model_validate(section))
     assert algorithm.rl.branching == Branching(
-        kind="entropy", initial=4, beam=2, base=0.5, entropy_weight=0.2, tokens=20, candidates=10, aggregate="sum", probe="answer",
+        kind="entropy",
+        initial=4,
+        beam=2,
+        base=0.5,
+        entropy_weight=0.2,
+        tokens=20,
+        candidates=10,
+        aggregate="sum",
+        probe="answer",
         inherit=True,
     )
     assert algorithm.plan(400).initial(8) == 4

@@ -62,7 +62,11 @@ GOOD, BAD = 1.154701, -0.577350
 def test_three_trajectories_by_hand(make_batch) -> None:
     """1."""
     batch = salt(graph_batch(make_batch, [[1, 0, 0]], FORK))
-    assert steps_of(batch) == [pytest.approx([0.288675, GOOD], abs=1e-5), pytest.approx([0.288675, BAD], abs=1e-5), [pytest.approx(BAD, abs=1e-5)]]
+    assert steps_of(batch) == [
+        pytest.approx([0.288675, GOOD], abs=1e-5),
+        pytest.approx([0.288675, BAD], abs=1e-5),
+        [pytest.approx(BAD, abs=1e-5)],
+    ]
     assert batch.metrics["merged_steps"] == pytest.approx(2 / 5)
 
 
@@ -105,7 +109,9 @@ def random_episodes(draws: random.Random, count: int) -> list[Episode]:
     return walks
 
 
-def reference(episodes: list[Episode], advantages: list[float], history: int, each: bool, state_action: bool) -> list[list[float]]:
+def reference(
+    episodes: list[Episode], advantages: list[float], history: int, each: bool, state_action: bool
+) -> list[list[float]]:
     """The same by comparing each step with every other one."""
 
     def key(steps: Episode, turn: int) -> tuple:
@@ -125,7 +131,9 @@ def reference(episodes: list[Episode], advantages: list[float], history: int, ea
     return result
 
 
-@pytest.mark.parametrize(("history", "repeats", "key"), [(0, "once", "transition"), (1, "each", "transition"), (2, "once", "state_action")])
+@pytest.mark.parametrize(
+    ("history", "repeats", "key"), [(0, "once", "transition"), (1, "each", "transition"), (2, "once", "state_action")]
+)
 def test_brute_force_and_conservation(make_batch, history: int, repeats: str, key: str) -> None:
     """5: with one vote each time, an edge's members' advantages sum to what their episodes' did; and all settings against a
     comparison of every step with every other."""
@@ -140,7 +148,9 @@ def test_brute_force_and_conservation(make_batch, history: int, repeats: str, ke
         expected = [
             steps
             for group in range(2)
-            for steps in reference(episodes[group], plain[4 * group : 4 * group + 4], history, repeats == "each", key == "state_action")
+            for steps in reference(
+                episodes[group], plain[4 * group : 4 * group + 4], history, repeats == "each", key == "state_action"
+            )
         ]
         for mine, theirs in zip(found, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5)
@@ -148,7 +158,9 @@ def test_brute_force_and_conservation(make_batch, history: int, repeats: str, ke
             edge = edges(batch, Credit(kind="graph", history=history))
             for number in edge[edge >= 0].unique().tolist():
                 members = torch.nonzero(edge == number).tolist()
-                assert sum(found[row][turn] for row, turn in members) == pytest.approx(sum(plain[row] for row, _ in members), abs=1e-5)
+                assert sum(found[row][turn] for row, turn in members) == pytest.approx(
+                    sum(plain[row] for row, _ in members), abs=1e-5
+                )
 
 
 def test_invariance(make_batch) -> None:
@@ -214,9 +226,10 @@ def test_similar_states(make_batch) -> None:
 
 def test_renormalised_groups_have_the_spread_that_they_had(make_batch) -> None:
     batch = salt(graph_batch(make_batch, [[1, 0, 0]], FORK), credit={"renormalise": "group_std"})
-    before, after = (torch.tensor([value for steps in found for value in steps]) for found in (
-        steps_of(salt(graph_batch(make_batch, [[1, 0, 0]], FORK), "grpo")), steps_of(batch)
-    ))
+    before, after = (
+        torch.tensor([value for steps in found for value in steps])
+        for found in (steps_of(salt(graph_batch(make_batch, [[1, 0, 0]], FORK), "grpo")), steps_of(batch))
+    )
     torch.testing.assert_close(after.square().sum(), before.square().sum())
     assert after[0] == after[2] != before[0]
 

@@ -11,10 +11,10 @@ CARD = Card(
     slug="salt",
     title="SALT",
     paper="Li et al., SALT, arXiv 2510.20022",
-    equation="GRPO's A_i; a step (s, a, s') that several episodes of a group took gets the mean of their A_i, any other keeps its "
-    "own; then GRPO's loss",
-    assumptions="state keys of the environment tell equal states apart from others, and not the outcome; the history that must be "
-    "equal too (credit.history) and one vote per episode (credit.repeats) are our reading",
+    equation="GRPO's A_i; a step (s, a, s') that several episodes of a group took gets the mean of their A_i, any other keeps "
+    "its own; then GRPO's loss",
+    assumptions="state keys of the environment tell equal states apart from others, and not the outcome; the history that must "
+    "be equal too (credit.history) and one vote per episode (credit.repeats) are our reading",
     reduces_to="no step in common, or credit.match scrambled: GRPO, bit for bit",
     tested_by="tests/algorithms/test_salt.py",
     switch="rl.algorithm: salt",

@@ -114,7 +114,7 @@ class Branching(Section):
     aggregate: Literal["sum", "mean"] | None = None
     """Of the tokens' entropies, each over the log of the vocabulary size."""
     probe: Literal["call", "answer"] | None = None
-    """Which turn's entropy decides on a branch behind an answer: that of the turn that called for it, or of the one that follows."""
+    """Which turn's entropy decides on a branch behind an answer: of the turn that called for it, or of the one that follows."""
     inherit: bool | None = None
     """A branch's rise counts from its parent's first turn; False: from its own."""
 
@@ -142,8 +142,8 @@ class Credit(Section):
     """Step credit: how an episode's advantage is spread over its turns."""
 
     kind: Literal["outcome", "annotated", "graph", "branches", "own"] | None = None
-    """graph: equal steps of a group get the mean advantage of the episodes that took them; branches: so do the turns that branches
-    have in common."""
+    """graph: equal steps of a group get the mean advantage of the episodes that took them; branches: so do the turns that
+    branches have in common."""
     weight: NonNegative | None = None
     """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
     key: Literal["transition", "state_action"] | None = None

@@ -259,4 +259,4 @@ def test_senseless_switches_are_refused(section: dict, words: str) -> None:
 
 def test_a_batch_without_keys_is_refused(make_batch) -> None:
     with pytest.raises(ValueError, match="states and actions"):
-        salt(make_batch([[1, 0, 0]]))
+        salt(make_batch([[1, 0, 0]]).with_(states=None))

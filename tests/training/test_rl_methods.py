@@ -115,7 +115,7 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: 
 
 
 def test_branches_are_counted_by_what_was_played(make_context):
-    """arpo: shared turns are no environment steps and no tool calls a second time; hard attribution trains on the same episodes."""
+    """arpo: shared turns are no environment steps and no tool calls a second time; hard attribution plays the same."""
     told = {}
     for credit in ("outcome", "branches"):
         section = {**RL, "steps": 1, "algorithm": "arpo", "branching": {"base": 1.0, "initial": 2}, "credit": {"kind": credit}}

@@ -56,8 +56,9 @@ lifecycle: install
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
-# Much of the time goes to servers and processes that start. Tests of one file share what they made.
-AT_ONCE := -n 2 --dist loadfile
+# Much of the time goes to servers and processes that start. Tests of one file share what they made; the longest files (the mark
+# `long`) begin first.
+AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: install
 	@echo "test: pytest, two at a time"
@@ -73,8 +74,9 @@ lint: install
 	mypy
 
 # Job execution off: without it the UI is two processes and leaves none behind.
-# UI_ARGS='--port 5005' for another port.
+# UI_ARGS='--port 5005' for another port. What a power cut left as running is ended, and what a server missed is sent, first.
 ui: install
+	@python -m stages.tracking --replay > /dev/null || true
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}" $(UI_ARGS)

@@ -16,6 +16,8 @@ from stages.seeding import permutation, stream
 
 MEAN, MOST, SIGMA = 64, 4.0, 0.8
 PROMPT = 32
+SEQUENCES = {"9m": 128}
+"""Of the larger model fewer than 256, for `generate` takes minutes for them."""
 AGAINST = "transformers generate"
 
 
@@ -111,7 +113,7 @@ def theirs(options: Options, size: str, table: list[int], rows: int, attention: 
 
 
 def measure_size(options: Options, size: str) -> Result:
-    table, slots = lengths(options.size(256, 8), options.size(MEAN, 4)), options.size(64, 4)
+    table, slots = lengths(options.size(SEQUENCES.get(size, 256), 8), options.size(MEAN, 4)), options.size(64, 4)
     mine = ours(options, size, table, slots)
     settings = [(slots, "sdpa", None), (len(table), "sdpa", None), (slots, "eager", None), (slots, "sdpa", "static")]
     candidates = [lambda choice=choice: theirs(options, size, table, *choice) for choice in settings]

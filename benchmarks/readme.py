@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,19 @@ def peaks(scenarios: Mapping[str, Any]) -> str:
     return f"Peak memory: {'; '.join(parts)}." if parts else ""
 
 
+def profiles(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where the time of ours goes, a line per scenario; "" if that was not measured."""
+    if not rows:
+        return ""
+    parts = [name for name in rows[0] if name != "scenario"]
+    lines = ["| our time in | " + " | ".join(parts) + " |", "|---|" + "---:|" * len(parts)]
+    lines += [f"| `{row['scenario']}` | " + " | ".join(f"{100 * row[part]:.0f} %" for part in parts) + " |" for row in rows]
+    return "\n".join(lines)
+
+
 def block(raw: Mapping[str, Any]) -> str:
-    parts = [f"![{TITLE}]({FIGURE})", table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"])]
+    where = profiles(raw["tables"].get("profiles", {}).get("rows", []))
+    parts = [f"![{TITLE}]({FIGURE})", table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where]
     return "\n\n".join(part for part in parts if part)
 
 

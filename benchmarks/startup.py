@@ -1,4 +1,5 @@
-"""noop_repro_seconds and stage_help_seconds: what it costs to ask for nothing, against the limits that were set for it."""
+"""noop_repro_seconds, noop_lifecycle_seconds and stage_help_seconds: what it costs to ask for nothing, against the limits that
+were set for it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
+from screenshots.servers import HOST, free_port, serving
 
-NOOP_LIMIT_S, HELP_LIMIT_S = 3.0, 1.0
+NOOP_LIMIT_S, LIFECYCLE_LIMIT_S, HELP_LIMIT_S = 3.0, 20.0, 1.0
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
 
 
@@ -47,17 +49,42 @@ def dvc() -> str:
     return str(Path(sys.executable).parent / "dvc")
 
 
-def noop_repro(options: Options) -> dict[str, Result]:
-    """`dvc --wait-for-lock repro` where nothing has changed. Raises SkippedError where it would have something to do."""
-    if not (options.root / ".dvc").is_dir():
+def need_finished(root: Path) -> None:
+    """Raises SkippedError where `dvc repro` would have something to do."""
+    if not (root / ".dvc").is_dir():
         raise SkippedError("this is no DVC checkout")
-    if not (options.root / "data" / "models" / "merged").is_dir():
+    if not (root / "data" / "models" / "merged").is_dir():
         raise SkippedError("the lifecycle has not been run in this checkout")
-    stale = run([dvc(), "status", "dvc.yaml"], options.root)[1].strip()
+    stale = run([dvc(), "status", "dvc.yaml"], root)[1].strip()
     if "up to date" not in stale:
         raise SkippedError(f"the lifecycle is not up to date here; run 'make lifecycle' first: {stale[:200]}")
+
+
+def noop_repro(options: Options) -> dict[str, Result]:
+    """`dvc --wait-for-lock repro` where nothing has changed."""
+    need_finished(options.root)
     samples = repeated([dvc(), "--wait-for-lock", "repro"], options)
     return {"noop_repro_seconds": Result("s", f"the limit of {NOOP_LIMIT_S:g} s", "limit", samples, limit=NOOP_LIMIT_S)}
+
+
+def noop_lifecycle(options: Options) -> dict[str, Result]:
+    """`python -m flows.lifecycle` where nothing has changed, against a Prefect server that is up; MLflow is told, in a store of
+    its own."""
+    need_finished(options.root)
+    address = f"http://{HOST}:{(port := free_port())}"
+    settings = {
+        "PREFECT_HOME": str(options.scratch / "prefect"),
+        "PREFECT_API_URL": f"{address}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{options.scratch / 'mlflow.db'}",
+        "BELLWETHER_TRACKING": "on",
+    }
+    server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    flow = ["env", *(f"{name}={value}" for name, value in settings.items()), sys.executable, "-m", "flows.lifecycle"]
+    with serving(server, f"{address}/api/health", options.scratch / "prefect.log", settings, options.root):
+        samples = repeated(flow, options)
+    limit = f"the limit of {LIFECYCLE_LIMIT_S:g} s"
+    return {"noop_lifecycle_seconds": Result("s", limit, "limit", samples, limit=LIFECYCLE_LIMIT_S)}
 
 
 def stage_help(options: Options) -> dict[str, Result]:

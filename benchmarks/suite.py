@@ -21,6 +21,7 @@ from benchmarks.startup import SkippedError, environment
 SCENARIOS = {
     "stage_help": "startup:stage_help",
     "noop_repro": "startup:noop_repro",
+    "noop_lifecycle": "startup:noop_lifecycle",
     "tracking": "tracking:measure",
     "engine_limit": "engine_limit:measure",
     "generate_ragged": "generate_ragged:measure",
@@ -29,6 +30,7 @@ SCENARIOS = {
     "mcts": "mcts:measure",
     "rl_iteration": "rl_iteration:measure",
     "merge": "merge:measure",
+    "profiles": "profiles:measure",
     "scaling_rollouts": "scaling:rollouts",
     "scaling_steps": "scaling:steps",
     "scaling_merges": "scaling:merges",
@@ -45,9 +47,10 @@ def measure(name: str, options: Options) -> dict[str, Any]:
     call = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     if module == "lifecycle":
         return {"lifecycle": call(options.root)}
-    if module == "scaling":
-        return {"table": call(options)}
-    return {"results": {key: result.raw() for key, result in call(options).items()}}
+    found = call(options)
+    if isinstance(found, list):
+        return {"table": found}
+    return {"results": {key: result.raw() for key, result in found.items()}}
 
 
 def child(name: str, options: Options, out: Path) -> int:

@@ -1,7 +1,8 @@
-"""tracking_stage_seconds: what tracking adds to a stage, against the limit that was set for it.
+"""tracking_stage_seconds and tracking_outage_seconds: what tracking adds to a stage, against the limit that was set for it.
 
-The same process is timed with tracking on and off: a loop like a stage's, whose steps compute on all threads and log 25 metrics
-each, with sample episodes, a file, and the follower that sends all of it to a local store beside it.
+The same process is timed with tracking off, on, and on with a server that is gone: a loop like a stage's, whose steps compute on
+all threads and log 25 metrics each, with sample episodes, a file, and beside it the follower, which sends all of it to a local
+store, or tries in vain.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
 from benchmarks.startup import environment, run
+from stages.tracking.spool import locked, spools
 
 LIMIT_S = 3.0
 STEPS, QUICK_STEPS, METRICS, EPISODES = 150, 3, 25, 8
@@ -41,34 +43,50 @@ tracker.close("FINISHED")
 """
 
 
-def once(options: Options, folder: Path, on: bool) -> Sample:
+GONE = "http://127.0.0.1:9"
+"""Port 9 is kept for services that throw away what they get; nothing listens there."""
+MODES = {"off": {"BELLWETHER_TRACKING": "off"}, "on": {}, "gone": {"MLFLOW_TRACKING_URI": GONE}}
+
+
+def once(options: Options, folder: Path, mode: str) -> Sample:
     steps = QUICK_STEPS if options.quick else STEPS
     command = [sys.executable, "-c", SCRIPT, str(options.root / "params.yaml"), str(steps), str(METRICS), str(EPISODES)]
-    switch = {"BELLWETHER_TRACKING": "on" if on else "off", "PYTHONPATH": str(options.root)}
+    switch = {"BELLWETHER_TRACKING": "on", "PYTHONPATH": str(options.root), **MODES[mode]}
     sample, _ = run(
         ["env", "-u", "MLFLOW_TRACKING_URI", *(f"{name}={value}" for name, value in switch.items()), *command], folder
     )
-    # What the follower still does must not fall into the next run.
-    replay = [sys.executable, "-m", "stages.tracking", "--replay"]
+    settle(options, folder, mode)
+    return sample
+
+
+def settle(options: Options, folder: Path, mode: str) -> None:
+    """Wait for what the follower still sends, and send what it left: neither may fall into the next run. What a server that is
+    gone has missed is dropped."""
     own = {**environment(options.root), "BELLWETHER_TRACKING": "on"}
     own.pop("MLFLOW_TRACKING_URI", None)
-    while subprocess.run(replay, cwd=folder, env=own, capture_output=True, check=False).returncode:
-        pass
-    return sample
+    while waiting := spools(folder):
+        with locked(waiting[0].path.with_suffix(".lock"), wait=True):  # the follower holds it as long as it sends
+            left = waiting[0].path.exists()
+            if mode == "gone":
+                waiting[0].remove()
+        if left and mode != "gone":
+            replay = [sys.executable, "-m", "stages.tracking", "--replay"]
+            subprocess.run(replay, cwd=folder, env=own, capture_output=True, check=False)
 
 
 def measure(options: Options) -> dict[str, Result]:
     folder = options.scratch / "tracked"
     folder.mkdir(parents=True, exist_ok=True)
-    samples = []
+    added: dict[str, list[Sample]] = {"on": [], "gone": []}
     for repeat in range(options.warm_ups + options.times):
-        order = (False, True) if repeat % 2 else (True, False)
-        pair = {on: once(options, folder, on) for on in order}
+        order = ("off", "on", "gone") if repeat % 2 else ("gone", "on", "off")
+        taken = {mode: once(options, folder, mode) for mode in order}
         if repeat >= options.warm_ups:
-            samples.append(Sample(1.0, max(pair[True].wall - pair[False].wall, 1e-3), pair[True].cpu - pair[False].cpu))
-    points = (QUICK_STEPS if options.quick else STEPS) * METRICS
+            for mode, samples in added.items():
+                samples.append(Sample(1.0, max(taken[mode].wall - taken["off"].wall, 1e-3), taken[mode].cpu - taken["off"].cpu))
+    notes = {"points": (QUICK_STEPS if options.quick else STEPS) * METRICS}
+    names = {"tracking_stage_seconds": "on", "tracking_outage_seconds": "gone"}
     return {
-        "tracking_stage_seconds": Result(
-            "s", f"the limit of {LIMIT_S:g} s", "limit", samples, limit=LIMIT_S, notes={"points": points}
-        )
+        name: Result("s", f"the limit of {LIMIT_S:g} s", "limit", added[mode], limit=LIMIT_S, notes=notes)
+        for name, mode in names.items()
     }

@@ -9,9 +9,11 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import yaml
 from prefect import flow, task
+from pydantic import WithJsonSchema
 
 from flows.lifecycle import echo
 from flows.pipeline import ROOT, Done, StageFailedError, run_stage
@@ -20,8 +22,14 @@ PIPELINE = Path("reports/claims/dvc.yaml")
 
 
 def known_methods(root: Path) -> list[str]:
-    """The experiments that reports/claims/dvc.yaml lists."""
+    """The experiments that reports/claims/dvc.yaml lists; none without that file."""
+    if not (root / PIPELINE).exists():
+        return []
     return yaml.safe_load((root / PIPELINE).read_text(encoding="utf-8"))["stages"]["claim"]["matrix"]["method"]
+
+
+Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(ROOT)})]
+"""So that the UI offers those there are, and the server refuses others."""
 
 
 def chosen(methods: list[str] | None, root: Path) -> list[str]:
@@ -54,7 +62,7 @@ def board(root: str) -> None:
 
 
 @flow(name="claims")
-def claims(methods: list[str] | None = None, root: str = "") -> dict[str, Done]:
+def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Done]:
     """Bring the board of claims up to date. An experiment that fails leaves the others; the first failure is raised at the end.
 
     Args:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from prefect import flow, task
@@ -30,6 +30,10 @@ from flows.pipeline import ROOT, StageFailedError
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]
+Model = Literal["specialist", "base", "sft", "merged", "merged_linear"]
+Metric = Literal["success", "reward", "accepted", "turns", "tokens", "cost"]
+CHANGE = r"^[\w.]+=.+$"
+Override = Annotated[str, Field(pattern=CHANGE)]
 Plan = Mapping[tuple[str, int], tuple[str, list[str]]]
 """(setting, seed) -> name and overrides of its experiment."""
 
@@ -39,11 +43,8 @@ class Setting(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    overrides: list[str] = Field(default_factory=list, description="Changes of params.yaml, such as rl.algorithm=rloo.")
-    model: str = Field(
-        "specialist",
-        description="Which model's scores count: specialist (rl@<domain> on its domain), sft, base, merged or merged_linear.",
-    )
+    overrides: list[Override] = Field(default_factory=list, description="Changes of params.yaml, such as rl.algorithm=rloo.")
+    model: Model = Field("specialist", description="Whose scores count; specialist: rl@<domain> on its own domain.")
 
 
 class Comparison(BaseModel):
@@ -59,7 +60,7 @@ class Comparison(BaseModel):
     vary: Literal["rl.seed", "seed"] = Field(
         "rl.seed", description="rl.seed: all runs share tasks and SFT policy; seed: everything is made anew for each seed."
     )
-    metric: str = Field("success", description="A mean of reports/evaluation.json: success, reward, turns, tokens or cost.")
+    metric: Metric = Field("success", description="A mean of reports/evaluation.json.")
     jobs: int | None = Field(None, ge=1, le=256, description="Experiments at a time; empty: one per core, one on an accelerator.")
 
 
@@ -179,16 +180,18 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--vary", choices=["rl.seed", "seed"], default="rl.seed", help="what the seeds are of")
-    parser.add_argument("--metric", default="success")
+    parser.add_argument("--metric", choices=get_args(Metric), default="success", help="a mean of reports/evaluation.json")
     parser.add_argument("--name", default="comparison", help="of the files below reports/comparisons")
     parser.add_argument("--jobs", type=int)
     options = parser.parse_args()
     settings = {}
     for label, *overrides in options.setting:
         name, _, model = label.partition(":")
-        bad = [override for override in overrides if not re.fullmatch(r"[\w.]+=.*", override)]
+        bad = [override for override in overrides if not re.fullmatch(CHANGE, override)]
         if bad or not name or name in settings:
             parser.error(f"--setting takes a name of its own and KEY=VALUE pairs, not {[label, *overrides]}")
+        if model and model not in get_args(Model):
+            parser.error(f"--setting {label}: the model is one of {', '.join(get_args(Model))}")
         settings[name] = Setting(overrides=overrides, **({"model": model} if model else {}))
     if len(settings) < 2 or len(options.seeds) < 2:
         parser.error("a comparison needs at least two settings and two seeds")

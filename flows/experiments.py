@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pipeline import StageFailedError
+from flows.tracked import run_environment
 
 RESULTS = "reports/evaluation.json"
 TARGET = "evaluate"
@@ -88,4 +89,4 @@ def environment(name: str) -> Mapping[str, str]:
     source = Path(__file__).resolve().parent.parent
     python_path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "PYTHONPATH": python_path, "LIFECYCLE_RUN_ID": name}
+    return {**os.environ, "PATH": path, "PYTHONPATH": python_path, **run_environment(name, name)}

@@ -36,7 +36,7 @@ from flows.pipeline import (
     stage_graph,
     stage_items,
 )
-from flows.tracked import tell_mlflow
+from flows.tracked import run_environment, tell_mlflow
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; a run without that server has the stages' own file lock."""
@@ -96,12 +96,12 @@ def gpu(needed: bool) -> Iterator[None]:
 
 
 @task(retry_condition_fn=can_be_retried)
-def stage(name: str, items: list[str], root: str, lifecycle: str, jobs: int, on_gpu: bool) -> State:
+def stage(name: str, items: list[str], root: str, environment: dict[str, str], jobs: int, on_gpu: bool) -> State:
     """Bring one stage of dvc.yaml up to date. The state's name says whether it ran, was restored or was up to date."""
     say, started = echo(), time.monotonic()
     bars = artifacts.Bars(Path(root), name, say)
     with gpu(on_gpu):
-        done = run_group(items, Path(root), {"LIFECYCLE_RUN_ID": lifecycle}, say, jobs, bars.update)
+        done = run_group(items, Path(root), environment, say, jobs, bars.update)
     bars.finish()
     artifacts.show_stage(name, done, time.monotonic() - started)
     return Completed(name=done.verdict, message=str(done), data=(done, time.monotonic() - started))
@@ -139,6 +139,7 @@ def lifecycle(settings: Settings = Settings(), root: str = "") -> dict[str, Done
 
 def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[str, Done]:
     identity = str(runtime.flow_run.id)
+    environment = run_environment(identity, str(runtime.flow_run.name))
     if (root / "stages" / "params.py").exists():
         check_params(str(root))
     gpu_stages, jobs = on_gpu(root), settings.jobs or side_by_side(root)
@@ -150,7 +151,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
         states[name] = stage.with_options(
             name=name, task_run_name=name, retries=settings.retries, retry_delay_seconds=settings.retry_delay_s
         )(
-            *(name, [name] if name in gpu_stages else items.get(name, [name]), str(root), identity, jobs, name in gpu_stages),
+            *(name, [name] if name in gpu_stages else items.get(name, [name]), str(root), environment, jobs, name in gpu_stages),
             wait_for=[states[need] for need in needs],
             return_state=True,
         )
@@ -158,7 +159,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
         say(f"lifecycle: {name:<10} {done[name][0]}")
         if name == settings.until:
             break
-    tell_mlflow([result for result, _ in done.values()], root, identity, str(runtime.flow_run.name), say)
+    tell_mlflow([result for result, _ in done.values()], root, environment, say)
     artifacts.show_run(root, identity, done)
     return {name: result for name, (result, _) in done.items()}
 

@@ -185,7 +185,7 @@ def serve(ports: argparse.Namespace) -> int:
     taken = [port for port in (ports.port, ports.mlflow_port, ports.report_port) if not port_is_free(port)]
     if taken:
         numbers, others = ", ".join(map(str, taken)), "--port 4210 --mlflow-port 5010 --report-port 5011"
-        print(print(f"serve: port {numbers} is taken. For others: make serve SERVE_ARGS='{others}'", file=sys.stderr))
+        print(f"serve: port {numbers} is taken. For others: make serve SERVE_ARGS='{others}'", file=sys.stderr)
         return 2
     first, then, mlflow = parts(ports)
     settings = environment(ports, mlflow)

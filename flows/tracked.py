@@ -1,11 +1,11 @@
-"""Tells MLflow of a flow run's stages that DVC did not have to execute: each gets a child run with its state and hashes."""
+"""A flow run in MLflow: one parent run for all its stages, and a child with state and hashes for those DVC did not execute."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from flows.pipeline import Done
@@ -23,16 +23,22 @@ def arguments(done: Iterable[Done]) -> list[str]:
     return found
 
 
-def tell_mlflow(done: Iterable[Done], root: Path, identity: str, name: str, say: Callable[[str], None]) -> None:
-    """The children belong to the parent of flow run `identity`, called `name`. What goes wrong is said and fails nothing: what
-    could not be sent is kept and sent by the next stage."""
+def run_environment(identity: str, name: str) -> dict[str, str]:
+    """What puts stages under the parent run of flow run or experiment `identity`, in MLflow `lifecycle <name>`."""
+    return {"LIFECYCLE_RUN_ID": identity, "LIFECYCLE_RUN_NAME": name}
+
+
+def tell_mlflow(done: Iterable[Done], root: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """The children belong to the parent that `environment` (run_environment) names. What goes wrong is said and fails nothing:
+    what could not be sent is kept and sent by the next stage."""
     states = arguments(done)
     if not states or not (root / "stages" / "tracking").is_dir():
         return
-    environment = {**os.environ, "LIFECYCLE_RUN_ID": identity, "LIFECYCLE_RUN_NAME": name}
     command = [sys.executable, "-m", "stages.tracking", *states]
     try:
-        told = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        told = subprocess.run(
+            command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
     except subprocess.TimeoutExpired:
         say("MLflow: slow to answer; what it misses is kept and sent later")
         return

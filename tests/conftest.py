@@ -23,6 +23,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: `make test-all` runs it"))
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist, which takes files in the order of their tests
+        items.sort(key=_seconds, reverse=True)
+
+
+def _seconds(item: pytest.Item) -> float:
+    """What the item's file says it takes. The longest begin first: one that begins late keeps a single worker busy at the end."""
+    long = item.get_closest_marker("long")
+    return float(long.args[0]) if long else 0.0
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,33 @@ def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pyte
     assert "Did you mean 'steps'?" in capsys.readouterr().err
 
 
+COMMANDS = ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "pretrain", "claim", "promote", "params"]
+HEAVY = {
+    *("accelerate", "bm25s", "datasets", "dvc", "fastapi", "httpx", "matplotlib", "mlflow", "pandas", "peft", "prefect"),
+    *("requests", "scipy.stats", "sqlalchemy", "sympy", "textworld", "tokenizers", "torch", "transformers"),
+}
+ASK_FOR_HELP = """
+import contextlib, io, runpy, sys
+
+for name in sys.argv[1:]:
+    sys.argv, said = [name, "--help"], io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        runpy.run_module(f"stages.{name}", run_name="__main__", alter_sys=True)
+    print(name, "usage:" in said.getvalue(), *sys.modules)
+"""
+
+
+def test_asking_for_help_imports_nothing_heavy() -> None:
+    """One process asks all commands in turn: the first that has a heavy module in its line is the one that imports it."""
+    command = [sys.executable, "-W", "ignore", "-c", ASK_FOR_HELP, *COMMANDS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [name for name, *_ in lines] == COMMANDS
+    for name, helped, *modules in lines:
+        assert helped == "True", name
+        assert not HEAVY.intersection(modules), name
+
+
 HOLD = """
 import sys, time
 from stages.runtime import own_gpu

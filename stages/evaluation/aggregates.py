@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy  # loads scipy.stats when it is first used: most commands of the stages never do
 
 from stages.evaluation.statistics import StatisticsError
 from stages.seeding import key64
@@ -53,7 +53,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
     if not np.isfinite(differences).all():
         raise StatisticsError("a paired difference needs finite values")
     mean, n = float(differences.mean()), len(differences)
-    half = float(stats.t.ppf(0.5 + confidence / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
+    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
     return PairedDifference(mean, mean - half, mean + half, n)
 
 
@@ -78,7 +78,7 @@ def _scores(scores: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
 def iqm(scores: np.ndarray) -> float:
     """Interquartile mean: of all R * T scores together, the mean of those left when the lowest and the highest quarter (each
     rounded down) are cut off."""
-    return float(stats.trim_mean(_scores(scores), proportiontocut=0.25, axis=None))
+    return float(scipy.stats.trim_mean(_scores(scores), proportiontocut=0.25, axis=None))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:

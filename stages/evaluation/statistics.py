@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy  # loads scipy.stats when it is first used: most commands of the stages never do
 
 from stages.seeding import key64
 
@@ -81,7 +81,7 @@ def _bootstrap(sums: np.ndarray, sizes: np.ndarray, confidence: float, resamples
     def ratio(drawn: np.ndarray, counts: np.ndarray, axis: int = -1) -> np.ndarray:
         return drawn.sum(axis=axis) / counts.sum(axis=axis)
 
-    found = stats.bootstrap(
+    found = scipy.stats.bootstrap(
         (sums, sizes),
         ratio,
         paired=True,
@@ -99,7 +99,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     """Wilson score interval of a proportion: (low, high). Raises StatisticsError for n = 0."""
     if n < 1:
         raise StatisticsError("a proportion of no trials has no interval")
-    found = stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
+    found = scipy.stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
     return float(found.low), float(found.high)
 
 
@@ -161,7 +161,7 @@ def sign_flip_p(differences: np.ndarray, resamples: int, seed: int) -> float:
     def total(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.asarray(drawn.sum(axis=axis))
 
-    found = stats.permutation_test(
+    found = scipy.stats.permutation_test(
         (moving,),
         total,
         permutation_type="samples",

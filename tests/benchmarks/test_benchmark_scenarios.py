@@ -15,6 +15,7 @@ from benchmarks import (
     lifecycle,
     mcts,
     merge,
+    profiles,
     rl_iteration,
     rollout_multi_turn,
     scaling,
@@ -173,22 +174,53 @@ def test_merges_of_both_sides(options: Options):
 def test_start_up(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
-    with pytest.raises(startup.SkippedError, match="no DVC checkout"):
-        startup.noop_repro(Options(options.scratch, options.scratch))
+    for scenario in (startup.noop_repro, startup.noop_lifecycle):
+        with pytest.raises(startup.SkippedError, match="no DVC checkout"):
+            scenario(Options(options.scratch, options.scratch))
 
 
 def test_what_tracking_costs(options: Options):
-    (result,) = tracking.measure(options).values()
-    assert result.summary()["theirs"] == tracking.LIMIT_S
+    results = tracking.measure(options)
+    assert list(results) == ["tracking_stage_seconds", "tracking_outage_seconds"]
+    for result in results.values():
+        assert result.summary()["theirs"] == tracking.LIMIT_S
     with sqlite3.connect(options.scratch / "tracked" / "mlflow.db") as store:
         assert store.execute("SELECT COUNT(*) FROM runs WHERE name = 'rl@search'").fetchone() == (1,)
         (points,) = store.execute("SELECT COUNT(*) FROM metrics WHERE key LIKE 'metric%'").fetchone()
-    assert points == result.notes["points"]
+    assert points == results["tracking_stage_seconds"].notes["points"]
 
 
 def test_tables_of_growth(options: Options):
     assert [row["slots"] for row in scaling.rollouts(options)] == [1, 2]
     assert [row["tokens"] for row in scaling.steps(options)] == [48, 96]
+
+
+def test_profiles_name_the_parts_of_all_the_time(options: Options):
+    rows = profiles.measure(options)
+    assert [row.pop("scenario").split("@")[0] for row in rows] == ["rollout_multi_turn", "mcts", "rl_iteration", "train_step_p16"]
+    for row in rows:
+        assert list(row) == [*profiles.PARTS, profiles.REST]
+        assert sum(row.values()) == pytest.approx(1.0, abs=0.01)
+        assert row["weight products"] > 0.05
+    assert rows[-1]["backward pass"] > 0.05
+
+
+def test_a_call_belongs_to_the_first_part_that_matches():
+    times = {
+        "<method 'run_backward' of 'torch._C._EngineBase' objects>": 4.0,
+        "<built-in method torch._C._nn.linear>": 2.0,
+        "<built-in method torch.matmul>": 1.0,
+        "<method 'copy_' of 'torch._C.TensorBase' objects>": 1.0,
+        "advance": 2.0,
+    }
+    found = profiles.shares(times)
+    assert {part: share for part, share in found.items() if share} == {
+        "backward pass": 0.4,
+        "weight products": 0.2,
+        "attention": 0.1,
+        "moving tensors": 0.1,
+        "python": 0.2,
+    }
 
 
 def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):

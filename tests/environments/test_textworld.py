@@ -128,7 +128,7 @@ def test_a_restored_snapshot_goes_on_exactly_as_the_original_did(domain, folder,
 def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domain, environment, tasks):
     """Neither meta commands nor chains nor half commands get through, and the refused turn still counts."""
     environment.reset(tasks[0])
-    key, memory = environment.state_key(), environment.snapshot().story
+    key, memory = environment.state_key(), environment.snapshot().memory
     refused = ["", "dance", "go", "take", "go nowhere", "undo", "restart", "save", "quit", "tw-print player", "look then look"]
     for action in refused:
         step = environment.step(action)
@@ -137,7 +137,7 @@ def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domai
         assert 0 < len(step.observation.text) < 80
         assert environment.state_key() == key
         environment.restore(environment.snapshot())
-        assert all(np.array_equal(now, then) for now, then in zip(environment.snapshot().story, memory, strict=True))
+        assert all(np.array_equal(now, then) for now, then in zip(environment.snapshot().memory, memory, strict=True))
     last = environment.step("look. look")
     assert domain.settings.max_turns == len(refused) + 1
     assert not last.accepted

@@ -50,3 +50,30 @@ def test_settings_have_ranges_and_know_the_stages_from_dvc_yaml() -> None:
     for wrong in ({"retries": -1}, {"retry_delay_s": 3601}, {"jobs": 65}, {"until": "rollouts"}, {"stop": "rl"}):
         with pytest.raises(ValidationError):
             Settings(**wrong)
+
+
+def test_a_comparison_that_could_not_be_scored_is_refused_before_it_runs() -> None:
+    from flows.compare import Comparison
+
+    settings = {name: {"overrides": [f"rl.algorithm={name}"]} for name in ("grpo", "rloo")}
+    assert Comparison(settings=settings).metric == "success"
+    wrong = [
+        {"metric": "sucess"},
+        {"seeds": [0]},
+        {"jobs": 0},
+        {"settings": {"grpo": {}}},
+        {"settings": {**settings, "sft": {"model": "stf"}}},
+        {"settings": {**settings, "rloo": {"overrides": ["rl.algorithm rloo"]}}},
+    ]
+    for values in wrong:
+        with pytest.raises(ValidationError):
+            Comparison(**{"settings": settings, **values})
+
+
+def test_claims_knows_the_experiments_of_the_board() -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.claims import claims, known_methods
+
+    schema = parameter_schema(claims).model_dump_for_openapi()
+    assert schema["properties"]["methods"]["anyOf"][0]["items"]["enum"] == known_methods(ROOT)

@@ -14,7 +14,7 @@ import yaml
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows.pipeline import StageFailedError, run_stage
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(40)]
 DVC_YAML = """
 stages:
   evaluate:
@@ -32,7 +32,7 @@ evaluate: {models: null}
 per_domain: {a: {rl: {steps: 40}}, b: {rl: {}}}
 """
 EVALUATE = """
-import json, pathlib, yaml
+import json, os, pathlib, yaml
 params = yaml.safe_load(open("params.yaml"))
 rl = params["rl"]
 if rl["algorithm"] == "broken":
@@ -40,7 +40,9 @@ if rl["algorithm"] == "broken":
 value = {"grpo": 0.2, "rloo": 0.5}[rl["algorithm"]] + 0.01 * rl["seed"]
 models = {f"rl@{d}": {d: {"success": {"mean": value + 0.1 * i}}} for i, d in enumerate(params["domains"])}
 steps = {d: params["per_domain"][d]["rl"].get("steps", rl["steps"]) for d in params["domains"]}
+told = [os.environ[name] for name in ("LIFECYCLE_RUN_ID", "LIFECYCLE_RUN_NAME")]
 written = {"models": models, "asked": params["evaluate"]["models"], "steps": steps, "threads": params["resources"]["threads"]}
+written["told"] = told
 pathlib.Path("reports").mkdir(exist_ok=True)
 pathlib.Path("reports/evaluation.json").write_text(json.dumps(written))
 pathlib.Path("runs.log").open("a").write("ran")
@@ -83,6 +85,7 @@ def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> 
 
     found = results(checkout, name)
     assert found["asked"] == ["rl@a", "rl@b"]
+    assert found["told"] == [name, name], "MLflow shows the run under the experiment's name"
     assert found["steps"] == {"a": 7, "b": 7}, "an override takes effect where a domain has a value of its own"
     assert found["threads"] == 1
     assert find(checkout, "two-nothing") is None

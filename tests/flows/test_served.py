@@ -10,17 +10,18 @@ from collections.abc import Iterator
 import httpx
 import psutil
 import pytest
-from served import Served, until
+from served import Served, add_flows, until
 from small_project import add_work, do, make_project
 
-pytestmark = pytest.mark.timeout(3600)  # a busy machine makes servers slow, not wrong
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(120)]  # a busy machine makes servers slow, not wrong
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = add_work(make_project(tmp_path_factory.mktemp("served")))
     text = (root / "dvc.yaml").read_text()
-    (root / "dvc.yaml").write_text(text.replace("echo ${item.domain} ${scale} >", "echo $LIFECYCLE_RUN_ID >"))
+    (root / "dvc.yaml").write_text(text.replace("echo ${item.domain} ${scale} >", "echo $LIFECYCLE_RUN_ID $LIFECYCLE_RUN_NAME >"))
+    add_flows(root)
     found = Served.start(root)
     try:
         yield found
@@ -48,8 +49,9 @@ def test_a_schedule_makes_runs(served: Served) -> None:
     assert {"stages", "stage-make", "stage-join", "stage-work"} <= set(served.artifacts(run))
     messages = {name: task["state"]["message"] for name, task in served.tasks(run).items()}
     assert messages["make"] == "ran: make@a, make@b"
-    # All stages of a run know it by one name, under which MLflow keeps them together.
-    assert (served.root / "joined.txt").read_text().split() == [run, run]
+    # All stages of a run know its id, under which MLflow keeps them together, and its name, by which it shows them.
+    name = next(item["name"] for item in served.runs("lifecycle-nightly") if item["id"] == run)
+    assert (served.root / "joined.txt").read_text().split() == [run, name, run, name]
 
 
 def test_from_a_terminal_it_is_the_same_flow_and_does_nothing_twice(served: Served) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline import Done
-from flows.tracked import arguments, tell_mlflow
+from flows.tracked import arguments, run_environment, tell_mlflow
 
 DONE = [Done(("rl@a",), ("rl@b",), ()), Done((), (), ("merge",))]
 
@@ -18,12 +18,13 @@ def test_every_stage_comes_with_what_dvc_did() -> None:
 
 def test_the_flow_runs_identity_and_name_reach_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stages" / "tracking").mkdir(parents=True)
-    (tmp_path / "stages" / "tracking" / "__init__.py").touch()
+    for package in ("stages", "stages/tracking"):
+        (tmp_path / package / "__init__.py").touch()
     (tmp_path / "stages" / "tracking" / "__main__.py").write_text(
         "import os, sys\nprint(os.environ['LIFECYCLE_RUN_ID'], os.environ['LIFECYCLE_RUN_NAME'], *sys.argv[1:3])\nsys.exit(1)\n"
     )
     said: list[str] = []
-    tell_mlflow(DONE, tmp_path, "id-1", "wise-owl", said.append)
+    tell_mlflow(DONE, tmp_path, run_environment("id-1", "wise-owl"), said.append)
     assert said == ["MLflow: id-1 wise-owl --state rl@a=ran"]
-    tell_mlflow(DONE, tmp_path / "elsewhere", "id-1", "wise-owl", said.append)
+    tell_mlflow(DONE, tmp_path / "elsewhere", run_environment("id-1", "wise-owl"), said.append)
     assert len(said) == 1

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from stages.params import apply_overlay
+from stages.tracking.spool import spools
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -114,10 +115,11 @@ class Checkout:
     def wait_for_tracking(self, within_s: float = 120.0) -> None:
         """Wait for what followers still send after their stages' end; then send what they gave up on."""
         deadline = time.monotonic() + within_s / 2
-        while list((self.root / ".bellwether" / "tracking").glob("*.jsonl")) and time.monotonic() < deadline:
+        while spools(self.root) and time.monotonic() < deadline:
             time.sleep(0.2)
-        command = [sys.executable, "-m", "stages.tracking", "--replay"]
-        subprocess.run(command, cwd=self.root, env={**self.env, "BELLWETHER_TRACKING": "on"}, check=True, timeout=within_s)
+        if spools(self.root):
+            command = [sys.executable, "-m", "stages.tracking", "--replay"]
+            subprocess.run(command, cwd=self.root, env={**self.env, "BELLWETHER_TRACKING": "on"}, check=True, timeout=within_s)
 
     @property
     def lock(self) -> dict[str, Any]:

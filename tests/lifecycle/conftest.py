@@ -1,28 +1,48 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from checkout import Checkout, export
 
+from stages.tracking.spool import locked
+
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of pytest-xdist have in common."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "lifecycle"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def source(shared: Path, tiny_policy: Path) -> Path:
     """The working tree as it was when the tests began."""
-    return export(tmp_path_factory.mktemp("lifecycle") / "source", tiny_policy)
+    folder = shared / "source"
+    with locked(shared / "source.lock", wait=True):
+        if not folder.exists():
+            export(shared / "source.part", tiny_policy).rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Checkout:
-    """A whole run from a clean checkout, tracked in MLflow. Copy it before you change anything."""
-    checkout = Checkout.make(tmp_path_factory.mktemp("lifecycle") / "undisturbed", source, PYTHONHASHSEED="0")
-    checkout.environment["BELLWETHER_TRACKING"] = "on"
-    ran, restored = checkout.repro()
-    assert len(ran) == 12
-    assert not restored
-    checkout.environment["BELLWETHER_TRACKING"] = "off"
-    checkout.wait_for_tracking()
-    return checkout
+def undisturbed(shared: Path, source: Path) -> Checkout:
+    """A whole run from a clean checkout, tracked in MLflow, made by the worker that first asks for it. Copy it before you change
+    anything."""
+    root, made = shared / "undisturbed", shared / "undisturbed.made"
+    with locked(shared / "undisturbed.lock", wait=True):
+        if not made.exists():
+            shutil.rmtree(root, ignore_errors=True)  # what a worker left that failed
+            checkout = Checkout.make(root, source, PYTHONHASHSEED="0", BELLWETHER_TRACKING="on")
+            ran, restored = checkout.repro()
+            assert len(ran) == 12
+            assert not restored
+            checkout.wait_for_tracking()
+            made.touch()
+    return Checkout(root, {"PYTHONHASHSEED": "0", "BELLWETHER_TRACKING": "off"})
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from checkout import Checkout
 
 from stages.agent.episode import read_rows
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(300)]
 STAGES = ["curate@textworld", "curate@search", "sft", "rollout@textworld", "rollout@search", "annotate@textworld"]
 STAGES += ["annotate@search", "rl@textworld", "rl@search", "merge", "evaluate", "report"]
 
 
-def test_a_finished_run_has_nothing_to_do(undisturbed: Checkout) -> None:
-    assert undisturbed.repro() == ([], [])
-    assert sorted(undisturbed.lock) == sorted(STAGES)
-    checkpoints = undisturbed.root / ".bellwether" / "checkpoints"
+def test_a_finished_run_has_nothing_to_do(done: Checkout) -> None:
+    assert done.repro() == ([], [])
+    assert sorted(done.lock) == sorted(STAGES)
+    checkpoints = done.root / ".bellwether" / "checkpoints"
     assert not [path for path in checkpoints.rglob("*") if path.is_file()]
 
 

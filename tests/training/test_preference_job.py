@@ -10,50 +10,16 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.episode import NODE_SCHEMA, read_rows, write_table
+from stages.agent.episode import read_rows, write_table
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.annotation.pairs import PAIR_SCHEMA
 from stages.params import Rl
 from stages.training.loop import make_processes
 from stages.training.preference import PreferenceJob
-from training.toys import KilledError, kill_at_step, outputs
+from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
 
-PAIRS = 6
 RL: dict[str, Any] = {"steps": 8, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 3}
-
-
-def store_pairs(context) -> None:
-    """A tree per task: the prompt, a first action, and below it a right and a wrong second one."""
-    tokenizer = load_policy(context.root / "data/models/sft").tokenizer
-    prompt, after = tokenizer.encode("you are in room"), tokenizer.encode("you see a key")
-    right, wrong, first = (tokenizer.encode(text) for text in ("take the key", "put the lamp", "open the door"))
-    nodes, pairs = [], []
-    for number in range(PAIRS):
-        shapes = [(-1, [], [*prompt, 7 + number], 0.0, False), (0, first, after, 0.0, False)]
-        shapes += [(1, right, [], 1.0, True), (1, [*wrong, 5 + number], [], 0.0, True)]
-        for node, (parent, tokens, context_ids, reward, terminal) in enumerate(shapes):
-            nodes.append(
-                {
-                    **dict.fromkeys(NODE_SCHEMA.names),
-                    **{"task_id": f"t{number}", "node": node, "parent": parent, "depth": node, "action": str(node)},
-                    **{"token_ids": tokens, "context_ids": context_ids, "logprob": [0.0] * len(tokens), "prior": 0.0, "N": 2},
-                    **{
-                        "W": 1.0,
-                        "n_success": int(reward or not terminal),
-                        "n_rollouts": 1,
-                        "reward": reward,
-                        "terminal": terminal,
-                    },
-                    **{"truncated": False, "state_key": "", "iteration": 0, "observation": ""},
-                }
-            )
-        pairs.append(
-            {"task_id": f"t{number}", "parent": 1, "win": 2, "lose": 3, "margin": 1.0, "n_win": 2, "n_lose": 2, "weight": 1.0}
-        )
-    folder = context.root / "data/annotated/toy"
-    write_table(folder / "nodes.parquet", NODE_SCHEMA, nodes)
-    write_table(folder / "pairs.parquet", PAIR_SCHEMA, pairs)
 
 
 def made(make_context, name: str = "run", **section: Any):

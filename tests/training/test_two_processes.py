@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from stages import runtime, sft
 from stages.runtime import stage_run
+from training.toys import store_pairs
 
+pytestmark = pytest.mark.long(30)
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = f"""
 import os, sys
@@ -31,11 +33,15 @@ if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     import torch
     torch.distributed.barrier()
 sys.argv = ["rl", "--domain", "toy"]
-sys.exit(code or stage_run("rl", rl.run, per_domain=True, launched=True))
+for folder in (".", "pairs"):
+    os.chdir(folder)
+    code = code or stage_run("rl", rl.run, per_domain=True, launched=True)
+sys.exit(code)
 """
+# Micro-batches so small that the processes get different numbers of them.
+RESOURCES = {"slots": 16, "threads": 1, "tokens_per_batch": 256}
 SECTIONS = {
-    # Micro-batches so small that the processes get different numbers of them.
-    "resources": {"slots": 16, "threads": 1, "tokens_per_batch": 256},
+    "resources": RESOURCES,
     "sft": {"epochs": 3.0, "batch_tokens": 512, "eval_every": 2, "checkpoint_every": 2},
     "rl": {
         "algorithm": "ppo",
@@ -49,6 +55,11 @@ SECTIONS = {
         "sampling": {"max_tokens": 6},
     },
 }
+PAIRS = {
+    "resources": RESOURCES,
+    # Before each update KTO scores further documents with policy and reference.
+    "rl": {"algorithm": "kto", "steps": 4, "warmup_steps": 0, "checkpoint_every": 2, "preference": {"pairs_per_step": 5}},
+}
 
 
 def curve(path: Path) -> list[dict[str, float]]:
@@ -58,12 +69,13 @@ def curve(path: Path) -> list[dict[str, float]]:
 
 @pytest.fixture
 def start(make_context, tmp_path):
-    """start(name, *launcher): a process that runs sft, then rl, in a folder of its own."""
+    """start(name, *launcher): a process that runs sft, then rl, in a folder of its own, and rl from pairs in `pairs` below it."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
     def go(name: str, *launcher: str) -> tuple[Path, subprocess.Popen]:
         root = make_context("sft", name, **SECTIONS).root
+        store_pairs(make_context("rl", f"{name}/pairs", **PAIRS))
         dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         environment = {key: value for key, value in os.environ.items() if key not in dropped}
         environment |= {"BELLWETHER_TRACKING": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -76,8 +88,8 @@ def start(make_context, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
-    """Contract: under DDP and FSDP, sft and then rl (policy and critic) have one process's loss curve to 1e-5, and its weights;
-    the first process alone writes, whole files in the same places."""
+    """Contract: under DDP and FSDP, sft, rl with policy and critic, and rl from preference pairs have one process's loss curve to
+    1e-5, and its weights; the first process alone writes, whole files in the same places."""
     launch = ("-m", "accelerate.commands.launch", "--config_file")
     running = {"one": start("one")}
     for name in ("ddp", "fsdp"):
@@ -85,18 +97,18 @@ def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
     for name, (_, process) in running.items():
         assert process.wait(timeout=900) == 0, (tmp_path / f"{name}.log").read_text()[-4000:]
     one = running["one"][0]
-    folders = ("data/models", "data/rl", "reports")
+    folders = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/reports")
     files = sorted(path.relative_to(one) for folder in folders for path in (one / folder).rglob("*"))
     assert Path("reports/rl/toy.json") in files
     for name in ("ddp", "fsdp"):
         root = running[name][0]
-        for file in ("reports/sft/history.csv", "reports/rl/toy_history.csv"):
+        for file in ("reports/sft/history.csv", "reports/rl/toy_history.csv", "pairs/reports/rl/toy_history.csv"):
             ours, theirs = curve(root / file), curve(one / file)
             assert len(ours) == len(theirs) > 2
             for row, expected in zip(ours, theirs, strict=True):
                 assert row == pytest.approx(expected, rel=1e-5, abs=1e-5), f"{name} {file}"
-        for model in ("sft", "rl/toy"):
-            ours, theirs = (load_file(folder / "data/models" / model / "model.safetensors") for folder in (root, one))
+        for model in ("data/models/sft", "data/models/rl/toy", "pairs/data/models/rl/toy"):
+            ours, theirs = (load_file(folder / model / "model.safetensors") for folder in (root, one))
             assert sorted(ours) == sorted(theirs)
             for key, value in theirs.items():
                 assert float((ours[key] - value).abs().max()) < 2e-5, f"{name} {model} {key}"

@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from stages.agent.episode import Episode, Owner, TurnRecord
+from stages.agent.episode import NODE_SCHEMA, Episode, Owner, TurnRecord, write_table
+from stages.agent.policy import load_policy
+from stages.annotation.pairs import PAIR_SCHEMA
 from stages.environments.protocol import Observation, Step, Task
 from stages.runtime import StageContext
+
+PAIRS = 6
 
 
 class FirstLetterEnvironment:
@@ -70,6 +74,39 @@ def make_episode(name: str, group: str, turns: list[int], reward: float) -> Epis
             episode.append([7], Owner.ENVIRONMENT, turn)
     episode.reward = reward
     return episode
+
+
+def store_pairs(context: StageContext) -> None:
+    """A tree per task: the prompt, a first action, and below it a right and a wrong second one."""
+    tokenizer = load_policy(Path(context.params.model.path)).tokenizer
+    prompt, after = tokenizer.encode("you are in room"), tokenizer.encode("you see a key")
+    right, wrong, first = (tokenizer.encode(text) for text in ("take the key", "put the lamp", "open the door"))
+    nodes, pairs = [], []
+    for number in range(PAIRS):
+        shapes = [(-1, [], [*prompt, 7 + number], 0.0, False), (0, first, after, 0.0, False)]
+        shapes += [(1, right, [], 1.0, True), (1, [*wrong, 5 + number], [], 0.0, True)]
+        for node, (parent, tokens, context_ids, reward, terminal) in enumerate(shapes):
+            nodes.append(
+                {
+                    **dict.fromkeys(NODE_SCHEMA.names),
+                    **{"task_id": f"t{number}", "node": node, "parent": parent, "depth": node, "action": str(node)},
+                    **{"token_ids": tokens, "context_ids": context_ids, "logprob": [0.0] * len(tokens), "prior": 0.0, "N": 2},
+                    **{
+                        "W": 1.0,
+                        "n_success": int(reward or not terminal),
+                        "n_rollouts": 1,
+                        "reward": reward,
+                        "terminal": terminal,
+                    },
+                    **{"truncated": False, "state_key": "", "iteration": 0, "observation": ""},
+                }
+            )
+        pairs.append(
+            {"task_id": f"t{number}", "parent": 1, "win": 2, "lose": 3, "margin": 1.0, "n_win": 2, "n_lose": 2, "weight": 1.0}
+        )
+    folder = context.root / "data/annotated/toy"
+    write_table(folder / "nodes.parquet", NODE_SCHEMA, nodes)
+    write_table(folder / "pairs.parquet", PAIR_SCHEMA, pairs)
 
 
 def outputs(root: Path) -> dict[str, bytes]:

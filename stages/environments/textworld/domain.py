@@ -13,9 +13,10 @@ from stages.seeding import key64
 from stages.workers import worker_pool
 
 if TYPE_CHECKING:
-    from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
+    from stages.environments.textworld.environment import TextWorldEnvironment
+    from stages.environments.textworld.stories import Stories
 
-SHARES: dict[Split, int] = {"train": 192, "valid": 24, "test": 200}
+SHARES: dict[Split, int] = {"train": 384, "valid": 24, "test": 200}
 """Tasks per split, in proportion."""
 _SHORTEST = 2
 """Tasks that one command solves teach nothing."""
@@ -29,7 +30,7 @@ class TextWorldDomain:
 
     def __init__(self, settings: TextWorldSettings) -> None:
         self.settings = settings
-        self._starts: StartCache | None = None
+        self._stories: Stories | None = None
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """Records in an order of splits that keeps their proportions at every length; a game stays in one split."""
@@ -120,11 +121,12 @@ class TextWorldDomain:
         return [game.as_posix(), game.with_suffix(".json").as_posix()]
 
     def make(self, folder: Path) -> TextWorldEnvironment:
-        from stages.environments.textworld.environment import StartCache, TextWorldEnvironment
+        from stages.environments.textworld.environment import TextWorldEnvironment
+        from stages.environments.textworld.stories import Stories
 
-        if self._starts is None:
-            self._starts = StartCache()
-        return TextWorldEnvironment(folder, self.settings, self._starts)
+        if self._stories is None:
+            self._stories = Stories()
+        return TextWorldEnvironment(folder, self.settings, self._stories)
 
     def expert(self, environment: TextWorldEnvironment) -> str | None:
         """The next command of TextWorld's own winning policy; None if the episode is over or can't be won any more."""

@@ -3,62 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import jericho
-from textworld.generator.game import Game
 from textworld.logic import Action
 
 from stages.environments.protocol import Observation, Step, Task
 from stages.environments.textworld.settings import TextWorldSettings
+from stages.environments.textworld.stories import Memory, Stories, Story
 from stages.environments.textworld.text import LOST, WON, compact, succeeded_events
-from stages.environments.textworld.world import Planner, World, WorldState
+from stages.environments.textworld.world import Planner, WorldState
 
 _VERBS = {"close", "drop", "eat", "examine", "get", "go", "insert", "inventory", "lock", "look", "open", "pick", "put", "take"}
 _VERBS |= {"unlock", "north", "south", "east", "west", "n", "s", "e", "w", "i", "l", "x"}
 _COMMAND = re.compile(r"[a-z0-9 -]{1,80}")
 _CHAINED = re.compile(r"\bthen\b")
 _UNKNOWN = "that's not a verb i recognise."
-_SEED = 1234
 _NOT_RUNNING = "no episode is running: call reset(task) first"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that changes while an episode runs. `story` is the interpreter's memory, stack and registers."""
+    """Everything that changes while an episode runs."""
 
     task: Task
-    story: tuple[Any, ...]
+    memory: Memory
     state: WorldState
     history: tuple[Action, ...]
     turn: int
     done: bool
     potential: float
     text: str
-
-
-class StartCache:
-    """The first snapshots of the tasks played last, shared by a domain's environments; about 40 kB each."""
-
-    def __init__(self, size: int = 256) -> None:
-        self.size = size
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
-
-    def get(self, task: Task) -> Snapshot | None:
-        snapshot = self._snapshots.get(task.task_id)
-        if snapshot is None or snapshot.task != task:
-            return None
-        self._snapshots.move_to_end(task.task_id)
-        return snapshot
-
-    def put(self, snapshot: Snapshot) -> None:
-        self._snapshots[snapshot.task.task_id] = snapshot
-        if len(self._snapshots) > self.size:
-            self._snapshots.popitem(last=False)
 
 
 class TextWorldEnvironment:
@@ -68,38 +44,32 @@ class TextWorldEnvironment:
     `undo`, `restart`, `save`, chains ("go east then ...") and the like are not verbs here.
     """
 
-    def __init__(self, folder: Path, settings: TextWorldSettings, starts: StartCache | None = None) -> None:
+    def __init__(self, folder: Path, settings: TextWorldSettings, stories: Stories | None = None) -> None:
         self.folder = Path(folder)
         self.settings = settings
-        self._starts = starts if starts is not None else StartCache(1)
-        self._game = ""
-        self._frotz: Any = None
+        self._stories = stories if stories is not None else Stories(1, 1)
         self._now: Snapshot | None = None
         self._planner: Planner | None = None
 
     def reset(self, task: Task) -> Observation:
         """Start `task`. Raises FileNotFoundError if its game was not built below the folder."""
-        start = self._starts.get(task)
-        if start is None:
-            start = self._begin(task)
-            self._starts.put(start)
-        self.restore(start)
-        return Observation(start.text)
+        self._now = self._stories.start(task, self._begin)
+        return Observation(self._now.text)
 
     def step(self, action: str) -> Step:
         now = self._running()
         if now.done:
             raise RuntimeError(f"the episode of {now.task.task_id} is over: call reset(task) or restore(state)")
-        raw, accepted, state, history = self._play(action, now)
+        raw, accepted, memory, state, history = self._play(action, now)
         won, lost = WON in raw and accepted, LOST in raw and accepted
         turn = now.turn + 1
         truncated = not (won or lost) and turn >= self.settings.max_turns
-        potential = 1.0 if won else 0.0 if lost else self._potential(now.task, history)
+        potential = 1.0 if won else 0.0 if lost else self._potential(now.task, state, history)
         share = self.settings.progress_reward
         reward = share * (potential - now.potential) + (1.0 - share) * won
         self._now = Snapshot(
             task=now.task,
-            story=self._frotz.get_state() if accepted else now.story,
+            memory=memory,
             state=state,
             history=history,
             turn=turn,
@@ -116,10 +86,6 @@ class TextWorldEnvironment:
 
     def restore(self, state: Snapshot) -> None:
         """Go back to `state`, also from another task or in a new environment of the same folder and settings."""
-        self._load(state.task)
-        if self._planner is None or self._planner.world is not state.state.world:
-            self._planner = Planner(state.state.world)
-        self._frotz.set_state(state.story)
         self._now = state
 
     def state_key(self) -> str:
@@ -135,45 +101,37 @@ class TextWorldEnvironment:
     def policy(self) -> list[str]:
         """Commands that win from here; empty if the episode is over or the game can't be won any more."""
         now = self._running()
-        return [] if now.done or self._planner is None else self._planner.policy(now.history)
+        return [] if now.done else self._plan(now.state, now.history)
 
     def close(self) -> None:
-        self._frotz, self._now, self._game, self._planner = None, None, "", None
+        self._now = self._planner = None
 
     def _running(self) -> Snapshot:
         if self._now is None:
             raise RuntimeError(_NOT_RUNNING)
         return self._now
 
-    def _load(self, task: Task) -> None:
-        """Have the interpreter run the task's game. A new one each time: one that is kept holds every story it ever ran."""
-        game = str(task.spec["game"])
-        if game == self._game:
-            return
-        path = self.folder / game
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing (task {task.task_id}); run the curate stage to build the games")
-        self._frotz = jericho.FrotzEnv(str(path), _SEED)
-        self._frotz.step("tw-trace-actions")
-        self._game = game
+    def _story(self, task: Task) -> Story:
+        return self._stories.story(self.folder / str(task.spec["game"]))
 
     def _begin(self, task: Task) -> Snapshot:
         """The task's first moment: the walk to its start is done, the room and what the agent carries are described."""
-        self._game = ""
-        self._load(task)
-        world = World(Game.load(str((self.folder / self._game).with_suffix(".json"))))
-        state, history = world.initial(), ()
+        story = self._story(task)
+        memory, state, history = story.first, story.world.initial(), ()
         for move in task.spec["moves"]:
-            followed = state.follow(succeeded_events(self._frotz.step(move)[0]))
+            raw, memory = story.run(memory, move)
+            followed = state.follow(succeeded_events(raw))
             if followed is None or not followed[1]:
-                raise ValueError(f"task {task.task_id}: '{move}' on the way to its start does nothing in {self._game}")
+                raise ValueError(f"task {task.task_id}: '{move}' on the way to its start does nothing in {task.spec['game']}")
             state, history = followed[0], (*history, *followed[1])
-        text = compact(self._frotz.step("look")[0])
+        raw, memory = story.run(memory, "look")
+        text = compact(raw)
         if any(fact.name == "in" and fact.arguments[1].name == "I" for fact in state.facts.facts):
-            text = f"{text} {compact(self._frotz.step('inventory')[0])}"
+            raw, memory = story.run(memory, "inventory")
+            text = f"{text} {compact(raw)}"
         return Snapshot(
             task=task,
-            story=self._frotz.get_state(),
+            memory=memory,
             state=state,
             history=history,
             turn=0,
@@ -182,26 +140,30 @@ class TextWorldEnvironment:
             text=self._shown(text, state, done=False),
         )
 
-    def _play(self, action: str, now: Snapshot) -> tuple[str, bool, WorldState, tuple[Action, ...]]:
-        """What the game prints, whether it did anything, and the facts and history after it."""
+    def _play(self, action: str, now: Snapshot) -> tuple[str, bool, Memory, WorldState, tuple[Action, ...]]:
+        """What the game prints, whether it did anything, and memory, facts and history after it."""
         command = " ".join(action.lower().split())
         words = command.split(" ")
         if words[0] not in _VERBS or not _COMMAND.fullmatch(command) or _CHAINED.search(command):
-            return _UNKNOWN, False, now.state, now.history
-        raw = self._frotz.step(command)[0]
+            return _UNKNOWN, False, now.memory, now.state, now.history
+        raw, memory = self._story(now.task).run(now.memory, command)
         events = succeeded_events(raw)
         followed = now.state.follow(events)
         if followed is None or not events:
-            self._frotz.set_state(now.story)
-            return raw, False, now.state, now.history
+            return raw, False, now.memory, now.state, now.history
         state, done = followed
-        return raw, True, state, (*now.history, *done)
+        return raw, True, memory, state, (*now.history, *done)
 
-    def _potential(self, task: Task, history: tuple[Action, ...]) -> float:
+    def _plan(self, state: WorldState, history: tuple[Action, ...]) -> list[str]:
+        if self._planner is None or self._planner.world is not state.world:
+            self._planner = Planner(state.world)
+        return self._planner.policy(history)
+
+    def _potential(self, task: Task, state: WorldState, history: tuple[Action, ...]) -> float:
         """How near the goal is, in [0, 1]: 0 at the start's distance or farther, 1 when won (Ng et al., 1999)."""
-        if not self.settings.progress_reward or self._planner is None:
+        if not self.settings.progress_reward:
             return 0.0
-        left = len(self._planner.policy(history))
+        left = len(self._plan(state, history))
         return max(0.0, 1.0 - left / task.difficulty) if left else 0.0
 
     def _admissible(self, state: WorldState) -> Sequence[str]:

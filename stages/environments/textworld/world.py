@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,18 +15,31 @@ _IDLE_RULES = ("look", "inventory", "examine")
 _IDLE_EVENTS = ("looking", "taking inventory", "examining ")
 
 
+_KEPT = 128
+"""States of a game that are remembered; 10 to 20 kB each."""
+
+
 class World:
     """A loaded game; shared by its states."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
+        self._states: OrderedDict[str, WorldState] = OrderedDict()
         self.inform7 = Inform7Game(game)
         rules = game.kb.rules.values()
         self.rules = [rule for rule in rules if not rule.name.startswith(_IDLE_RULES)]
         self.idle_rules = [rule for rule in rules if rule.name.startswith(_IDLE_RULES)]
 
     def initial(self) -> WorldState:
-        return WorldState(self, self.game.world.state.copy())
+        return self.known(WorldState(self, self.game.world.state.copy()))
+
+    def known(self, state: WorldState) -> WorldState:
+        """The state with the same facts that was met before, which knows its actions already; else `state`."""
+        found = self._states.setdefault(state.key, state)
+        self._states.move_to_end(state.key)
+        if len(self._states) > _KEPT:
+            self._states.popitem(last=False)
+        return found
 
     def commands(self, actions: Sequence[Action]) -> list[str]:
         """The commands that do `actions`, in the same order, in lower case."""
@@ -73,7 +87,7 @@ class WorldState:
         return next(fact.arguments[1].name for fact in self.facts.facts if fact.name == "at" and fact.arguments[0].name == "P")
 
     def after(self, action: Action) -> WorldState:
-        return WorldState(self.world, self.facts.apply_on_copy(action))
+        return self.world.known(WorldState(self.world, self.facts.apply_on_copy(action)))
 
     def follow(self, events: Sequence[str]) -> tuple[WorldState, tuple[Action, ...]] | None:
         """The state after `events` and the actions that led to it (none for looking); None if an event is not in the rules."""

@@ -1,4 +1,4 @@
-"""A checkout of the flows over a small DVC project, with all that `make serve` starts."""
+"""All that `make serve` starts, at work in a checkout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import httpx
 import psutil
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 900.0
 """For what always comes, however busy the machine."""
 
@@ -44,6 +44,20 @@ def existing(deployments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item for item in deployments if (ROOT / item["entrypoint"].split(":")[0]).exists()]
 
 
+def add_flows(root: Path) -> None:
+    """Give a DVC project the flows and prefect.yaml of this checkout; the nightly run comes every minute."""
+    shutil.copytree(ROOT / "flows", root / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "reports" / "benchmarks", root / "reports")
+    settings = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    settings["deployments"] = existing(settings["deployments"])
+    for item in settings["deployments"]:
+        if item["name"] == "lifecycle-nightly":
+            item["schedules"] = [{"cron": "* * * * *", "timezone": "UTC", "slug": "nightly"}]
+        for schedule in item.get("schedules", []) if item["name"] != "lifecycle-nightly" else []:
+            schedule["active"] = False
+    (root / "prefect.yaml").write_text(yaml.safe_dump(settings))
+
+
 @dataclass
 class Served:
     """`make serve` at work in `root`."""
@@ -55,17 +69,7 @@ class Served:
 
     @classmethod
     def start(cls, root: Path) -> Served:
-        """In `root`, a DVC project that gets the flows and prefect.yaml of this checkout; the nightly run comes every minute."""
-        shutil.copytree(ROOT / "flows", root / "flows", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(ROOT / "reports" / "benchmarks", root / "reports")
-        settings = yaml.safe_load((ROOT / "prefect.yaml").read_text())
-        settings["deployments"] = existing(settings["deployments"])
-        for item in settings["deployments"]:
-            if item["name"] == "lifecycle-nightly":
-                item["schedules"] = [{"cron": "* * * * *", "timezone": "UTC", "slug": "nightly"}]
-            for schedule in item.get("schedules", []) if item["name"] != "lifecycle-nightly" else []:
-                schedule["active"] = False
-        (root / "prefect.yaml").write_text(yaml.safe_dump(settings))
+        """In `root`, where flows and prefect.yaml are."""
         port, mlflow, report = free_port(), free_port(), free_port()
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "DVC_"))}
         environment = {**environment, "PREFECT_HOME": str(root / ".prefect"), "PYTHONPATH": str(root), "SERVED_BY": str(root)}

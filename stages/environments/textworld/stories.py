@@ -1,0 +1,70 @@
+"""Loaded games, shared by all environments of a domain: an interpreter without a past, the logic, the first moments of tasks.
+
+Loading a game takes as long as a handful of steps, and what an interpreter knows of an episode (its memory, stack and registers)
+is copied in and out within a hundredth of a step. So one interpreter per game serves all episodes, whoever plays them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jericho
+from textworld.generator.game import Game
+
+from stages.environments.protocol import Task
+from stages.environments.textworld.world import World
+
+if TYPE_CHECKING:
+    from stages.environments.textworld.environment import Snapshot
+
+Memory = tuple[Any, ...]
+"""An interpreter's memory, stack and registers; about 40 kB. Never changed."""
+_SEED = 1234
+
+
+class Story:
+    """One compiled game."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError if the game is not there."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing; run the curate stage to build the games")
+        self._path = path
+        self._frotz = jericho.FrotzEnv(str(path), _SEED)
+        self._frotz.step("tw-trace-actions")
+        self._guard = threading.Lock()
+        self.first: Memory = self._frotz.get_state()
+
+    @cached_property
+    def world(self) -> World:
+        return World(Game.load(str(self._path.with_suffix(".json"))))
+
+    def run(self, memory: Memory, command: str) -> tuple[str, Memory]:
+        """What the game prints, and its memory after the command."""
+        with self._guard:
+            self._frotz.set_state(memory)
+            return self._frotz.step(command)[0], self._frotz.get_state()
+
+
+class Stories:
+    """The games loaded last, and the first moments of the tasks played last."""
+
+    def __init__(self, games: int = 256, starts: int = 256) -> None:
+        self.story = lru_cache(games)(Story)
+        self._size = starts
+        self._starts: OrderedDict[str, Snapshot] = OrderedDict()
+
+    def start(self, task: Task, begin: Callable[[Task], Snapshot]) -> Snapshot:
+        """The task's first moment, by `begin` if it is not known."""
+        found = self._starts.get(task.task_id)
+        if found is None or found.task != task:
+            found = self._starts[task.task_id] = begin(task)
+        self._starts.move_to_end(task.task_id)
+        if len(self._starts) > self._size:
+            self._starts.popitem(last=False)
+        return found

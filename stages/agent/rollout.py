@@ -272,8 +272,9 @@ class Collector:
             self.engine.extend(play.session, play.held)
             play.held = []
         key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn)
-        probing = play.group is not None and self.plan is not None
-        sampling = replace(self.sampling, candidates=self.plan.candidates) if probing else self.sampling
+        sampling = self.sampling
+        if play.group is not None and self.plan is not None:
+            sampling = replace(sampling, candidates=self.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
     def _record_turn(self, turn: Turn) -> tuple[_Play, str] | None:

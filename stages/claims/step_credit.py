@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SLUG = "step_credit"
 RESULT = FOLDER / "step_credit_exact.json"
-TASKS, GROUPS = 24, 4
+TASKS, GROUPS = 16, 4
 """Training tasks, and groups played of each."""
 RESAMPLES = 1000
 SOFT = "arpo_soft"

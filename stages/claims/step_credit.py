@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SLUG = "step_credit"
 RESULT = FOLDER / "step_credit_exact.json"
 TASKS, GROUPS = 16, 4
-"""Training tasks, and groups played of each."""
+"""Training tasks, and groups played of each in either way."""
 RESAMPLES = 1000
 SOFT = "arpo_soft"
 """Beside the experiment's arms: the outcome's advantages on ARPO's branches, which its hard attribution has to improve on."""
@@ -112,12 +112,12 @@ def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[st
 class Bench:
     """The SFT policy of `folder` on its keydoor tasks; `arms`: parameters of each method, by name."""
 
-    def __init__(self, folder: Path, arms: Mapping[str, Params], tasks: int = TASKS) -> None:
+    def __init__(self, folder: Path, arms: Mapping[str, Params], tasks: int = TASKS, groups: int = GROUPS) -> None:
         from stages.agent.policy import load_policy
         from stages.environments.registry import load_domain
         from stages.training.loop import make_processes
 
-        self.folder, self.arms = folder, arms
+        self.folder, self.arms, self.groups = folder, arms, groups
         self.params = next(iter(arms.values()))
         (self.name,) = self.params.domains
         self.domain = load_domain(self.name, self.params.per_domain[self.name].environment)
@@ -148,7 +148,7 @@ class Bench:
         requests = [
             Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
             for task in self.tasks
-            for group in range(GROUPS)
+            for group in range(self.groups)
             for place in range(rl.group_size)
         ]
         worlds = self.folder / "data/curated" / self.name / "worlds"
@@ -205,7 +205,9 @@ def _branches(params: Params) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.step_credit", description=(__doc__ or "").strip())
-    parser.parse_args()
+    parser.add_argument("--tasks", type=int, default=TASKS, help=f"training tasks (default: {TASKS})")
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"groups of each task, in either way (default: {GROUPS})")
+    options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()
     try:
@@ -215,7 +217,7 @@ def main() -> int:
         workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])
         folder = workshop.start(next(iter(values.values())))
         arms = {arm: parse_params(one, f"{FOLDER}/{SLUG}.yaml: arm '{arm}'") for arm, one in values.items()}
-        result = Bench(folder, arms).measure()
+        result = Bench(folder, arms, options.tasks, options.groups).measure()
     except (ParamsError, RunFailedError) as error:
         print(f"step credit: {error}", file=sys.stderr)
         return 2

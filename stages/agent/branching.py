@@ -7,8 +7,8 @@ decision depends on the group alone, whatever is played beside it and however lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -46,33 +46,6 @@ class Plan(Protocol):
     def grow(self, paths: Sequence[Path], free: int, *key: object) -> list[Fork]:
         """What branches off after a round: at most `free` forks of rows that moved in it. `key` names the group's random draws.
 
-        Where nobody lives and nothing branches off, one of the free episodes starts from the task.
+        Where nobody lives and nothing branches off, all free episodes start from the task, and the group is left to itself.
         """
         ...
-
-
-@dataclass
-class Mark:
-    """Where an episode stood after one of its turns, the answer included: what a branch starts from."""
-
-    snapshot: Any
-    """The environment's; None where the episode ended."""
-    state_key: str
-    terms: dict[str, float]
-    tokens: int
-
-
-@dataclass
-class Group:
-    """A group under way: `reserve` holds the requests not started yet, the next one last."""
-
-    name: str
-    reserve: list[Any]
-    waiting_for: int
-    """Episodes of the round that have not taken their turn."""
-    key: tuple[object, ...]
-    members: list[Any] = field(default_factory=list)
-    """Its episodes under way or over, by row."""
-    moved: set[int] = field(default_factory=set)
-    leaving: list[Any] = field(default_factory=list)
-    """Members that ended in this round; their sessions stay open until the plan has decided."""

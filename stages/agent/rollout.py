@@ -10,28 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stages import seeding
-from stages.agent.branching import Fork, Group, Mark, Path, Plan
+from stages.agent.branching import Plan
 from stages.agent.chat import Chat
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.agent.episode import Episode, Owner, TurnRecord
+from stages.agent.play import Mark, Play, Request, exchange
+from stages.agent.rounds import Group, Rounds
 from stages.environments.protocol import Environment, Step, Task, opening
-
-
-@dataclass(frozen=True)
-class Request:
-    """One episode to play. Episodes with the same `group_id` are attempts at the same task."""
-
-    task: Task
-    attempt: int
-    group_id: str
-
-    @property
-    def episode_id(self) -> str:
-        return f"{self.task.task_id}/{self.attempt:04d}"
 
 
 @dataclass(frozen=True)
@@ -83,43 +72,9 @@ class EnvironmentPool:
         self.close()
 
 
-@dataclass
-class _Play:
-    """An episode under way."""
-
-    request: Request
-    episode: Episode
-    environment: Environment
-    state_key: str = ""
-    session: int = -1
-    turn: int = 0
-    terms: dict[str, float] = field(default_factory=dict)
-    group: Group | None = None
-    """Where a plan may still branch from it; `row`: its number in there."""
-    row: int = 0
-    marks: list[Mark] = field(default_factory=list)
-    """After each of its turns, where it may be branched from."""
-    entropies: list[tuple[float, ...]] = field(default_factory=list)
-    """Of each turn's tokens, where the plan wants them."""
-    snapshot: Any = None
-    """Of a branch that has not started: where its environment is to go on from."""
-    held: list[int] = field(default_factory=list)
-    """Tokens of the newest answer, while it waits for others of its group; the engine gets them with the next request."""
-
-    @property
-    def over(self) -> bool:
-        return self.episode.terminated or self.episode.truncated
-
-
 def action_key(action: str) -> str:
     """Equal for actions that differ in case or white space only."""
     return " ".join(action.lower().split())
-
-
-def _exchange(action: str, observation: str) -> list[dict[str, str]]:
-    """A turn as messages."""
-    answer = [{"role": "user", "content": observation}] if observation else []
-    return [{"role": "assistant", "content": action}, *answer]
 
 
 class _Inline:
@@ -156,59 +111,42 @@ class Collector:
         plan: Plan | None = None,
     ) -> None:
         self.engine, self.chat, self.pool = engine, chat, pool
-        self.sampling, self.labels, self.plan = sampling, labels, plan
+        self.sampling, self.labels = sampling, labels
         self.max_length, self.max_turns, self.width = max_length, max_turns, width
         self.on_episode = on_episode
-        self._waiting = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
-        self._groups: dict[str, Group] = {}
-        self._parked = 0
-        """Episodes that wait for others of their group."""
+        ordered = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
+        self._rounds = Rounds(plan, ordered, labels.seed, labels.stream)
+        reserve = {request.episode_id for request in self._rounds.reserve}
+        self._waiting = [request for request in ordered if request.episode_id not in reserve]
         self._workers: Any = None
-        self._branches: list[tuple[_Play, Future]] = []
+        self._branches: list[tuple[Play, Future]] = []
         """Branches whose environments are being set."""
-        if plan:
-            self._waiting = self._set_up_groups(plan, self._waiting)
         if len({request.episode_id for request in requests}) != len(requests):
             raise ValueError("two requests have the same task and attempt; number the attempts at a task apart")
-        self._playing: dict[int, _Play] = {}
+        self._playing: dict[int, Play] = {}
         self._prompts: dict[str, tuple[str, list[int]]] = {}
         self._forks: dict[str, list[int]] = {}
         self.done: list[Episode] = []
 
-    def _set_up_groups(self, plan: Plan, requests: Sequence[Request]) -> list[Request]:
-        """The requests that start from the task at once, the first one last; the others are kept by their groups."""
-        by_group: dict[str, list[Request]] = {}
-        for request in requests:
-            by_group.setdefault(request.group_id, []).append(request)
-        for name, members in by_group.items():
-            if len({request.task.task_id for request in members}) > 1:
-                raise ValueError(f"group {name} has more than one task, so its episodes cannot be branches of one another")
-            starting = max(plan.initial(len(members)), 1)
-            key = (self.labels.seed, self.labels.stream, "branch", members[-1].task.task_id, members[-1].attempt)
-            if starting < len(members):
-                self._groups[name] = Group(name, members[:-starting], starting, key)
-        kept = {request.episode_id for group in self._groups.values() for request in group.reserve}
-        return [request for request in requests if request.episode_id not in kept]
-
     # ---- in the environments' thread ----------------------------------------------------------------------------------------
 
     @staticmethod
-    def _reset(play: _Play) -> str:
+    def _reset(play: Play) -> str:
         """Start the task; the first observation."""
         observation = play.environment.reset(play.request.task)
         play.state_key = play.environment.state_key()
         return observation.text
 
     @staticmethod
-    def _act(play: _Play, action: str) -> tuple[str, Step, Any]:
-        """The state before the action, what it brought about, and the environment's snapshot after it where it may be needed."""
+    def _act(play: Play, action: str, keep: bool) -> tuple[str, Step, Any]:
+        """The state before the action, what it brought about, and, to keep, the environment's snapshot after it."""
         before = play.state_key
         step = play.environment.step(action)
         play.state_key = "" if step.done else play.environment.state_key()
-        return before, step, play.environment.snapshot() if play.group and not step.done else None
+        return before, step, play.environment.snapshot() if keep and not step.done else None
 
     @staticmethod
-    def _go_back(play: _Play) -> None:
+    def _go_back(play: Play) -> None:
         """Put a branch's environment where its parent's stood."""
         play.environment.reset(play.request.task)
         play.environment.restore(play.snapshot)
@@ -216,7 +154,7 @@ class Collector:
 
     # ---- in the engine's thread ---------------------------------------------------------------------------------------------
 
-    def _new_play(self, request: Request) -> _Play:
+    def _new_play(self, request: Request) -> Play:
         task, labels, sampling = request.task, self.labels, self.sampling
         episode = Episode(
             episode_id=request.episode_id,
@@ -230,13 +168,12 @@ class Collector:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
-        play = _Play(request, episode, self.pool.take(), group=self._groups.get(request.group_id))
-        if play.group:
-            play.row = len(play.group.members)
-            play.group.members.append(play)
+        play = Play(request, episode, self.pool.take())
+        if group := self._rounds.group(request):
+            group.join(play)
         return play
 
-    def _begin(self, started: Sequence[tuple[_Play, str]]) -> None:
+    def _begin(self, started: Sequence[tuple[Play, str]]) -> None:
         """Open sessions for episodes whose environments have been reset; a task's prompt is fed once for all its attempts."""
         fresh = []
         for play, observation in started:
@@ -255,7 +192,7 @@ class Collector:
             play.episode.messages.append({"role": "user", "content": text})
         left = Counter(request.task.task_id for request in self._waiting)
         left.update(play.request.task.task_id for play, _ in started)
-        left.update(request.task.task_id for group in self._groups.values() for request in group.reserve)
+        left.update(request.task.task_id for request in self._rounds.reserve)
         for task_id in fresh:
             if (count := left[task_id] - 1) > 0:
                 self._forks[task_id] += self.engine.fork(self._forks[task_id][0], count)
@@ -268,28 +205,28 @@ class Collector:
             self._playing[play.session] = play
             self._ask(play)
 
-    def _ask(self, play: _Play) -> None:
+    def _ask(self, play: Play) -> None:
         if play.held:
             self.engine.extend(play.session, play.held)
             play.held = []
         key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn)
         sampling = self.sampling
-        if play.group is not None and self.plan is not None:
-            sampling = replace(sampling, candidates=self.plan.candidates)
+        if group := self._rounds.group(play.request):
+            sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[_Play, str] | None:
+    def _record_turn(self, turn: Turn) -> tuple[Play, str] | None:
         """Add the policy's tokens to its episode; the action to take, or None if there was no room for one."""
         play = self._playing[turn.session]
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
             return None
         play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs)
-        if play.group:
+        if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
         return play, self.chat.action_text(turn.token_ids)
 
-    def _record_step(self, play: _Play, turn: Turn, action: str, before: str, step: Step, snapshot: Any) -> None:
+    def _record_step(self, play: Play, turn: Turn, action: str, before: str, step: Step, snapshot: Any) -> None:
         """Add what the action brought, and go on unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
@@ -310,7 +247,7 @@ class Collector:
         episode.reward += step.reward
         for name, value in step.terms.items():
             play.terms[name] = play.terms.get(name, 0.0) + value
-        episode.messages += _exchange(action, observation)
+        episode.messages += exchange(action, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
         stop = ""
         if step.done:
@@ -321,102 +258,56 @@ class Collector:
             stop = "length"
         elif end + len(tokens) >= self.max_length:
             stop = "context"
-        if play.group:
-            play.group.moved.add(play.row)
-            play.marks.append(Mark(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
+        group = self._rounds.group(play.request)
+        if group:
+            group.record(play, Mark(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
         if stop:
             self._finish(play, stop, truncated=stop != "terminated")
+            return
+        episode.append(tokens, Owner.ENVIRONMENT, play.turn)
+        play.turn += 1
+        play.held = tokens
+        if group:
+            self._arrive(group, play)
         else:
-            episode.append(tokens, Owner.ENVIRONMENT, play.turn)
-            play.turn += 1
-            play.held = tokens
-            if play.group:
-                self._parked += 1
-                self._arrive(play.group)
-            else:
-                self._ask(play)
+            self._ask(play)
 
-    def _finish(self, play: _Play, reason: str, truncated: bool) -> None:
+    def _finish(self, play: Play, reason: str, truncated: bool) -> None:
         episode = play.episode
         episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
         episode.reward_terms = dict(sorted(play.terms.items()))
+        group = self._rounds.group(play.request)
         if play.session >= 0:
             del self._playing[play.session]
-            if play.group:
-                play.group.leaving.append(play)
-            else:
+            if group is None:
                 self.engine.close(play.session)
         self.pool.give_back(play.environment)
         self.done.append(episode)
         if self.on_episode:
             self.on_episode(episode)
-        if play.group:
-            self._arrive(play.group)
+        if group:
+            self._arrive(group, play)
 
-    # ---- groups that go in rounds -------------------------------------------------------------------------------------------
-
-    def _arrive(self, group: Group) -> None:
-        """One more episode of the round has taken its turn or has ended; after the last one the next round begins."""
-        group.waiting_for -= 1
-        if group.waiting_for:
+    def _arrive(self, group: Group, play: Play) -> None:
+        """One more episode of a round has taken its turn or has ended; after the last one the next round begins."""
+        if not group.arrive(play):
             return
-        living = [play for play in group.members if not play.over]
-        branches = [self._branch(group, fork) for fork in self._forks_of(group)]
-        for play in group.leaving:
-            self.engine.close(play.session)
-        group.leaving, group.moved = [], set()
-        self._parked -= len(living)
-        group.waiting_for = len(living) + len(branches)
-        if not group.waiting_for:
-            self._waiting.append(group.reserve.pop())
-            group.waiting_for = 1
-        if not group.reserve:
-            self._dissolve(group)
-        for play in living:
-            self._ask(play)
+        living = group.living()
+        branches = [self._branch(group, fork.row, fork.turns) for fork in group.forks()]
+        for left in group.leaving:
+            self.engine.close(left.session)
+        self._waiting += self._rounds.go_on(group, len(living) + len(branches))
+        for going_on in living:
+            self._ask(going_on)
 
-    def _dissolve(self, group: Group) -> None:
-        """From here on the group's episodes go on each at its own pace: there is no place left for a branch."""
-        del self._groups[group.name]
-        for play in group.members:
-            play.group, play.marks, play.entropies = None, [], []
-
-    def _forks_of(self, group: Group) -> list[Fork]:
-        """What the plan wants after a round. Raises ValueError for a fork that cannot be made."""
-        assert self.plan is not None
-        paths = [
-            Path(row, play.episode.inherited, tuple(play.entropies), row in group.moved, not play.over)
-            for row, play in enumerate(group.members)
-        ]
-        forks = self.plan.grow(paths, len(group.reserve), *group.key)
-        for fork in forks:
-            marks = group.members[fork.row].marks if fork.row in group.moved else []
-            if not 0 < fork.turns <= len(marks) or marks[fork.turns - 1].snapshot is None:
-                raise ValueError(
-                    f"the plan forks row {fork.row} after {fork.turns} turns, where no episode of this round went on"
-                )
-        if len(forks) > len(group.reserve):
-            raise ValueError(f"the plan makes {len(forks)} forks, and the group has {len(group.reserve)} places left")
-        return forks
-
-    def _branch(self, group: Group, fork: Fork) -> _Play:
+    def _branch(self, group: Group, row: int, turns: int) -> Play:
         """A new episode that has taken over a member's first turns; its environment is set in the environments' thread."""
-        parent = group.members[fork.row]
-        source, mark = parent.episode, parent.marks[fork.turns - 1]
+        parent = group.members[row]
         play = self._new_play(group.reserve.pop())
-        branch = play.episode
-        branch.parent, branch.inherited = source.episode_id, fork.turns
-        for name in ("token_ids", "owner", "logprob", "turn"):
-            setattr(branch, name, getattr(source, name)[: mark.tokens])
-        branch.turns = [replace(turn) for turn in source.turns[: fork.turns]]
-        branch.reward = sum(turn.reward for turn in branch.turns)
-        branch.messages = [source.messages[0]]
-        for turn in branch.turns:
-            branch.messages += _exchange(turn.action, turn.observation)
-        play.turn, play.terms, play.state_key, play.snapshot = fork.turns, dict(mark.terms), mark.state_key, mark.snapshot
-        play.marks, play.entropies = parent.marks[: fork.turns], parent.entropies[: fork.turns]
-        known = min(mark.tokens, len(source.token_ids) - len(parent.held))
-        play.session = self.engine.open(branch.token_ids[known:], self.engine.snapshot(parent.session, known))
+        play.take_over(parent, turns)
+        tokens = play.episode.token_ids
+        known = min(len(tokens), len(parent.episode.token_ids) - len(parent.held))
+        play.session = self.engine.open(tokens[known:], self.engine.snapshot(parent.session, known))
         self._playing[play.session] = play
         self._branches.append((play, self._workers.submit(self._go_back, play)))
         return play
@@ -424,11 +315,11 @@ class Collector:
     def run(self, workers: Any) -> list[Episode]:
         """Play everything. `workers`: a thread pool with one thread, or its inline stand-in."""
         self._workers = workers
-        resets: list[tuple[_Play, Future]] = []
-        steps: list[tuple[_Play, Turn, str, Future]] = []
+        resets: list[tuple[Play, Future]] = []
+        steps: list[tuple[Play, Turn, str, Future]] = []
         while self._waiting or self._playing or resets:
             branches, self._branches = self._branches, []
-            while self._waiting and len(self._playing) - self._parked + len(resets) < self.width:
+            while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:
                 play = self._new_play(self._waiting.pop())
                 resets.append((play, workers.submit(self._reset, play)))
             turns = self.engine.advance()
@@ -442,7 +333,8 @@ class Collector:
             for turn in turns:
                 if recorded := self._record_turn(turn):
                     play, action = recorded
-                    steps.append((play, turn, action, workers.submit(self._act, play, action)))
+                    keep = self._rounds.group(play.request) is not None
+                    steps.append((play, turn, action, workers.submit(self._act, play, action, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 
@@ -493,6 +385,6 @@ def collect(
         for sessions in collector._forks.values():
             for session in sessions:
                 engine.close(session)
-        leaving = [play.session for group in collector._groups.values() for play in group.leaving]
+        leaving = [play.session for group in collector._rounds.groups.values() for play in group.leaving]
         for session in [*collector._playing, *leaving]:
             engine.close(session)

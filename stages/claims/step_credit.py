@@ -137,7 +137,8 @@ class Bench:
         """Groups as the method plays them."""
         from stages.agent.chat import Chat
         from stages.agent.engine import Sampling
-        from stages.agent.rollout import EnvironmentPool, Labels, Request, collect
+        from stages.agent.play import Request
+        from stages.agent.rollout import EnvironmentPool, Labels, collect
         from stages.agent.torch_engine import TorchEngine
         from stages.algorithms.compose import resolve
 

@@ -172,18 +172,32 @@ class Scripted:
 
 
 def test_branches_of_branches_and_fresh_starts(policy, chat):
-    """Row 1 leaves row 0 behind its first answer, row 2 leaves row 1 there too; when all are over, the last starts anew."""
+    """Row 1 leaves row 0 behind its first answer, row 2 leaves row 1 there too; when all are over, the others start anew at once,
+    and the plan is asked no more."""
     plan = Scripted([[Fork(0, 1)], [Fork(1, 1)]])
     task = toy_tasks(4, turns=4)[3:]
-    episodes, _ = run(policy, chat, plan, task, size=4)
-    plain, _ = run(policy, chat, None, task, size=4)
-    assert [(episode.parent[-4:], episode.inherited) for episode in episodes] == [("", 0), ("0000", 1), ("0001", 1), ("", 0)]
+    episodes, _ = run(policy, chat, plan, task, size=5)
+    plain, _ = run(policy, chat, None, task, size=5)
+    shared = [("", 0), ("0000", 1), ("0001", 1), ("", 0), ("", 0)]
+    assert [(episode.parent[-4:], episode.inherited) for episode in episodes] == shared
     assert episodes[0] == plain[0]
-    assert episodes[3] == plain[3]
+    assert episodes[3:] == plain[3:]
+    assert [len(paths) for paths in plan.seen] == [1, 2, 3, 3][: len(plan.seen)]
     batch = trajectory_batch(episodes)
     assert batch.draws[:, 0].tolist() == [0, 0, 0, batch.draws[3, 0].item()]
     assert [path.moved for path in plan.seen[1]] == [True, True]
     assert not any(path.alive for path in plan.seen[-1])
+
+
+def test_a_horizon_ends_branches_too(policy, chat):
+    """Contract: nobody branches behind the last turn that the horizon allows, and turns taken over count."""
+    episodes, _ = run(policy, chat, plan_of(policy, base=1.0, initial=1, probe="call"), max_turns=2)
+    assert len(episodes) == 4 * SIZE
+    assert any(episode.parent for episode in episodes)
+    assert all(len(episode.turns) <= 2 and episode.inherited < 2 for episode in episodes)
+    assert any(episode.stop_reason == "turn_limit" and len(episode.turns) == 2 for episode in episodes)
+    with pytest.raises(ValueError, match="where no episode of this round went on"):
+        run(policy, chat, Scripted([[Fork(0, 1)]]), toy_tasks(4, turns=4)[3:], size=4, max_turns=1)
 
 
 @pytest.mark.parametrize("forks", [[Fork(0, 2)], [Fork(0, 0)], [Fork(0, 1)] * 4])

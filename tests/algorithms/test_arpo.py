@@ -161,7 +161,13 @@ def test_reward_of_a_batch(make_batch) -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"algorithm": "arpo", "branching": {"initial": 9}}, "more than the group_size of 8"),
+        ({"algorithm": "arpo", "branching": {"initial": 9}}, "more than the 8 episodes"),
+        (
+            {"algorithm": "arpo", "group_size": 4, "branching": {"initial": 3}, "external": {"per_group": 2}},
+            "more than the 2 episodes",
+        ),
+        ({"algorithm": "arpo", "group_size": 2, "external": {"per_group": 1}}, "and there is 1"),
+        ({"algorithm": "arpo", "filling": {"kind": "value", "r_max": 1.0}}, "rl.reward gives up to 1.1"),
         ({"algorithm": "grpo", "branching": {"initial": 4}}, "needs branching.kind: entropy or random"),
         ({"algorithm": "arpo", "branching": {"kind": "random", "tokens": 5}}, "needs branching.kind: entropy"),
         ({"algorithm": "grpo", "credit": {"kind": "branches"}}, "set rl.branching.kind"),

@@ -61,7 +61,8 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     context = StageContext("rl", "search", tasks.params, options.scratch, Tracker())
     algorithm = resolve(section(options, tasks))
     policy = load_policy(tasks.weights, attention="sdpa")
-    job = RlJob(context, algorithm, policy, EnvironmentPool(tasks.make), make_processes(tasks.params.resources))
+    pool, limit = EnvironmentPool(tasks.make), tasks.domain.settings.max_turns
+    job = RlJob(context, algorithm, policy, pool, limit, make_processes(tasks.params.resources))
     steps = iter(range(10**9))
 
     def run() -> float:

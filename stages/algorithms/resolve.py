@@ -108,7 +108,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """By dotted key. Keys that are not in here stay null where the method says nothing: no dual clip, no clipping of advantages or
 external ratios, no own value for right and wrong, lengths from model.max_length, the horizon's rounds from the environment;
-advantage.level follows the estimator, branching.initial is half of group_size."""
+advantage.level follows the estimator, branching.initial is half of a
+group's episodes that the policy plays."""
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
@@ -129,7 +130,7 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     if values["advantage"]["level"] is None and values["advantage"]["estimator"] != "own":
         values["advantage"]["level"] = "token" if values["advantage"]["estimator"] == "gae" else "trajectory"
     if values["branching"]["kind"] not in ("none", "own") and values["branching"]["initial"] is None:
-        values["branching"]["initial"] = max(1, given.group_size // 2)
+        values["branching"]["initial"] = max(1, (given.group_size - (values["external"]["per_group"] or 0)) // 2)
     _lengths(values, max_length)
     _stages(values)
     values["settings"] = _settings(given, method)

@@ -182,7 +182,7 @@ def test_branches_of_branches_and_fresh_starts(policy, chat):
     assert [(episode.parent[-4:], episode.inherited) for episode in episodes] == shared
     assert episodes[0] == plain[0]
     assert episodes[3:] == plain[3:]
-    assert [len(paths) for paths in plan.seen] == [1, 2, 3, 3][: len(plan.seen)]
+    assert max(len(paths) for paths in plan.seen) == 3
     batch = trajectory_batch(episodes)
     assert batch.draws[:, 0].tolist() == [0, 0, 0, batch.draws[3, 0].item()]
     assert [path.moved for path in plan.seen[1]] == [True, True]

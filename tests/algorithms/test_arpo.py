@@ -171,7 +171,7 @@ def test_reward_of_a_batch(make_batch) -> None:
         ({"algorithm": "grpo", "branching": {"initial": 4}}, "needs branching.kind: entropy or random"),
         ({"algorithm": "arpo", "branching": {"kind": "random", "tokens": 5}}, "needs branching.kind: entropy"),
         ({"algorithm": "grpo", "credit": {"kind": "branches"}}, "set rl.branching.kind"),
-        ({"algorithm": "arpo", "group_size": 1, "advantage": {"mean": "none", "std": "none"}}, "group_size is 1"),
+        ({"algorithm": "arpo", "group_size": 1, "advantage": {"mean": "none", "std": "none"}}, "and there is 1"),
         ({"algorithm": "arpo", "reward": {"density": "dense"}}, "scores whole episodes"),
         ({"algorithm": "grpo", "branching": {"kind": "own"}}, "no branching of its own"),
         ({"algorithm": "dpo", "branching": {"kind": "entropy"}}, "learns from stored pairs"),

@@ -27,10 +27,14 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 24
+    candidates: int = 0
+    """Above 0: turns come with the entropy before each token, over this many most likely ones. Not every back end can."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.max_tokens < 1:
-            raise ValueError(f"bad sampling {self}: temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1")
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or min(self.top_k, self.candidates) < 0 or self.max_tokens < 1:
+            raise ValueError(
+                f"bad sampling {self}: temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1, candidates >= 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Turn:
     logprobs: tuple[float, ...]
     stop_reason: str
     """"stop" (end-of-turn token), "length" (max_tokens) or "context" (the model's context is full)."""
+    entropies: tuple[float, ...] = ()
+    """Where `Sampling.candidates` asked for them: -sum p log p over the most likely tokens, not renormalised, in nats."""
 
 
 @runtime_checkable
@@ -64,8 +70,9 @@ class Engine(Protocol):
         """Run until at least one requested turn is finished; the finished ones in session order, [] if none is asked for."""
         ...
 
-    def snapshot(self, session: int) -> Any:
-        """An immutable copy of a session's tokens and cache, to be opened again any number of times (fork)."""
+    def snapshot(self, session: int, length: int | None = None) -> Any:
+        """An immutable copy of a session's tokens and cache, or of its first `length` tokens, to be opened again any number of
+        times (fork). Raises ValueError for a length that it does not have."""
         ...
 
     def fork(self, session: int, count: int) -> list[int]:

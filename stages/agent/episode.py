@@ -79,6 +79,10 @@ class Episode:
     stop_reason: str = ""
     """"terminated", "turn_limit", "context" or "length"."""
     messages: list[dict[str, str]] = field(default_factory=list)
+    parent: str = ""
+    """The episode that this one is a branch of, and ..."""
+    inherited: int = 0
+    """... how many turns it took over from it; they were played, and paid for, once."""
 
     def append(self, token_ids: Sequence[int], owner: Owner, turn: int, logprobs: Sequence[float] | None = None) -> None:
         """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
@@ -91,6 +95,11 @@ class Episode:
     def success(self) -> bool:
         """An episode succeeds if its return reaches 1."""
         return self.reward >= 1.0 - 1e-9
+
+    @property
+    def played(self) -> list[TurnRecord]:
+        """The turns that were played for this episode, without those taken over."""
+        return self.turns[self.inherited :]
 
     @property
     def policy_tokens(self) -> int:
@@ -133,6 +142,8 @@ EPISODE_SCHEMA = pa.schema(
         ("truncated", pa.bool_()),
         ("stop_reason", pa.string()),
         ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("parent", pa.string()),
+        ("inherited", pa.int32()),
     ]
 )
 TASK_SCHEMA = pa.schema(

@@ -2,6 +2,7 @@
 
 The order of all work is fixed by the requests alone: what one `advance` returns is handed to the environments, the next `advance`
 runs in the meantime, then the environments' answers are taken in the order they were handed over, however long each took.
+With a `Plan` (stages/agent/branching.py) a group goes in rounds, and some of its episodes are branches of others.
 """
 
 from __future__ import annotations
@@ -9,27 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stages import seeding
+from stages.agent.branching import Plan
 from stages.agent.chat import Chat
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.agent.episode import Episode, Owner, TurnRecord
+from stages.agent.play import Mark, Play, Request, exchange
+from stages.agent.rounds import Group, Rounds
 from stages.environments.protocol import Environment, Step, Task, opening
-
-
-@dataclass(frozen=True)
-class Request:
-    """One episode to play. Episodes with the same `group_id` are attempts at the same task."""
-
-    task: Task
-    attempt: int
-    group_id: str
-
-    @property
-    def episode_id(self) -> str:
-        return f"{self.task.task_id}/{self.attempt:04d}"
 
 
 @dataclass(frozen=True)
@@ -81,19 +72,6 @@ class EnvironmentPool:
         self.close()
 
 
-@dataclass
-class _Play:
-    """An episode under way."""
-
-    request: Request
-    episode: Episode
-    environment: Environment
-    state_key: str = ""
-    session: int = -1
-    turn: int = 0
-    terms: dict[str, float] = field(default_factory=dict)
-
-
 def action_key(action: str) -> str:
     """Equal for actions that differ in case or white space only."""
     return " ".join(action.lower().split())
@@ -130,15 +108,22 @@ class Collector:
         max_turns: int | None,
         width: int,
         on_episode: Callable[[Episode], None] | None,
+        plan: Plan | None = None,
     ) -> None:
         self.engine, self.chat, self.pool = engine, chat, pool
         self.sampling, self.labels = sampling, labels
         self.max_length, self.max_turns, self.width = max_length, max_turns, width
         self.on_episode = on_episode
-        self._waiting = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
+        ordered = sorted(requests, key=lambda request: (request.task.task_id, request.attempt))[::-1]
+        self._rounds = Rounds(plan, ordered, labels.seed, labels.stream)
+        reserve = {request.episode_id for request in self._rounds.reserve}
+        self._waiting = [request for request in ordered if request.episode_id not in reserve]
+        self._workers: Any = None
+        self._branches: list[tuple[Play, Future]] = []
+        """Branches whose environments are being set."""
         if len({request.episode_id for request in requests}) != len(requests):
             raise ValueError("two requests have the same task and attempt; number the attempts at a task apart")
-        self._playing: dict[int, _Play] = {}
+        self._playing: dict[int, Play] = {}
         self._prompts: dict[str, tuple[str, list[int]]] = {}
         self._forks: dict[str, list[int]] = {}
         self.done: list[Episode] = []
@@ -146,23 +131,30 @@ class Collector:
     # ---- in the environments' thread ----------------------------------------------------------------------------------------
 
     @staticmethod
-    def _reset(play: _Play) -> str:
+    def _reset(play: Play) -> str:
         """Start the task; the first observation."""
         observation = play.environment.reset(play.request.task)
         play.state_key = play.environment.state_key()
         return observation.text
 
     @staticmethod
-    def _act(play: _Play, action: str) -> tuple[str, Step]:
-        """The state before the action, and what it brought about."""
+    def _act(play: Play, action: str, keep: bool) -> tuple[str, Step, Any]:
+        """The state before the action, what it brought about, and, to keep, the environment's snapshot after it."""
         before = play.state_key
         step = play.environment.step(action)
         play.state_key = "" if step.done else play.environment.state_key()
-        return before, step
+        return before, step, play.environment.snapshot() if keep and not step.done else None
+
+    @staticmethod
+    def _go_back(play: Play) -> None:
+        """Put a branch's environment where its parent's stood."""
+        play.environment.reset(play.request.task)
+        play.environment.restore(play.snapshot)
+        play.snapshot = None
 
     # ---- in the engine's thread ---------------------------------------------------------------------------------------------
 
-    def _new_play(self, request: Request) -> _Play:
+    def _new_play(self, request: Request) -> Play:
         task, labels, sampling = request.task, self.labels, self.sampling
         episode = Episode(
             episode_id=request.episode_id,
@@ -176,9 +168,12 @@ class Collector:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
-        return _Play(request, episode, self.pool.take())
+        play = Play(request, episode, self.pool.take())
+        if group := self._rounds.group(request):
+            group.join(play)
+        return play
 
-    def _begin(self, started: Sequence[tuple[_Play, str]]) -> None:
+    def _begin(self, started: Sequence[tuple[Play, str]]) -> None:
         """Open sessions for episodes whose environments have been reset; a task's prompt is fed once for all its attempts."""
         fresh = []
         for play, observation in started:
@@ -197,6 +192,7 @@ class Collector:
             play.episode.messages.append({"role": "user", "content": text})
         left = Counter(request.task.task_id for request in self._waiting)
         left.update(play.request.task.task_id for play, _ in started)
+        left.update(request.task.task_id for request in self._rounds.reserve)
         for task_id in fresh:
             if (count := left[task_id] - 1) > 0:
                 self._forks[task_id] += self.engine.fork(self._forks[task_id][0], count)
@@ -209,21 +205,29 @@ class Collector:
             self._playing[play.session] = play
             self._ask(play)
 
-    def _ask(self, play: _Play) -> None:
+    def _ask(self, play: Play) -> None:
+        if play.held:
+            self.engine.extend(play.session, play.held)
+            play.held = []
         key = turn_key(self.labels, play.request.task.task_id, play.request.attempt, play.turn)
-        self.engine.request(play.session, key, self.sampling)
+        sampling = self.sampling
+        if group := self._rounds.group(play.request):
+            sampling = replace(sampling, candidates=group.plan.candidates)
+        self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[_Play, str] | None:
+    def _record_turn(self, turn: Turn) -> tuple[Play, str] | None:
         """Add the policy's tokens to its episode; the action to take, or None if there was no room for one."""
         play = self._playing[turn.session]
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
             return None
         play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs)
+        if self._rounds.group(play.request):
+            play.entropies.append(turn.entropies)
         return play, self.chat.action_text(turn.token_ids)
 
-    def _record_step(self, play: _Play, turn: Turn, action: str, before: str, step: Step) -> None:
-        """Add what the action brought, and ask for the next turn unless the episode is over."""
+    def _record_step(self, play: Play, turn: Turn, action: str, before: str, step: Step, snapshot: Any) -> None:
+        """Add what the action brought, and go on unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
         observation = step.observation.text
@@ -243,53 +247,94 @@ class Collector:
         episode.reward += step.reward
         for name, value in step.terms.items():
             play.terms[name] = play.terms.get(name, 0.0) + value
-        episode.messages.append({"role": "assistant", "content": action})
-        if observation:
-            episode.messages.append({"role": "user", "content": observation})
+        episode.messages += exchange(action, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
+        stop = ""
         if step.done:
-            self._finish(play, "terminated" if step.terminated else "turn_limit", truncated=not step.terminated)
+            stop = "terminated" if step.terminated else "turn_limit"
         elif self.max_turns is not None and play.turn + 1 >= self.max_turns:
-            self._finish(play, "turn_limit", truncated=True)
+            stop = "turn_limit"
         elif turn.stop_reason == "context":
-            self._finish(play, "length", truncated=True)
+            stop = "length"
         elif end + len(tokens) >= self.max_length:
-            self._finish(play, "context", truncated=True)
+            stop = "context"
+        group = self._rounds.group(play.request)
+        if group:
+            group.record(play, Mark(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
+        if stop:
+            self._finish(play, stop, truncated=stop != "terminated")
+            return
+        episode.append(tokens, Owner.ENVIRONMENT, play.turn)
+        play.turn += 1
+        play.held = tokens
+        if group:
+            self._arrive(group, play)
         else:
-            episode.append(tokens, Owner.ENVIRONMENT, play.turn)
-            self.engine.extend(play.session, tokens)
-            play.turn += 1
             self._ask(play)
 
-    def _finish(self, play: _Play, reason: str, truncated: bool) -> None:
+    def _finish(self, play: Play, reason: str, truncated: bool) -> None:
         episode = play.episode
         episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
         episode.reward_terms = dict(sorted(play.terms.items()))
+        group = self._rounds.group(play.request)
         if play.session >= 0:
-            self.engine.close(play.session)
             del self._playing[play.session]
+            if group is None:
+                self.engine.close(play.session)
         self.pool.give_back(play.environment)
         self.done.append(episode)
         if self.on_episode:
             self.on_episode(episode)
+        if group:
+            self._arrive(group, play)
+
+    def _arrive(self, group: Group, play: Play) -> None:
+        """One more episode of a round has taken its turn or has ended; after the last one the next round begins."""
+        if not group.arrive(play):
+            return
+        living = group.living()
+        branches = [self._branch(group, fork.row, fork.turns) for fork in group.forks()]
+        for left in group.leaving:
+            self.engine.close(left.session)
+        self._waiting += self._rounds.go_on(group, len(living) + len(branches))
+        for going_on in living:
+            self._ask(going_on)
+
+    def _branch(self, group: Group, row: int, turns: int) -> Play:
+        """A new episode that has taken over a member's first turns; its environment is set in the environments' thread."""
+        parent = group.members[row]
+        play = self._new_play(group.reserve.pop())
+        play.take_over(parent, turns)
+        tokens = play.episode.token_ids
+        known = min(len(tokens), len(parent.episode.token_ids) - len(parent.held))
+        play.session = self.engine.open(tokens[known:], self.engine.snapshot(parent.session, known))
+        self._playing[play.session] = play
+        self._branches.append((play, self._workers.submit(self._go_back, play)))
+        return play
 
     def run(self, workers: Any) -> list[Episode]:
         """Play everything. `workers`: a thread pool with one thread, or its inline stand-in."""
-        resets: list[tuple[_Play, Future]] = []
-        steps: list[tuple[_Play, Turn, str, Future]] = []
+        self._workers = workers
+        resets: list[tuple[Play, Future]] = []
+        steps: list[tuple[Play, Turn, str, Future]] = []
         while self._waiting or self._playing or resets:
-            while self._waiting and len(self._playing) + len(resets) < self.width:
+            branches, self._branches = self._branches, []
+            while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:
                 play = self._new_play(self._waiting.pop())
                 resets.append((play, workers.submit(self._reset, play)))
             turns = self.engine.advance()
             for play, turn, action, future in steps:
                 self._record_step(play, turn, action, *future.result())
             self._begin([(play, future.result()) for play, future in resets])
+            for play, future in branches:
+                future.result()
+                self._ask(play)
             resets, steps = [], []
             for turn in turns:
                 if recorded := self._record_turn(turn):
                     play, action = recorded
-                    steps.append((play, turn, action, workers.submit(self._act, play, action)))
+                    keep = self._rounds.group(play.request) is not None
+                    steps.append((play, turn, action, workers.submit(self._act, play, action, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 
@@ -306,12 +351,14 @@ def collect(
     width: int = 64,
     threaded: bool = True,
     on_episode: Callable[[Episode], None] | None = None,
+    plan: Plan | None = None,
 ) -> list[Episode]:
     """Play all requests; episodes sorted by id, the same whatever the others are, and whatever `width` and `threaded` are.
 
     max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode ends with the reward it has so
     far, where the environment would go on; width: episodes under way at once, best the engine's slots;
-    threaded: environments act in a thread of their own while the engine decodes; on_episode: told of each finished episode.
+    threaded: environments act in a thread of their own while the engine decodes; on_episode: told of each finished episode;
+    plan: how each group is played, if not all its episodes one beside the other.
     A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
     `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
     another turn), "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors
@@ -328,6 +375,7 @@ def collect(
         max_turns=max_turns,
         width=width,
         on_episode=on_episode,
+        plan=plan,
     )
     workers = ThreadPoolExecutor(1, thread_name_prefix="environments") if threaded else _Inline()
     try:
@@ -337,5 +385,6 @@ def collect(
         for sessions in collector._forks.values():
             for session in sessions:
                 engine.close(session)
-        for session in list(collector._playing):
+        leaving = [play.session for group in collector._rounds.groups.values() for play in group.leaving]
+        for session in [*collector._playing, *leaving]:
             engine.close(session)

@@ -51,3 +51,14 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, unif
     token = torch.where(greedy[:, None], best, token)
     logprob = shifted.gather(-1, token) - total.log()
     return token[:, 0], logprob[:, 0].float()
+
+
+def candidate_entropy(logits: Tensor, temperature: Tensor, candidates: Tensor) -> Tensor:
+    """-sum p log p over each row's `candidates` most likely tokens, nats, float32 [N]; p is not renormalised over them.
+
+    logits: [N, V]; temperature: [N] float64 (0: as 1); candidates: [N] int64, 0 gives 0.
+    """
+    logs = (logits.double() / torch.where(temperature == 0, 1.0, temperature)[:, None]).log_softmax(-1)
+    most = logs.topk(min(max(int(candidates.max()), 1), logs.shape[-1]), -1).values
+    counted = torch.arange(most.shape[-1], device=logits.device)[None] < candidates[:, None]
+    return -(most.exp() * most * counted).sum(-1).float()

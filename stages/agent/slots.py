@@ -56,8 +56,8 @@ class SlotTable:
     """Rows of the cache: slots rounded up to whole groups of 4, of which sessions get the first `slots`.
 
     Per row: `active` (decoding now), `position` (where the next fed token goes), `last` (token to feed next), `count` (tokens
-    drawn in this turn), `limit` (most it may draw), `key` and the sampling settings; `drawn`, `logprob` [rows, max_length]: the
-    turn so far.
+    drawn in this turn), `limit` (most it may draw), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows,
+    max_length]: the turn so far.
     """
 
     def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
@@ -72,13 +72,15 @@ class SlotTable:
         self.temperature = np.ones(rows)
         self.top_p = np.ones(rows)
         self.top_k = np.zeros(rows, dtype=np.int64)
+        self.candidates = np.zeros(rows, dtype=np.int64)
         self.drawn = np.zeros((rows, max_length), dtype=np.int64)
         self.logprob = np.zeros((rows, max_length), dtype=np.float32)
+        self.entropy = np.zeros((rows, max_length), dtype=np.float32)
         self.holder: list[Session | None] = [None] * rows
         self.evictions = 0
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
-            *(self.temperature, self.top_p, self.top_k, self.drawn, self.logprob),
+            *(self.temperature, self.top_p, self.top_k, self.candidates, self.drawn, self.logprob, self.entropy),
         ]
 
     @property
@@ -96,6 +98,7 @@ class SlotTable:
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k
+        self.candidates[slot] = sampling.candidates
 
     def vacate(self, session: Session) -> None:
         """Take the session's slot away; what it has in the cache is lost."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stages.agent.engine import Sampling, Turn
+from stages.agent.engine import EngineError, Sampling, Turn
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,9 @@ class TokenEngine:
         self._counters["fed_tokens"] += len(token_ids)
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
+        """See `Engine.request`. Raises EngineError where entropies are asked for."""
+        if sampling.candidates:
+            raise EngineError("this engine's back end gives no entropies (Sampling.candidates); use resources.engine kind: torch")
         state = self._idle(session)
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
@@ -108,8 +111,11 @@ class TokenEngine:
             turns = [turn for answer in self.backend.wait() if (turn := self._end(answer)) is not None]
         return sorted(turns, key=lambda turn: turn.session)
 
-    def snapshot(self, session: int) -> tuple[int, ...]:
-        return tuple(self._idle(session).token_ids)
+    def snapshot(self, session: int, length: int | None = None) -> tuple[int, ...]:
+        tokens = self._idle(session).token_ids
+        if length is not None and not 0 < length <= len(tokens):
+            raise ValueError(f"session {session} has {len(tokens)} tokens; a copy of its first {length} is not to be had")
+        return tuple(tokens[:length])
 
     def fork(self, session: int, count: int) -> list[int]:
         prefix = self.snapshot(session)

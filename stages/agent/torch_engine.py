@@ -24,7 +24,7 @@ from stages import seeding
 from stages.agent.cache import SlotCache
 from stages.agent.decoder import Part, Pass, make_forward
 from stages.agent.engine import Sampling, Turn
-from stages.agent.sampling import draw
+from stages.agent.sampling import candidate_entropy, draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
 QUERY_STEP = 8
@@ -37,6 +37,8 @@ CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Most tokens fed in one pass, each row's rounded up."""
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Tokens [N], their log-probabilities [N] and, where a row wants them, entropies [N]."""
 WIDER = 1.5
 """Rows attend together while the one with most new tokens has at most about this many times those of the others."""
 
@@ -147,11 +149,18 @@ class TorchEngine:
                 turns += self._step()
         return sorted(turns, key=lambda turn: turn.session)
 
-    def snapshot(self, session: int) -> Prefix:
+    def snapshot(self, session: int, length: int | None = None) -> Prefix:
         """See `Engine.snapshot`. Runs no pass: tokens not fed yet are in the copy as tokens."""
         state = self._idle(session)
-        cache = state.prefix if state.slot < 0 else (self.cache.copy_out(state.slot, state.cached) if state.cached else None)
-        return Prefix(tuple(state.tokens), cache)
+        if length is not None and not 0 < length <= len(state.tokens):
+            raise ValueError(f"session {session} has {len(state.tokens)} tokens; a copy of its first {length} is not to be had")
+        cached = state.cached
+        if length is not None and length < len(state.tokens):
+            cached = min(cached, length - 1)  # the last token is fed again, since the next draw needs what comes out of it
+        if not cached:
+            return Prefix(tuple(state.tokens[:length]), None)
+        held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
+        return Prefix(tuple(state.tokens[:length]), held)
 
     def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
@@ -297,12 +306,12 @@ class TorchEngine:
         padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
         states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])
         self.table.active[slots] = True
-        turns += self._take(slots, *self._draw(states, padded))
+        turns += self._take(slots, self._draw(states, padded), np.arange(len(slots)))
         self.table.compact()
         return turns
 
-    def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
-        """Next tokens [N] and their log-probabilities [N] after hidden states [N, D] of cache rows `rows`."""
+    def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
+        """What cache rows `rows` draw after hidden states [N, D]."""
         logits = self._head(hidden)
         uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
         ids, logprobs = draw(
@@ -312,7 +321,11 @@ class TorchEngine:
             self._to_device(self.table.top_k[rows]),
             self._to_device(uniforms),
         )
-        return ids.cpu().numpy(), logprobs.cpu().numpy()
+        entropies = None
+        if (candidates := self.table.candidates[rows]).any():
+            temperature = self._to_device(self.table.temperature[rows])
+            entropies = candidate_entropy(logits, temperature, self._to_device(candidates)).cpu().numpy()
+        return ids.cpu().numpy(), logprobs.cpu().numpy(), entropies
 
     def _step(self) -> list[Turn]:
         """One token for every active row."""
@@ -323,17 +336,19 @@ class TorchEngine:
         mask = self._mask(positions[:, None], self._length(int(self.table.position[slots].max()) + 1))
         part = Part(slice(0, width), mask, 0, width)
         hidden = self._forward(Pass(self._to_device(self.table.last[:width]), self._row_index[:width], positions, [part]))
-        ids, logprobs = self._draw(hidden, slice(0, width))
+        drawn = self._draw(hidden, slice(0, width))
         self.table.position[slots] += 1
-        return self._take(slots, ids[slots], logprobs[slots])
+        return self._take(slots, drawn, slots)
 
-    def _take(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> list[Turn]:
-        """Note the tokens that rows `slots` drew; the turns that these finish."""
-        ids, logprobs = ids[: len(slots)], logprobs[: len(slots)]
+    def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> list[Turn]:
+        """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`; the turns that these finish."""
+        ids, logprobs, entropies = drawn[0][places], drawn[1][places], drawn[2]
         count = self.table.count[slots]
         self.table.last[slots] = ids
         self.table.drawn[slots, count] = ids
         self.table.logprob[slots, count] = logprobs
+        if entropies is not None:
+            self.table.entropy[slots, count] = entropies[places]
         self.table.count[slots] = count + 1
         self._counters["sampled_tokens"] += len(slots)
         stopped = np.isin(ids, self._stop)
@@ -345,7 +360,8 @@ class TorchEngine:
             number = int(self.table.count[slot])
             tokens = self.table.drawn[slot, :number].tolist()
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
-            turns.append(Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason))
+            told = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
+            turns.append(Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason, tuple(told)))
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock

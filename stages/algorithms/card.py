@@ -23,7 +23,7 @@ class Card:
     switch: str
 
 
-PIECES = ("reward", "filling", "advantage", "credit", "loss", "preference")
+PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "preference")
 """Parts that a method can bring a function of its own for; its name in the parameters is then `own`."""
 
 
@@ -33,8 +33,9 @@ class Composition:
 
     parts: what its name stands for, by dotted keys of section `rl` (`loss.clip_high`); the user's own values go before.
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
-    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; loss: (logprobs [b, T], batch, rl) -> per-token loss
-    [b, T]; preference: (pairs, rl) -> loss per pair [P]. settings: the model of the keys in `rl.settings`.
+    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
+    loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
+    settings: the model of the keys in `rl.settings`.
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.

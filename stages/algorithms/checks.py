@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
-from stages.algorithms.group_checks import check_groups
-from stages.parameters.rl import Reward, Rl
+from stages.algorithms.group_checks import BRANCHING, check_groups
+from stages.algorithms.reward_checks import check_reward
+from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
 REFERENCE_FREE = ("orpo", "simpo", "cpo")
@@ -40,6 +41,21 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "a reward.overlong_penalty above 0",
     ),
     (("reward.kl_estimator",), lambda rl: bool(rl.reward.kl_coef), "a reward.kl_coef above 0"),
+    (
+        ("reward.format_penalty", "reward.multi_tool_bonus"),
+        lambda rl: rl.reward.kind == "hierarchical",
+        "reward.kind: hierarchical",
+    ),
+    (
+        ("branching.initial", "branching.beam", "branching.base"),
+        lambda rl: rl.branching.kind in BRANCHING,
+        "branching.kind: entropy or random",
+    ),
+    (
+        tuple(f"branching.{name}" for name in ("entropy_weight", "tokens", "candidates", "aggregate", "probe", "inherit")),
+        lambda rl: rl.branching.kind == "entropy",
+        "branching.kind: entropy",
+    ),
     (("filling.rounds",), lambda rl: rl.filling.kind == "resample", "filling.kind: resample"),
     (
         ("filling.replace", "filling.smooth", "filling.c_max"),
@@ -84,7 +100,13 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "advantage.estimator: gae, or level: turn or token",
     ),
     (("advantage.lam",), lambda rl: rl.advantage.estimator == "gae", "advantage.estimator: gae"),
-    (("credit.weight",), lambda rl: rl.credit.kind != "outcome", "credit.kind: annotated"),
+    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "own"), "credit.kind: annotated"),
+    (
+        ("credit.key", "credit.history", "credit.match", "credit.repeats", "credit.renormalise"),
+        lambda rl: rl.credit.kind == "graph",
+        "credit.kind: graph",
+    ),
+    (("credit.threshold",), lambda rl: rl.credit.match == "cosine", "credit.match: cosine"),
     (("loss.clip_low", "loss.clip_high"), lambda rl: rl.loss.kind in (*_CLIPPED, "own"), "loss.kind: ppo_clip, gspo or cispo"),
     (("loss.dual_clip",), lambda rl: rl.loss.kind == "ppo_clip", "loss.kind: ppo_clip"),
     (("loss.constant_length",), lambda rl: rl.loss.aggregation == "constant", "loss.aggregation: constant"),
@@ -118,7 +140,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
         _check_pairs(resolved)
     else:
         _check_sense(resolved)
-        _check_reward(resolved.reward)
+        check_reward(resolved)
         check_groups(resolved)
         _check_advantage(resolved)
     if method.check is not None:
@@ -128,6 +150,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
 def _check_pieces(rl: Rl, method: Composition) -> None:
     kinds = {
         "reward": rl.reward.kind,
+        "branching": rl.branching.kind,
         "filling": rl.filling.kind,
         "advantage": rl.advantage.estimator,
         "credit": rl.credit.kind,
@@ -146,7 +169,7 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
-    sections = ("reward", "filling", "external", "horizon", "advantage", "credit", "loss", "critic")
+    sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic")
     if method.data == "pairs":
         for section in sections:
             for name, value in getattr(given, section):
@@ -190,56 +213,6 @@ def _check_sense(rl: Rl) -> None:
         )
     if filling.kind == "value" and filling.value_of == "last_stage" and reward.kind != "prs":
         raise ParamsError("rl.filling.value_of: last_stage is the last stage of progressive shaping; set rl.reward.kind to prs")
-    if filling.kind == "value":
-        _check_r_max(rl)
-
-
-def _check_r_max(rl: Rl) -> None:
-    """Raise ParamsError where a task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best."""
-    reward, r_max = rl.reward, rl.filling.r_max or 1.0
-    largest = sum(stage.weight for stage in reward.prs or []) if reward.kind == "prs" else reward.correct
-    if largest is not None and largest > r_max + 1e-9:
-        raise ParamsError(
-            f"rl.filling.r_max ({r_max:g}) must be the largest attainable reward, and rl.reward gives up to {largest:g}; "
-            f"set it to that"
-        )
-
-
-def _check_reward(reward: Reward) -> None:
-    if reward.kind == "prs":
-        if reward.density != "environment":
-            raise ParamsError(
-                f"rl.reward.kind: prs scores whole episodes, and rl.reward.density: {reward.density} would take the place of its "
-                f"scores: set one of the two to environment"
-            )
-        names = [stage.name for stage in reward.prs or []]
-        if len(set(names)) != len(names):
-            raise ParamsError(
-                f"rl.reward.prs names a stage twice: {names}; give each stage a name of its own (`term` is what it scores)"
-            )
-        if sum(stage.weight for stage in reward.prs or []) <= 0:
-            raise ParamsError("rl.reward.prs: the weights of all stages are 0, and no reward would be left; set one above 0")
-    if (reward.correct is None) != (reward.wrong is None):
-        raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")
-    if reward.correct is not None and reward.wrong is not None:
-        if reward.correct <= reward.wrong:
-            raise ParamsError(f"rl.reward.correct ({reward.correct:g}) must be above wrong ({reward.wrong:g})")
-        if reward.kind == "prs" or reward.density != "environment":
-            raise ParamsError(
-                f"rl.reward.correct and wrong grade the outcome alone, in place of what kind: {reward.kind} and density: "
-                f"{reward.density} give; set both to null, or these two to environment"
-            )
-        cap = reward.tool_bonus_cap if reward.tool_bonus else None
-        if cap is not None and not reward.wrong <= cap < reward.correct:
-            raise ParamsError(
-                f"rl.reward.tool_bonus_cap ({cap:g}) is the most that a failure gets with its bonus; it must lie from wrong "
-                f"({reward.wrong:g}) to below correct ({reward.correct:g})"
-            )
-    if reward.overlong_max is not None and reward.overlong_cache is not None and reward.overlong_cache > reward.overlong_max:
-        raise ParamsError(
-            f"rl.reward.overlong_cache ({reward.overlong_cache}) is the last part of overlong_max ({reward.overlong_max}), over "
-            f"which the penalty grows; set it to at most that"
-        )
 
 
 def _check_advantage(rl: Rl) -> None:

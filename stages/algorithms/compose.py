@@ -1,6 +1,7 @@
 """Puts a method together: `rl.algorithm` names a composition, every key the user set overrides its part.
 
 algorithm = resolve(params.section("rl", domain), params.model.max_length)
+plan = algorithm.plan(vocabulary)                           # how the episodes of a group are played
 batch = algorithm.shape(batch)                              # reward shaping, over the whole batch
 while algorithm.missing(batch): ...                         # further tasks are played, where filling asks for them
 batch = algorithm.fill(batch, *key)                         # which groups count, and how often
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stages.agent.branching import Plan
 from stages.algorithms import advantage, filling, groups, horizon
 from stages.algorithms.aggregation import aggregate
+from stages.algorithms.branching import EntropyPlan
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.checks import needs_critic, needs_reference
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
@@ -70,6 +73,13 @@ class Algorithm:
     def turn_limit(self, step: int, longest: int) -> int | None:
         """Turns that an episode of step `step` (from 0) may take, None for what the environment allows, which is `longest`."""
         return None if self.rl.horizon.kind == "environment" else horizon.turn_limit(self.rl.horizon, step, longest)
+
+    def plan(self, vocabulary: int) -> Plan | None:
+        """How a group's episodes are played, where some of them may be branches of others; `vocabulary`: size of the policy's."""
+        branching = self.rl.branching
+        if branching.kind == "own":
+            return self.method.pieces["branching"](self.rl)
+        return None if branching.kind in ("none", None) else EntropyPlan(branching, vocabulary)
 
     def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with shaped rewards."""

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ENDED, CUT, INVALID = -2, -3, -2
+"""Numbers in `TrajectoryBatch.states` (ENDED, CUT) and `actions` (INVALID) that stand for no key of the environment."""
+
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
@@ -71,6 +74,19 @@ class TrajectoryBatch:
     """[B, T] float32: critic's value of the state before each token, where the method has a critic."""
     turn_values: Tensor | None = None
     """[B, U + 1] float32: annotated step-value model's V before each turn and after the last (0 if terminated)."""
+    states: Tensor | None = None
+    """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. ENDED and CUT
+    after the last turn of an episode that ended by its own rules or was cut; -1 past that."""
+    actions: Tensor | None = None
+    """[B, U] int64: each turn's action, equal where action keys are; INVALID where the environment did not understand it; -1
+    past the end."""
+    state_names: tuple[str, ...] = ()
+    """State keys by their numbers in `states`."""
+    draws: Tensor | None = None
+    """[B, U] int64: turns that branches took over from one another have the number of the one draw that they stem from; -1 past
+    the end."""
+    tools: Tensor | None = None
+    """[B] int64: number of different tools called (first words of actions that cost something)."""
     advantages: Tensor | None = None
     """[B, T] float32, set by the advantage parts; 0 off the mask."""
     returns: Tensor | None = None

@@ -1,6 +1,7 @@
 """Step credit: how an episode's advantage is spread over its turns.
 
-`outcome` leaves the advantages as they are. `annotated` adds, on all policy tokens of turn u,
+`outcome` leaves the advantages as they are. `graph` and `branches` give steps that several episodes share the mean advantage of
+these episodes (stages/algorithms/graph.py). `annotated` adds, on all policy tokens of turn u,
 
     weight * (r_u + V(s_{u+1}) - V(s_u)),
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.graph import edges, merge_steps
 from stages.parameters.rl import Credit
 
 
@@ -35,9 +37,15 @@ def turn_credit(batch: TrajectoryBatch) -> Tensor:
 
 
 def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
-    """The batch with the step credit of `params` added to `advantages` on policy tokens."""
-    if params.kind in ("outcome", None):
+    """The batch with the step credit of `params` in `advantages` on policy tokens."""
+    if params.kind in ("outcome", "own", None):
         return batch
+    if params.kind == "graph":
+        return merge_steps(batch, edges(batch, params), params)
+    if params.kind == "branches":
+        if batch.draws is None:
+            raise ValueError("rl.credit.kind: branches needs to know which turns were taken over, and this batch does not")
+        return merge_steps(batch, batch.draws, params)
     if batch.advantages is None:
         raise ValueError("step credit is added to advantages, and the batch has none yet")
     weight = 1.0 if params.weight is None else params.weight

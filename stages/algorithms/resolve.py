@@ -32,11 +32,22 @@ DEFAULTS: dict[str, Any] = {
     "reward.density": "environment",
     "reward.divisor": "max_total",
     "reward.max_total": 1.0,
+    "reward.format_penalty": -1.0,
+    "reward.multi_tool_bonus": 0.1,
     "reward.tool_bonus": 0.0,
     "reward.tool_bonus_on": "wrong",
     "reward.overlong_penalty": 0.0,
     "reward.kl_coef": 0.0,
     "reward.kl_estimator": "k1",
+    "branching.kind": "none",
+    "branching.beam": 2,
+    "branching.base": 0.5,
+    "branching.entropy_weight": 0.2,
+    "branching.tokens": 20,
+    "branching.candidates": 10,
+    "branching.aggregate": "sum",
+    "branching.probe": "answer",
+    "branching.inherit": True,
     "filling.kind": "none",
     "filling.rounds": 3,
     "filling.replace": "zero_advantage",
@@ -67,6 +78,12 @@ DEFAULTS: dict[str, Any] = {
     "advantage.whiten": False,
     "credit.kind": "outcome",
     "credit.weight": 1.0,
+    "credit.key": "transition",
+    "credit.history": 1,
+    "credit.match": "exact",
+    "credit.threshold": 0.95,
+    "credit.repeats": "once",
+    "credit.renormalise": "none",
     "loss.kind": "policy_gradient",
     "loss.clip_low": 0.2,
     "loss.clip_high": 0.2,
@@ -91,7 +108,8 @@ DEFAULTS: dict[str, Any] = {
 }
 """By dotted key. Keys that are not in here stay null where the method says nothing: no dual clip, no clipping of advantages or
 external ratios, no own value for right and wrong, lengths from model.max_length, the horizon's rounds from the environment;
-advantage.level follows the estimator."""
+advantage.level follows the estimator, branching.initial is half of a
+group's episodes that the policy plays."""
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
@@ -111,6 +129,8 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
             values[section][name] = value
     if values["advantage"]["level"] is None and values["advantage"]["estimator"] != "own":
         values["advantage"]["level"] = "token" if values["advantage"]["estimator"] == "gae" else "trajectory"
+    if values["branching"]["kind"] not in ("none", "own") and values["branching"]["initial"] is None:
+        values["branching"]["initial"] = max(1, (given.group_size - (values["external"]["per_group"] or 0)) // 2)
     _lengths(values, max_length)
     _stages(values)
     values["settings"] = _settings(given, method)

@@ -13,6 +13,7 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
 from stages.parameters.rl import PrsStage, Reward
 from stages.rewards.density import dense, single
+from stages.rewards.hierarchical import hierarchical
 from stages.rewards.progressive import staged
 from stages.rewards.terms import overlong_term, with_tool_bonus
 
@@ -69,11 +70,25 @@ def progressive(batch: TrajectoryBatch, stages: list[PrsStage]) -> TrajectoryBat
     return batch.telling(**{name: float(values.mean()) for name, values in named.items()})
 
 
+def well_formed(batch: TrajectoryBatch) -> Tensor:
+    """Episodes [B] bool whose actions were all understood and that did not run out of tokens."""
+    accepted, overlong = known(batch, "accepted", "kind"), known(batch, "overlong", "kind")
+    real = torch.arange(accepted.shape[1])[None, :] < batch.turns[:, None]
+    return (accepted | ~real).all(1) & ~overlong
+
+
 def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
     """The batch with shaped `rewards` and `turn_rewards`; the same batch if nothing is to be shaped."""
     given = batch
     if params.kind == "prs":
         batch = progressive(batch, params.prs or [])
+    if params.kind == "hierarchical":
+        if params.format_penalty is None or params.multi_tool_bonus is None:
+            raise ValueError("rl.reward.format_penalty and multi_tool_bonus must be numbers; resolve the parameters first")
+        formed, tools = well_formed(batch), known(batch, "tools", "kind")
+        scores = batch.rewards.clamp(0.0, 1.0)
+        batch = with_returns(batch, hierarchical(scores, formed, tools, params.format_penalty, params.multi_tool_bonus))
+        batch = batch.telling(well_formed=float(formed.float().mean()))
     if params.density in ("single", "dense"):
         success = known(batch, "success", "density")
         if params.density == "single":

@@ -31,7 +31,9 @@ class PrsStage(Section):
 class Reward(Section):
     """Reward shaping. What counts as success, for reports and the curriculum, is always the environment's own return."""
 
-    kind: Literal["environment", "prs", "own"] | None = None
+    kind: Literal["environment", "prs", "hierarchical", "own"] | None = None
+    """`hierarchical`: format_penalty for an episode with an action that was not understood, or without room for its end; else the
+    return, and multi_tool_bonus if it is above 0 and two tools were used."""
     prs: Annotated[list[PrsStage], Field(min_length=1)] | None = None
     """Stages in order; their weights sum to the largest reward."""
     density: Literal["environment", "single", "dense"] | None = None
@@ -44,6 +46,10 @@ class Reward(Section):
     """Return of a success in place of the environment's."""
     wrong: float | None = None
     """Return of a failure in place of the environment's."""
+    format_penalty: float | None = None
+    """hierarchical: return of an episode of bad format."""
+    multi_tool_bonus: NonNegative | None = None
+    """hierarchical: added where an episode of some success called two different tools."""
     tool_bonus: NonNegative | None = None
     """Added per tool call."""
     tool_bonus_on: Literal["wrong", "both"] | None = None
@@ -85,6 +91,32 @@ class Filling(Section):
     c_max: Positive | None = None
     overlong: Literal["keep", "mask"] | None = None
     """mask: episodes that ran out of tokens are not trained on; their rewards still count in the baselines."""
+
+
+class Branching(Section):
+    """How a group is played: its episodes one beside the other, or some of them as branches of others."""
+
+    kind: Literal["none", "random", "entropy", "own"] | None = None
+    """`entropy`: episodes branch after an answer of the environment, the likelier the more entropy has risen; `random`: with the
+    same chance everywhere."""
+    initial: Count | None = None
+    """Episodes of a group that start from the task; the places up to group_size are for branches."""
+    beam: Count | None = None
+    """An episode that branches becomes at most this many; 1: none branches."""
+    base: Share | None = None
+    """Chance of a branch where entropy has not risen."""
+    entropy_weight: NonNegative | None = None
+    """What a rise of the normalised entropy by 1 adds to that chance."""
+    tokens: Count | None = None
+    """Tokens at the start of a turn that entropy is taken over."""
+    candidates: Annotated[int, Field(ge=2)] | None = None
+    """Most likely tokens that entropy is taken over."""
+    aggregate: Literal["sum", "mean"] | None = None
+    """Of the tokens' entropies, each over the log of the vocabulary size."""
+    probe: Literal["call", "answer"] | None = None
+    """Which turn's entropy decides on a branch behind an answer: of the turn that called for it, or of the one that follows."""
+    inherit: bool | None = None
+    """A branch's rise counts from its parent's first turn; False: from its own."""
 
 
 class External(Section):
@@ -146,9 +178,23 @@ class Advantage(Section):
 class Credit(Section):
     """Step credit: how an episode's advantage is spread over its turns."""
 
-    kind: Literal["outcome", "annotated", "own"] | None = None
+    kind: Literal["outcome", "annotated", "graph", "branches", "own"] | None = None
+    """graph: equal steps of a group get the mean advantage of the episodes that took them; branches: so do the turns that
+    branches have in common."""
     weight: NonNegative | None = None
     """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
+    key: Literal["transition", "state_action"] | None = None
+    """graph: steps are equal if state, action and next state are, or state and action."""
+    history: Annotated[int, Field(ge=0, le=100)] | None = None
+    """graph: so many steps before must be equal too."""
+    match: Literal["exact", "cosine", "scrambled"] | None = None
+    """graph: when state keys are equal: exactly, or if their word counts have a cosine of `threshold`; scrambled, the control:
+    never."""
+    threshold: Share | None = None
+    repeats: Literal["once", "each"] | None = None
+    """graph: votes of an episode that takes a step several times: one, or one each time."""
+    renormalise: Literal["none", "group_std"] | None = None
+    """graph: group_std scales a group's merged advantages back to the spread that they had."""
 
 
 class Loss(Section):
@@ -258,6 +304,7 @@ class Rl(Section):
     """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
+    branching: Branching = Branching()
     filling: Filling = Filling()
     external: External = External()
     horizon: Horizon = Horizon()

@@ -2,7 +2,7 @@
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
 reports/evaluation.json), in the same way `pipeline` (from dvc.yaml), `methods` (from the methods' cards) and `claims` (from
-reports/claims, whose own page it writes as well).
+reports/claims, whose own pages it writes as well).
 `--check` writes nothing and fails if something is out of date.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import read_json
-from stages.claims import board
+from stages.claims import board, step_credit_page
 from stages.params import load_params
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
@@ -106,6 +106,7 @@ def generated(root: Path) -> dict[Path, str]:
     if has_block(readme, "claims"):
         readme = replace_block(readme, "claims", board.readme_table(root))
         files[board.PAGE] = board.page(root)
+        files |= step_credit_page.files(root)
     files[Path("README.md")] = readme
     return files
 

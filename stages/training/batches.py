@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stages.agent.episode import Episode, Owner
 from stages.algorithms.contract import TrajectoryBatch
+from stages.training.step_keys import step_keys
 
 _PER_TOKEN = ("token_ids", "mask", "external", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
 _PER_TOKEN += ("token_rewards",)
@@ -70,6 +71,7 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         accepted=padded([[turn.accepted for turn in episode.turns] for episode in episodes], True, torch.bool, width),
         tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
+        **step_keys(episodes, width),
     )
 
 

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from stages.runtime import StageContext
 
 
+def distinct_endings(episodes: Sequence[Episode]) -> float:
+    """Different last actions (answers, where the last action is one) per group, on average."""
+    groups: dict[str, set[str]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
+    return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)
+
+
 class RlJob:
     """See stages.training.loop.Job; a step is one batch of episodes. `max_turns`: the environment's own limit."""
 
@@ -70,6 +78,7 @@ class RlJob:
         self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         seed = params.seed if rl.seed is None else rl.seed
         self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
+        self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
@@ -82,7 +91,7 @@ class RlJob:
         self.told: dict[str, float] = {}
         """The step's numbers about its batch, for the history."""
         self.environment_steps = 0
-        """Turns of all episodes played so far."""
+        """Turns played so far; those that branches took over count once."""
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
@@ -117,7 +126,7 @@ class RlJob:
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
             rows = [*self.played, *self.external]
             batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
-        self.environment_steps += sum(len(episode.turns) for episode in (*self.played, *self.greedy))
+        self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
         return self.algorithm.fill(batch, *key)
 
     def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
@@ -144,6 +153,7 @@ class RlJob:
             max_length=self.max_length,
             max_turns=self.algorithm.turn_limit(step, self.max_turns),
             width=self.width,
+            plan=None if greedy else self.plan,
         )
         return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
 
@@ -189,7 +199,10 @@ class RlJob:
             "truncated": sum(episode.truncated for episode in self.played) / count,
             "kl": self.told.pop("kl"),
             "episodes": float(count + len(self.greedy)),
-            "environment_steps": float(sum(len(episode.turns) for episode in (*self.played, *self.greedy))),
+            "environment_steps": float(sum(len(episode.played) for episode in (*self.played, *self.greedy))),
+            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
+            "branches": sum(bool(episode.parent) for episode in self.played) / count,
+            "endings": distinct_endings(self.played),
             "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),
             **policy_row(sums),
             **dict(sorted(self.told.items())),

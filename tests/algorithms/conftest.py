@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.contract import ENDED, TrajectoryBatch
 
 MakeBatch = Callable[..., TrajectoryBatch]
 
@@ -52,7 +54,20 @@ def build(
         success=flat >= 1,
         accepted=torch.ones(count, most, dtype=torch.bool),
         tool_calls=torch.zeros(count),
+        **keys_of_their_own([len(span) for span in spans], most),
     )
+
+
+def keys_of_their_own(turns: list[int], width: int) -> dict[str, Any]:
+    """State, action and draw keys of steps that have nothing in common."""
+    states, actions, numbers = torch.full((len(turns), width + 1), -1), torch.full((len(turns), width), -1), itertools.count()
+    for row, length in enumerate(turns):
+        for turn in range(length):
+            states[row, turn] = actions[row, turn] = next(numbers)
+        states[row, length] = ENDED
+    names = tuple(f"state {number}" for number in range(sum(turns)))
+    tools = torch.zeros(len(turns), dtype=torch.int64)
+    return {"states": states, "actions": actions, "draws": actions.clone(), "state_names": names, "tools": tools}
 
 
 @pytest.fixture

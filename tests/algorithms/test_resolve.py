@@ -66,7 +66,7 @@ def test_every_method_has_a_whole_card(name: str) -> None:
 
 def _keys() -> set[str]:
     rl = Rl()
-    sections = ("reward", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "preference")
+    sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "preference")
     return {f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields}
 
 

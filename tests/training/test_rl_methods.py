@@ -105,9 +105,9 @@ def test_remax_plays_one_greedy_episode_per_task(make_context):
     assert len(read_rows(context.root / "data/rl/toy/samples.parquet")) == 6
 
 
-@pytest.mark.parametrize("name", ["dapo", "pacs", "remax", "rl_plus", "vspo"])
+@pytest.mark.parametrize("name", ["arpo", "dapo", "pacs", "remax", "rl_plus", "vspo"])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: str):
-    """Contract: further tasks, greedy episodes, demonstrations and drawn copies come out the same after a kill."""
+    """Contract: further tasks, greedy episodes, demonstrations, drawn copies and branches come out the same after a kill."""
     sections = {"rl": {**RL, "steps": 3, "algorithm": name}}
     plain = make_context("rl", "plain", **sections)
     rl.run(plain)
@@ -117,6 +117,39 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, monkeypatch, name: 
         rl.run(killed)
     rl.run(make_context("rl", "killed", **sections))
     assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_branches_are_counted_by_what_was_played(make_context):
+    """arpo: shared turns are no environment steps and no tool calls a second time; hard attribution plays the same."""
+    told = {}
+    for credit in ("outcome", "branches"):
+        section = {**RL, "steps": 1, "algorithm": "arpo", "branching": {"base": 1.0, "initial": 2}, "credit": {"kind": credit}}
+        context = make_context("rl", credit, rl=section)
+        (row,) = run(context)
+        samples = read_rows(context.root / "data/rl/toy/samples.parquet")
+        played = sum(len(sample["turns"]) - sample["inherited"] for sample in samples)
+        assert row["environment_steps"] == row["tool_calls"] == played < row["turns"] * row["episodes"]
+        assert row["episodes"] == 9
+        assert row["branches"] == pytest.approx(3 / 9)
+        told[credit] = [(sample["episode_id"], sample["parent"], sample["token_ids"]) for sample in samples]
+    assert told["outcome"] == told["branches"]
+    assert row["merged_steps"] == pytest.approx(6 / 18)
+
+
+def test_scrambled_keys_train_as_grpo_does(make_context):
+    """salt: the control gives the same weights as GRPO, and real keys others, whose history shows how much merged."""
+    weights = {}
+    sections = {
+        "grpo": {"algorithm": "grpo"},
+        "scrambled": {"algorithm": "salt", "credit": {"match": "scrambled"}},
+        "salt": {"algorithm": "salt", "credit": {"key": "state_action"}},
+    }
+    for name, section in sections.items():
+        context = make_context("rl", name, rl={**RL, "group_size": 6, **section})
+        history = run(context)
+        weights[name] = (context.root / "data/models/rl/toy/model.safetensors").read_bytes()
+        assert ("merged_steps" in history[0]) == (name != "grpo")
+    assert weights["scrambled"] == weights["grpo"]
 
 
 def test_model_aware_selection_plays_measured_tasks_alone(make_context):

@@ -32,6 +32,12 @@ class FirstLetterEnvironment:
     def state_key(self) -> str:
         return str(self.said)
 
+    def snapshot(self) -> int:
+        return self.said
+
+    def restore(self, state: int) -> None:
+        self.said = state
+
     def close(self) -> None:
         self.said = 0
 

@@ -1,0 +1,77 @@
+"""What makes no sense about rewards. Light to import."""
+
+from __future__ import annotations
+
+from stages.parameters.rl import Reward, Rl
+from stages.validation import ParamsError
+
+
+def check_reward(rl: Rl) -> None:
+    """Raise ParamsError for a resolved section whose rewards contradict one another, or go beyond what filling counts on."""
+    _check_kind(rl.reward)
+    _check_outcome(rl.reward)
+    if rl.filling.kind == "value":
+        _check_r_max(rl)
+
+
+def _check_kind(reward: Reward) -> None:
+    if reward.kind == "prs":
+        if reward.density != "environment":
+            raise ParamsError(
+                f"rl.reward.kind: prs scores whole episodes, and rl.reward.density: {reward.density} would take the place of its "
+                f"scores: set one of the two to environment"
+            )
+        names = [stage.name for stage in reward.prs or []]
+        if len(set(names)) != len(names):
+            raise ParamsError(
+                f"rl.reward.prs names a stage twice: {names}; give each stage a name of its own (`term` is what it scores)"
+            )
+        if sum(stage.weight for stage in reward.prs or []) <= 0:
+            raise ParamsError("rl.reward.prs: the weights of all stages are 0, and no reward would be left; set one above 0")
+    if reward.kind == "hierarchical" and reward.density != "environment":
+        raise ParamsError(
+            f"rl.reward.kind: hierarchical scores whole episodes, and rl.reward.density: {reward.density} would put other "
+            f"rewards in their place: set one of the two to environment"
+        )
+
+
+def _check_outcome(reward: Reward) -> None:
+    """The grades of right and wrong answers, and the penalty on length."""
+    if (reward.correct is None) != (reward.wrong is None):
+        raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")
+    if reward.correct is not None and reward.wrong is not None:
+        if reward.correct <= reward.wrong:
+            raise ParamsError(f"rl.reward.correct ({reward.correct:g}) must be above wrong ({reward.wrong:g})")
+        if reward.kind in ("prs", "hierarchical") or reward.density != "environment":
+            raise ParamsError(
+                f"rl.reward.correct and wrong grade the outcome alone, in place of what kind: {reward.kind} and density: "
+                f"{reward.density} give; set both to null, or these two to environment"
+            )
+        cap = reward.tool_bonus_cap if reward.tool_bonus else None
+        if cap is not None and not reward.wrong <= cap < reward.correct:
+            raise ParamsError(
+                f"rl.reward.tool_bonus_cap ({cap:g}) is the most that a failure gets with its bonus; it must lie from wrong "
+                f"({reward.wrong:g}) to below correct ({reward.correct:g})"
+            )
+    if reward.overlong_max is not None and reward.overlong_cache is not None and reward.overlong_cache > reward.overlong_max:
+        raise ParamsError(
+            f"rl.reward.overlong_cache ({reward.overlong_cache}) is the last part of overlong_max ({reward.overlong_max}), over "
+            f"which the penalty grows; set it to at most that"
+        )
+
+
+def largest_reward(reward: Reward) -> float | None:
+    """The largest return that shaping gives, None where it is the environment's own."""
+    if reward.kind == "prs":
+        return sum(stage.weight for stage in reward.prs or [])
+    return 1.0 + (reward.multi_tool_bonus or 0.0) if reward.kind == "hierarchical" else reward.correct
+
+
+def _check_r_max(rl: Rl) -> None:
+    """A task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best."""
+    largest, r_max = largest_reward(rl.reward), rl.filling.r_max or 1.0
+    if largest is not None and largest > r_max + 1e-9:
+        raise ParamsError(
+            f"rl.filling.r_max ({r_max:g}) must be the largest attainable reward, and rl.reward gives up to {largest:g}; "
+            f"set it to that"
+        )

@@ -1,0 +1,232 @@
+"""step credit: how well the advantages of the step-credit methods agree with the exact ones of keydoor.
+
+`python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
+search trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
+Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over all its episodes. Writes
+reports/claims/step_credit_exact.json; stages/claims/step_credit_page.py makes the page that shows it beside learning speeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from stages.agent.episode import Episode, read_json, read_tasks, write_json
+from stages.claims.experiment import FOLDER, load_experiment, run_values
+from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.environments.protocol import Task
+from stages.params import Params, parse_params
+from stages.runtime import die_with_parent
+from stages.seeding import permutation
+from stages.validation import ParamsError
+
+if TYPE_CHECKING:
+    from stages.algorithms.contract import TrajectoryBatch
+    from stages.environments.keydoor.exact import ExactValues
+
+SLUG = "step_credit"
+RESULT = FOLDER / "step_credit_exact.json"
+TASKS, GROUPS = 16, 4
+"""Training tasks, and groups played of each in either way."""
+RESAMPLES = 1000
+SOFT = "arpo_soft"
+"""Beside the experiment's arms: the outcome's advantages on ARPO's branches, which its hard attribution has to improve on."""
+
+
+@dataclass
+class Judged:
+    """One method's steps: advantage and exact advantage, [N] each, and the number of the step's task."""
+
+    given: np.ndarray
+    exact: np.ndarray
+    task: np.ndarray
+
+    def correlation(self) -> float:
+        """Pearson's; 0 where one of the two does not vary."""
+        return correlation(self.given, self.exact)
+
+    def interval(self) -> tuple[float, float]:
+        """95 % of the correlations over tasks drawn with replacement."""
+        rng = np.random.default_rng(0)
+        rows = [np.flatnonzero(self.task == task) for task in np.unique(self.task)]
+        drawn = []
+        for _ in range(RESAMPLES):
+            chosen = np.concatenate([rows[place] for place in rng.integers(len(rows), size=len(rows))])
+            drawn.append(correlation(self.given[chosen], self.exact[chosen]))
+        return float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+
+    def same_sign(self) -> float:
+        """Share of the steps that make a difference (|exact| above 0.02) whose advantage has the exact one's sign."""
+        matters = np.abs(self.exact) > 0.02
+        return float((np.sign(self.given[matters]) == np.sign(self.exact[matters])).mean()) if matters.any() else 0.0
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Pearson's correlation; 0 where one of the two does not vary."""
+    a, b = first - first.mean(), second - second.mean()
+    scale = math.sqrt(float((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def policy_table(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
+    """How often each action was taken in each state; turns that branches took over count once."""
+    table: dict[str, dict[str, float]] = {}
+    for episode in episodes:
+        for turn in episode.played:
+            actions = table.setdefault(turn.state_key, {})
+            actions[turn.action_key] = actions.get(turn.action_key, 0.0) + 1.0
+    return table
+
+
+def exact_values(tasks: Sequence[Task], settings: Any, episodes: Sequence[Episode]) -> dict[str, ExactValues]:
+    """Per task, values under the policy that `episodes` show."""
+    from stages.environments.keydoor.exact import ExactValues, from_table
+
+    policy = from_table(policy_table(episodes))
+    return {task.task_id: ExactValues(task, settings, policy) for task in tasks}
+
+
+def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[str, ExactValues]) -> Judged:
+    """Each step's advantage in a prepared batch beside the exact one; rows are `episodes`."""
+    from stages.algorithms.graph import turn_advantages
+
+    numbers = {task_id: number for number, task_id in enumerate(sorted(exact))}
+    given, true, task = [], [], []
+    advantages = turn_advantages(batch)
+    for row, episode in enumerate(episodes):
+        steps = exact[episode.task_id].episode([turn.action_key for turn in episode.turns])
+        given += advantages[row, : len(steps)].tolist()
+        true += [step.advantage for step in steps]
+        task += [numbers[episode.task_id]] * len(steps)
+    return Judged(np.array(given), np.array(true), np.array(task))
+
+
+class Bench:
+    """The SFT policy of `folder` on its keydoor tasks; `arms`: parameters of each method, by name."""
+
+    def __init__(self, folder: Path, arms: Mapping[str, Params], tasks: int = TASKS, groups: int = GROUPS) -> None:
+        from stages.agent.policy import load_policy
+        from stages.environments.registry import load_domain
+        from stages.training.loop import make_processes
+
+        self.folder, self.arms, self.groups = folder, arms, groups
+        self.params = next(iter(arms.values()))
+        (self.name,) = self.params.domains
+        self.domain = load_domain(self.name, self.params.per_domain[self.name].environment)
+        self.processes = make_processes(self.params.resources)
+        self.policy = load_policy(folder / "data/models/sft", device=str(self.processes.device), attention="sdpa")
+        curated = folder / "data/curated" / self.name
+        known = permutation(read_tasks(curated / "tasks.parquet", "train"), 0, "step_credit.tasks")
+        # Tasks that are always or never solved have nothing to credit.
+        shares = read_json(folder / "data/rollouts" / self.name / "difficulty.json")
+        self.tasks = sorted((task for task in known if 0 < shares.get(task.task_id, 0) < 1), key=lambda task: task.task_id)[
+            :tasks
+        ]
+        if not self.tasks:
+            raise RunFailedError(f"in {folder} no training task is solved sometimes but not always; change sft.epochs")
+
+    def play(self, params: Params, stream: str) -> list[Episode]:
+        """Groups as the method plays them."""
+        from stages.agent.chat import Chat
+        from stages.agent.engine import Sampling
+        from stages.agent.play import Request
+        from stages.agent.rollout import EnvironmentPool, Labels, collect
+        from stages.agent.torch_engine import TorchEngine
+        from stages.algorithms.compose import resolve
+
+        rl, length = params.section("rl", self.name), params.model.max_length
+        chat = Chat(self.policy.tokenizer)
+        engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
+        plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
+        requests = [
+            Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
+            for task in self.tasks
+            for group in range(self.groups)
+            for place in range(rl.group_size)
+        ]
+        worlds = self.folder / "data/curated" / self.name / "worlds"
+        with EnvironmentPool(lambda: self.domain.make(worlds)) as pool:
+            return collect(
+                *(engine, chat, pool, requests, Sampling(**rl.sampling.model_dump()), Labels(params.seed, stream=stream)),
+                max_length=length,
+                width=params.resources.slots,
+                plan=plan,
+            )
+
+    def prepared(self, params: Params, episodes: Sequence[Episode]) -> TrajectoryBatch:
+        """The episodes as a batch with the method's advantages."""
+        from stages.algorithms.compose import resolve
+        from stages.training.batches import trajectory_batch
+        from stages.training.models import Models
+
+        algorithm = resolve(params.section("rl", self.name), params.model.max_length)
+        annotated = (
+            self.folder / "data/annotated" / self.name / "value_model" if algorithm.rl.credit.kind == "annotated" else None
+        )
+        models = Models.make(algorithm, self.policy.model, annotated, self.processes, params.resources.tokens_per_batch)
+        batch = models.annotate(algorithm.shape(trajectory_batch(episodes)), algorithm)
+        return algorithm.prepare(algorithm.fill(batch, 0))
+
+    def measure(self) -> dict[str, Any]:
+        """What the result file holds of each method."""
+        independent = self.play(next(params for params in self.arms.values() if not _branches(params)), "step_credit")
+        branched = self.play(next(params for params in self.arms.values() if _branches(params)), "step_credit.branches")
+        exact = exact_values(self.tasks, self.domain.settings, [*independent, *branched])
+        soft = {name: params for name, params in self.arms.items() if not _branches(params)}
+        first = next(iter(soft))
+        plays = {name: (params, branched if _branches(params) else independent) for name, params in self.arms.items()}
+        plays[SOFT] = (self.arms[first], branched)
+        found = {}
+        for name, (params, episodes) in plays.items():
+            batch = self.prepared(params, episodes)
+            judged = judge(batch, episodes, exact)
+            low, high = judged.interval()
+            numbers = {"correlation": judged.correlation(), "low": low, "high": high, "same_sign": judged.same_sign()}
+            found[name] = {
+                **{key: round(value, 4) for key, value in numbers.items()},
+                "steps": len(judged.given),
+                "calls": sum(len(episode.played) for episode in episodes),
+                "merged_steps": round(batch.metrics.get("merged_steps", 0.0), 4),
+            }
+        success = sum(episode.success for episode in independent) / len(independent)
+        return {"tasks": len(self.tasks), "episodes": len(independent), "success": round(success, 4), "methods": found}
+
+
+def _branches(params: Params) -> bool:
+    return params.section("rl", params.domains[0]).branching.kind not in (None, "none")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.claims.step_credit", description=(__doc__ or "").strip())
+    parser.add_argument("--tasks", type=int, default=TASKS, help=f"training tasks (default: {TASKS})")
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"groups of each task, in either way (default: {GROUPS})")
+    options = parser.parse_args()
+    die_with_parent()
+    root = Path.cwd()
+    try:
+        params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+        experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
+        values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
+        workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])
+        folder = workshop.start(next(iter(values.values())))
+        arms = {arm: parse_params(one, f"{FOLDER}/{SLUG}.yaml: arm '{arm}'") for arm, one in values.items()}
+        result = Bench(folder, arms, options.tasks, options.groups).measure()
+    except (ParamsError, RunFailedError) as error:
+        print(f"step credit: {error}", file=sys.stderr)
+        return 2
+    write_json(root / RESULT, {**result, "commit": workshop.commit})
+    for name, one in result["methods"].items():
+        print(f"step credit: {name}: correlation {one['correlation']:.3f} ({one['low']:.3f} to {one['high']:.3f})", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,58 @@
+"""What the turns of episodes have in common, as numbers: states, actions, and draws that branches took over."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.agent.episode import Episode
+from stages.algorithms.contract import CUT, ENDED, INVALID
+
+
+def _padded(rows: Iterable[Sequence[int]], width: int) -> Tensor:
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows])
+
+
+def draw_of(episode: Episode, turn: int, by_id: Mapping[str, Episode]) -> tuple[str, int]:
+    """The episode that drew the turn: its own, or the one that it was taken over from."""
+    while turn < episode.inherited:
+        if episode.parent not in by_id:
+            return episode.parent, turn
+        episode = by_id[episode.parent]
+    return episode.episode_id, turn
+
+
+def tools_called(episode: Episode) -> int:
+    """Different tools that an episode called: first words of the actions that were understood and cost something."""
+    return len({turn.action_key.split(" ")[0] for turn in episode.turns if turn.accepted and turn.cost > 0})
+
+
+def step_keys(episodes: Sequence[Episode], width: int) -> dict[str, Any]:
+    """`states` [B, width + 1], `actions`, `draws` [B, width], `state_names` and `tools` of a TrajectoryBatch, from its episodes.
+
+    How an episode ended is no part of its last state: only that it did, or that it was cut.
+    """
+    states: dict[str, int] = {}
+    actions: dict[str, int] = {}
+    draws: dict[Hashable, int] = {}
+    by_id = {episode.episode_id: episode for episode in episodes}
+    numbered: dict[str, list[list[int]]] = {"states": [], "actions": [], "draws": []}
+    for episode in episodes:
+        passed = [states.setdefault(turn.state_key, len(states)) for turn in episode.turns]
+        numbered["states"].append([*passed, CUT if episode.truncated else ENDED])
+        numbered["actions"].append(
+            [actions.setdefault(turn.action_key, len(actions)) if turn.accepted else INVALID for turn in episode.turns]
+        )
+        numbered["draws"].append(
+            [draws.setdefault(draw_of(episode, turn, by_id), len(draws)) for turn in range(len(episode.turns))]
+        )
+    return {
+        "states": _padded(numbered["states"], width + 1),
+        "actions": _padded(numbered["actions"], width),
+        "draws": _padded(numbered["draws"], width),
+        "state_names": tuple(states),
+        "tools": torch.tensor([tools_called(episode) for episode in episodes]),
+    }

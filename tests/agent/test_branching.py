@@ -1,0 +1,277 @@
+"""Groups that branch: the same rows whatever the timing, and branches that go on exactly where their parent stood."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from toys import CountingEnvironment, toy_tasks
+
+from stages.agent.branching import Fork, Path
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling
+from stages.agent.episode import Episode, Owner
+from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.sampling import candidate_entropy
+from stages.agent.torch_engine import TorchEngine
+from stages.algorithms.branching import EntropyPlan
+from stages.algorithms.compose import resolve
+from stages.parameters.rl import Rl
+from stages.training.batches import trajectory_batch
+from stages.training.shared_prefixes import make_layout
+
+SIZE = 6
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_policy):
+    return load_policy(tiny_policy)
+
+
+@pytest.fixture(scope="module")
+def chat(policy):
+    return Chat(policy.tokenizer)
+
+
+def plan_of(policy, **branching):
+    values = {"algorithm": "arpo", "group_size": SIZE, "branching": {"initial": 3, **branching}}
+    return resolve(Rl.model_validate(values)).plan(policy.model.config.vocab_size)
+
+
+class Acts(CountingEnvironment):
+    """Counts the actions that are really done."""
+
+    done = 0
+
+    def step(self, action):
+        Acts.done += 1
+        return super().step(action)
+
+
+def run(policy, chat, plan, tasks=None, *, size=SIZE, slots=16, width=16, max_length=200, make=CountingEnvironment, **kwargs):
+    engine = TorchEngine(policy.model, [chat.end_of_turn], slots, max_length)
+    tasks = toy_tasks(4, turns=4) if tasks is None else tasks
+    with EnvironmentPool(make) as pool:
+        played = (engine, chat, pool, attempts(tasks, size), Sampling(max_tokens=6), Labels(3, policy.hash, "params"))
+        episodes = collect(*played, max_length=max_length, width=width, plan=plan, **kwargs)
+    assert not engine._sessions
+    return episodes, engine
+
+
+@pytest.fixture(scope="module", params=["answer", "call"])
+def branched(request, policy, chat):
+    plan = plan_of(policy, probe=request.param)
+    Acts.done = 0
+    return plan, *run(policy, chat, plan, make=Acts), Acts.done
+
+
+def lineage(episodes: list[Episode]) -> dict[str, Episode]:
+    return {episode.episode_id: episode for episode in episodes}
+
+
+def test_the_same_rows_whatever_is_played_beside_them(policy, chat, branched):
+    """Contract: by seed alone; not by widths, threads, slots, or the company of other groups."""
+    plan, episodes, _, _ = branched
+    assert any(episode.parent for episode in episodes)
+    assert run(policy, chat, plan, threaded=False, width=2)[0] == episodes
+    assert run(policy, chat, plan, toy_tasks(4, turns=4)[::-1], slots=5, width=40)[0] == episodes
+    alone = run(policy, chat, plan, toy_tasks(4, turns=4)[3:])[0]
+    assert alone == [episode for episode in episodes if episode.task_id == alone[0].task_id]
+
+
+def test_a_group_is_full_and_never_more(branched):
+    """Must hold 2."""
+    _, episodes, _, _ = branched
+    assert [episode.episode_id for episode in episodes] == [
+        f"toy-{task:03d}/{row:04d}" for task in range(4) for row in range(SIZE)
+    ]
+
+
+def test_branches_take_over_what_was_before_them(policy, chat, branched):
+    """Must hold 6: tokens, owners, log-probs and turns up to the answer are the parent's, environment tokens are never the
+    policy's, and from the first own token on log-probs are those that training computes."""
+    _, episodes, _, _ = branched
+    by_id = lineage(episodes)
+    for episode in episodes:
+        mask = torch.tensor([episode.owner]) == int(Owner.POLICY)
+        with torch.no_grad():
+            trained, _ = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
+        torch.testing.assert_close(trained[0], torch.tensor(episode.logprob), atol=1e-5, rtol=0)
+        assert episode.reward == sum(turn.reward for turn in episode.turns)
+        assert [turn.state_key for turn in episode.turns] == [
+            "|".join(turn.action for turn in episode.turns[:index]) for index in range(len(episode.turns))
+        ]
+        assert chat.encode_demonstration(episode.messages).turn[-1] == len(episode.turns) - 1
+        if not episode.parent:
+            assert episode.inherited == 0
+            continue
+        parent, start = by_id[episode.parent], episode.turns[episode.inherited].start
+        assert 0 < episode.inherited < len(episode.turns)
+        assert episode.token_ids[:start] == parent.token_ids[:start]
+        assert episode.owner[:start] == parent.owner[:start]
+        assert episode.logprob[:start] == parent.logprob[:start]
+        assert episode.owner[start - 1] != int(Owner.POLICY)
+        assert episode.owner[start] == int(Owner.POLICY)
+        assert episode.turns[: episode.inherited] == parent.turns[: episode.inherited]
+
+
+def test_what_branches_share_is_played_once(branched):
+    """Must hold 8: calls done are those of the turns that were not taken over, fewer than the rows' turns."""
+    _, episodes, engine, done = branched
+    played, turns = sum(len(episode.played) for episode in episodes), sum(len(episode.turns) for episode in episodes)
+    assert done == played < turns
+    own = sum(
+        episode.policy_tokens - sum(turn.end - turn.start for turn in episode.turns[: episode.inherited]) for episode in episodes
+    )
+    assert engine.counters["sampled_tokens"] == own
+
+
+def test_what_branches_share_is_read_once_in_training(branched):
+    """Contract: a branch's tokens up to where it left are those of its parent in the training pass, and each shared draw has one
+    number."""
+    _, episodes, _, _ = branched
+    group = [episode for episode in episodes if episode.task_id == "toy-003"]
+    batch = trajectory_batch(group)
+    layout = make_layout(batch.token_ids, batch.mask)
+    places = {episode.episode_id: row for row, episode in enumerate(group)}
+    for row, episode in enumerate(group):
+        if episode.parent:
+            start = episode.turns[episode.inherited].start
+            assert torch.equal(layout.nodes[row, :start], layout.nodes[places[episode.parent], :start])
+            assert torch.equal(batch.draws[row, : episode.inherited], batch.draws[places[episode.parent], : episode.inherited])
+    drawn = batch.draws[batch.draws >= 0]
+    assert drawn.unique().numel() == sum(len(episode.played) for episode in group) < drawn.numel()
+    assert len(layout.ids) < sum(len(episode.token_ids) for episode in group)
+
+
+def test_without_branches_it_is_independent_sampling_bit_for_bit(policy, chat):
+    """Must hold 2: beam 1 and as many initial episodes as the group has."""
+    plain = run(policy, chat, None)[0]
+    assert run(policy, chat, plan_of(policy, beam=1, initial=SIZE))[0] == plain
+    later = run(policy, chat, plan_of(policy, beam=1, initial=2))[0]
+    assert later == plain
+
+
+@dataclass
+class Scripted:
+    """Makes the forks that it is told to, one list per round."""
+
+    rounds: list[list[Fork]]
+    candidates: int = 0
+    seen: list[list[Path]] = field(default_factory=list)
+
+    def initial(self, size):
+        return 1
+
+    def grow(self, paths, free, *key):
+        self.seen.append(list(paths))
+        return self.rounds.pop(0) if self.rounds else []
+
+
+def test_branches_of_branches_and_fresh_starts(policy, chat):
+    """Row 1 leaves row 0 behind its first answer, row 2 leaves row 1 there too; when all are over, the others start anew at once,
+    and the plan is asked no more."""
+    plan = Scripted([[Fork(0, 1)], [Fork(1, 1)]])
+    task = toy_tasks(4, turns=4)[3:]
+    episodes, _ = run(policy, chat, plan, task, size=5)
+    plain, _ = run(policy, chat, None, task, size=5)
+    shared = [("", 0), ("0000", 1), ("0001", 1), ("", 0), ("", 0)]
+    assert [(episode.parent[-4:], episode.inherited) for episode in episodes] == shared
+    assert episodes[0] == plain[0]
+    assert episodes[3:] == plain[3:]
+    assert max(len(paths) for paths in plan.seen) == 3
+    batch = trajectory_batch(episodes)
+    assert batch.draws[:, 0].tolist() == [0, 0, 0, batch.draws[3, 0].item()]
+    assert [path.moved for path in plan.seen[1]] == [True, True]
+    assert not any(path.alive for path in plan.seen[-1])
+
+
+def test_a_horizon_ends_branches_too(policy, chat):
+    """Contract: nobody branches behind the last turn that the horizon allows, and turns taken over count."""
+    episodes, _ = run(policy, chat, plan_of(policy, base=1.0, initial=1, probe="call"), max_turns=2)
+    assert len(episodes) == 4 * SIZE
+    assert any(episode.parent for episode in episodes)
+    assert all(len(episode.turns) <= 2 and episode.inherited < 2 for episode in episodes)
+    assert any(episode.stop_reason == "turn_limit" and len(episode.turns) == 2 for episode in episodes)
+    with pytest.raises(ValueError, match="where no episode of this round went on"):
+        run(policy, chat, Scripted([[Fork(0, 1)]]), toy_tasks(4, turns=4)[3:], size=4, max_turns=1)
+
+
+@pytest.mark.parametrize("forks", [[Fork(0, 2)], [Fork(0, 0)], [Fork(0, 1)] * 4])
+def test_forks_that_cannot_be_made_are_reported(policy, chat, forks):
+    with pytest.raises(ValueError, match="the plan"):
+        run(policy, chat, Scripted([forks]), toy_tasks(4, turns=4)[3:], size=4)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_an_error_leaves_no_session(policy, chat, threaded):
+    class Broken(CountingEnvironment):
+        def restore(self, state):
+            raise OSError("the game crashed")
+
+    with pytest.raises(OSError, match="the game crashed"):
+        run(policy, chat, plan_of(policy, base=1.0), make=Broken, threaded=threaded)
+
+
+def test_episodes_without_room_still_fill_their_group(policy, chat):
+    """Contract: neither a prompt that does not fit nor episodes that run out of tokens leave a place empty."""
+    for max_length in (13, 30, 40):
+        episodes, _ = run(policy, chat, plan_of(policy, base=1.0), max_length=max_length)
+        assert len(episodes) == 4 * SIZE
+        assert all(len(episode.token_ids) <= max(max_length, 13) for episode in episodes)
+
+
+def test_copies_of_a_sessions_beginning(policy, chat):
+    """Contract: a copy of a session's first tokens draws what a new session with these tokens would, whether its cache is in its
+    slot or was moved out; longer copies than the session are refused."""
+    engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 100)
+    prompt = chat.prompt_tokens("take the key")
+    first = engine.open(prompt)
+    engine.request(first, 7, Sampling(max_tokens=6))
+    (turn,) = engine.advance()
+    whole = [*prompt, *turn.token_ids]
+    for length in (len(prompt), len(prompt) + 2, len(whole)):
+        sessions = [engine.open((), engine.snapshot(first, length)), engine.open(whole[:length])]
+        for session in sessions:
+            engine.request(session, 11, Sampling(max_tokens=6))
+        turns = []
+        while len(turns) < 2:
+            turns += engine.advance()
+        assert turns[0].token_ids == turns[1].token_ids
+        assert turns[0].logprobs == pytest.approx(turns[1].logprobs, abs=1e-5)
+    assert engine.counters["evictions"] > 0
+    for length in (0, len(whole) + 1):
+        with pytest.raises(ValueError, match="not to be had"):
+            engine.snapshot(first, length)
+
+
+def test_entropy_over_the_likeliest_tokens(policy, chat):
+    """Uniform over 4 of 8 tokens: the top 2 give 2 * 1/4 ln 4; and a turn has one for each token, for those who ask alone."""
+    logits = torch.tensor([[0.0] * 4 + [-100.0] * 4] * 2)
+    found = candidate_entropy(logits, torch.ones(2).double(), torch.tensor([2, 10]))
+    assert found.tolist() == pytest.approx([0.5 * math.log(4), math.log(4)])
+    engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 100)
+    for candidates in (0, 400):
+        engine.request(engine.open(chat.prompt_tokens("take the key")), 7, Sampling(max_tokens=6, candidates=candidates))
+    turns = []
+    while len(turns) < 2:
+        turns += engine.advance()
+    silent, told = sorted(turns, key=lambda turn: turn.session)
+    assert silent.entropies == ()
+    assert silent.token_ids == told.token_ids
+    assert len(told.entropies) == len(told.token_ids)
+    ids = torch.tensor([[*chat.prompt_tokens("take the key"), *told.token_ids]])
+    mask = torch.arange(ids.shape[1])[None] >= ids.shape[1] - len(told.token_ids)
+    with torch.no_grad():
+        _, entropy = token_logprobs(policy.model, ids, mask, entropy=True)
+    torch.testing.assert_close(torch.tensor(told.entropies), entropy[0, -len(told.token_ids) :].float(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_random_plan_needs_no_entropies(policy, chat):
+    plan = plan_of(policy, kind="random")
+    assert isinstance(plan, EntropyPlan)
+    assert plan.candidates == 0
+    assert any(episode.parent for episode in run(policy, chat, plan)[0])

@@ -1,0 +1,102 @@
+"""Step credit judged by exact advantages: the comparison on numbers worked out by hand, and the page made from the files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stages.agent.episode import Episode, Owner, TurnRecord, write_json
+from stages.algorithms.compose import resolve
+from stages.claims import step_credit_page
+from stages.claims.experiment import FOLDER, load_experiment
+from stages.claims.results import result_path
+from stages.claims.step_credit import RESULT, SLUG, Judged, exact_values, judge, policy_table
+from stages.environments.keydoor import KeydoorDomain
+from stages.environments.keydoor.settings import KeydoorSettings, WeightedLevel
+from stages.parameters.rl import Rl
+from stages.params import ROOT
+from stages.training.batches import trajectory_batch
+
+
+def test_correlation_interval_and_signs() -> None:
+    judged = Judged(np.array([1.0, 1.0, 0.0, -1.0]), np.array([0.5, -0.5, 0.5, -0.5]), np.array([0, 0, 1, 1]))
+    assert judged.correlation() == pytest.approx(float(np.corrcoef(judged.given, judged.exact)[0, 1]))
+    assert judged.same_sign() == 0.5
+    low, high = judged.interval()
+    assert -1.0 <= low <= judged.correlation() <= high <= 1.0
+    assert Judged(np.zeros(3), np.arange(3.0), np.zeros(3)).correlation() == 0.0
+
+
+@pytest.fixture
+def played():
+    """A world of one corridor room and three side rooms, and a group of four that went right, wrong, right and nowhere."""
+    domain = KeydoorDomain(KeydoorSettings(max_turns=4, levels=(WeightedLevel(corridor=1, doors=0, side_rooms=3),)))
+    (task,) = domain.build(list(domain.recipes(1, 0)), ROOT / "data", 1)
+    environment = domain.make(ROOT / "data")
+    environment.reset(task)
+    best = []
+    while (action := domain.expert(environment)) is not None:
+        best.append(action)
+        environment.step(action)
+    start = task.spec["start"]
+    episodes = []
+    for row, actions in enumerate([best, [best[0], f"go {start}", "look", "look"], best, ["look"] * 4]):
+        environment.reset(task)
+        episode = Episode(f"{task.task_id}/{row}", task.task_id, "keydoor", task.task_id, 0, "", "", 1.0, 1.0, 0)
+        episode.append([1, 2], Owner.PROMPT, -1)
+        for turn, action in enumerate(actions):
+            before = environment.state_key()
+            step = environment.step(action)
+            at = len(episode.token_ids)
+            episode.append([3, 4], Owner.POLICY, turn, [-1.0, -1.0])
+            episode.turns.append(TurnRecord(action, "", step.accepted, step.reward, 1.0, before, action, at, at + 2))
+            episode.reward += step.reward
+        episode.terminated, episode.truncated = step.terminated, step.truncated
+        episodes.append(episode)
+    return domain, task, episodes
+
+
+def test_exact_advantages_beside_a_methods(played) -> None:
+    """The policy that the four episodes show; the exact advantage has no mean under it in any state, and SALT, which gives the
+    first step of three episodes their common advantage, agrees better than outcomes do."""
+    domain, task, episodes = played
+    assert [episode.success for episode in episodes] == [True, False, True, False]
+    exact = exact_values([task], domain.settings, episodes)
+    first = episodes[0].turns[0]
+    assert policy_table(episodes)[first.state_key] == {first.action_key: 3.0, "look": 6.0}
+    found = {}
+    for name in ("grpo", "salt"):
+        algorithm = resolve(Rl(algorithm=name, group_size=4))
+        batch = algorithm.prepare(trajectory_batch(episodes))
+        judged = judge(batch, episodes, exact)
+        assert len(judged.given) == sum(len(episode.turns) for episode in episodes)
+        assert judged.given[0] == pytest.approx(float(batch.advantages[0][batch.mask[0]][0]))
+        values = exact[task.task_id].episode([turn.action_key for turn in episodes[1].turns])
+        assert judged.exact[len(episodes[0].turns) :][:4] == pytest.approx([step.advantage for step in values])
+        found[name] = judged.correlation()
+    assert found["salt"] > found["grpo"]
+
+
+def test_the_page_shows_what_was_measured(tmp_path) -> None:
+    """With and without runs; and none before the advantages were compared."""
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / f"{SLUG}.yaml").write_text((ROOT / FOLDER / f"{SLUG}.yaml").read_text())
+    assert step_credit_page.files(tmp_path) == {}
+    one = {"correlation": 0.25, "low": 0.1, "high": 0.4, "same_sign": 0.5, "steps": 1000, "calls": 900, "merged_steps": 0.0}
+    methods = {name: dict(one) for name in step_credit_page.NAMES}
+    methods["salt"] |= {"correlation": 0.375, "merged_steps": 0.5}
+    write_json(tmp_path / RESULT, {"tasks": 3, "episodes": 96, "success": 0.4, "methods": methods, "commit": "0" * 40})
+    made = step_credit_page.files(tmp_path)
+    page = made[step_credit_page.PAGE]
+    assert "| SALT | 0.375 (0.100 to 0.400) | 50 % | 50 % | 1,000 | 900 | – |" in page
+    assert made == step_credit_page.files(tmp_path)
+    runs = {f"salt/{seed}": {"metrics": {step_credit_page.SPEED: 0.5 + seed / 10}} for seed in range(2)}
+    fixed = load_experiment(tmp_path / FOLDER / f"{SLUG}.yaml").fixed
+    write_json(result_path(tmp_path, SLUG), {"fixed": fixed, "runs": runs})
+    assert "| 55.0 % (50.0, 60.0) |" in step_credit_page.files(tmp_path)[step_credit_page.PAGE]
+    write_json(result_path(tmp_path, SLUG), {"fixed": "of before", "runs": runs})
+    assert "55.0 %" not in step_credit_page.files(tmp_path)[step_credit_page.PAGE]
+
+
+def test_every_arm_of_the_experiment_is_on_the_page() -> None:
+    assert set(load_experiment(ROOT / FOLDER / f"{SLUG}.yaml").arms) < set(step_credit_page.NAMES)

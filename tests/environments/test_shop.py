@@ -286,6 +286,26 @@ def test_noisy_demonstrations_recover(domain: ShopDomain, folder: Path, tasks: l
     assert kinds[NOISY] >= 35
 
 
+def test_no_demonstration_is_longer_than_the_model_reads(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+    """Contract: the longest way through the default settings, page after page of an item, fits model.max_length."""
+    from transformers import AutoTokenizer
+
+    params = load_params(ROOT / "params.yaml")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / params.model.path)
+    environment = domain.make(folder)
+    for task in [task for task in tasks if task.difficulty == 3][:8]:
+        environment.reset(task)
+        texts, turn, done = [task.prompt], 0, False
+        while not done:
+            options = [action for action in environment.admissible() if action not in ("click back", "click buy")]
+            action = domain.expert(environment) if turn < 2 else options[turn % len(options)]
+            step = environment.step(action)
+            texts += [action, step.observation.text]
+            turn, done = turn + 1, step.done
+        assert step.truncated
+        assert 100 < sum(len(tokenizer(text)["input_ids"]) + 2 for text in texts) <= params.model.max_length
+
+
 def test_the_panel_is_frozen_with_its_catalogues(domain: ShopDomain, tmp_path: Path) -> None:
     """Contract: the hash covers the catalogues that test tasks are played in, and the settings."""
     records = list(domain.recipes(104, 0))

@@ -38,7 +38,7 @@ CATALOGUE = Catalogue(
     )
 )
 GOAL = Goal("lamp", ("oak", "wax"), {"color": "lime", "motif": "star"}, 60)
-WANT = "want oak wax lamp, lime, star, under 60."
+WANT = "want oak wax lamp, color lime, motif star, under 60."
 PAGE = "Dorvin oak wax lamp 25. color lime rose. motif moon star."
 
 

@@ -65,8 +65,8 @@ class Goal:
 
     @property
     def text(self) -> str:
-        """ "want oak wax lamp, lime, star, under 60." """
-        options = "".join(f", {value}" for value in self.options.values())
+        """ "want oak wax lamp, color lime, motif star, under 60." """
+        options = "".join(f", {group} {value}" for group, value in self.options.items())
         return f"want {' '.join(self.attributes)} {self.kind}{options}, under {self.price_upper}."
 
     @classmethod

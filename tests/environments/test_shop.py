@@ -39,7 +39,7 @@ CATALOGUE = Catalogue(
 )
 GOAL = Goal("lamp", ("oak", "wax"), {"color": "lime", "motif": "star"}, 60)
 WANT = "want oak wax lamp, color lime, motif star, under 60."
-PAGE = "Dorvin oak wax lamp 25. color lime, rose. motif moon, star."
+PAGE = "Dorvin oak wax lamp 25. color lime rose. motif moon star."
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +94,13 @@ def test_an_episode_by_hand() -> None:
     told = [
         ("search wax lamp, oak!", f"Kelbas oak wax lamp 71; Dorvin oak wax lamp 25. {WANT}"),
         ("click next", f"Selmak oak tin lamp 30; Zorbon oak wax cup 20. {WANT}"),
-        ("click Zorbon", f"Zorbon oak wax cup 20. color lime, rose. motif moon, star. {WANT}"),
+        ("click Zorbon", f"Zorbon oak wax cup 20. color lime rose. motif moon star. {WANT}"),
         ("click back", f"Selmak oak tin lamp 30; Zorbon oak wax cup 20. {WANT}"),
         ("click back", f"{SEARCH_PAGE} {WANT}"),
         ("search oak wax lamp", f"Kelbas oak wax lamp 71; Dorvin oak wax lamp 25. {WANT}"),
         ("CLICK  dorvin", f"{PAGE} {WANT}"),
-        ("click rose", f"{PAGE} picked rose. {WANT}"),
-        ("click lime", f"{PAGE} picked lime. {WANT}"),
+        ("click star", f"Dorvin oak wax lamp 25. color lime rose. picked star. {WANT}"),
+        ("click rose", f"Dorvin oak wax lamp 25. picked rose star. {WANT}"),
     ]
     for action, text in told:
         step = environment.step(action)
@@ -124,6 +124,9 @@ def test_searching_is_for_the_search_page_and_clicking_for_the_others() -> None:
     for refused in ("search oak", "click lime", "click buy", "click next", "click Kelmar"):
         assert not environment.step(refused).accepted
     assert environment.admissible() == ["click Dorvin", "click Kelbas", "click Selmak", "click Zorbon", "click back"]
+    for action in ("click Dorvin", "click rose"):
+        environment.step(action)
+    assert environment.admissible() == ["click back", "click buy", "click moon", "click star"]
     assert hand_shop().step("search vase").observation.text == f"{NO_HIT} {WANT}"
 
 
@@ -218,7 +221,16 @@ def test_state_keys_are_canonical() -> None:
     keys = []
     for actions in (
         ["search oak wax lamp", "click Dorvin", "click lime", "click star"],
-        ["search lamp WAX oak wax", "nonsense", "click Dorvin", "click moon", "click star", "click lime"],
+        [
+            "search lamp WAX oak wax",
+            "nonsense",
+            "click Dorvin",
+            "click moon",
+            "click back",
+            "click Dorvin",
+            "click star",
+            "click lime",
+        ],
         ["search tin", "click back", "search wax oak lamp", "click next", "click back", "search oak lamp wax", "click Dorvin"],
     ):
         environment = hand_shop()
@@ -277,13 +289,32 @@ def test_train_and_test_share_no_entities(domain: ShopDomain, tasks: list[Task])
 
 
 def test_noisy_demonstrations_recover(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
-    """Contract: nearly every task has an expert demonstration and one that errs and still gets everything."""
+    """Contract: every task has an expert demonstration and most have one that errs and still gets everything."""
     environment, plan = domain.make(folder), DemonstrationPlan(Curate(), seed=0, max_length=640)
     made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:40]]
     assert all(episode.success for episodes in made for episode in episodes)
     kinds = Counter(episode.policy_hash for episodes in made for episode in episodes)
     assert kinds[EXPERT] == 40
-    assert kinds[NOISY] >= 35
+    assert kinds[NOISY] >= 30
+
+
+def test_no_demonstration_is_longer_than_the_model_reads(domain: ShopDomain, folder: Path, tasks: list[Task]) -> None:
+    """Contract: the longest way through the default settings, page after page of an item, fits model.max_length."""
+    from transformers import AutoTokenizer
+
+    params = load_params(ROOT / "params.yaml")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / params.model.path)
+    environment = domain.make(folder)
+    for task in [task for task in tasks if task.difficulty == 3][:8]:
+        environment.reset(task)
+        texts, turn, done = [task.prompt], 0, False
+        while not done:
+            action = "click back" if turn > 1 and turn % 2 == 0 else domain.expert(environment)
+            step = environment.step(action)
+            texts += [action, step.observation.text]
+            turn, done = turn + 1, step.done
+        assert step.truncated
+        assert 100 < sum(len(tokenizer(text)["input_ids"]) + 2 for text in texts) <= params.model.max_length
 
 
 def test_the_panel_is_frozen_with_its_catalogues(domain: ShopDomain, tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ class KeydoorSettings(DomainSettings):
     max_turns: Annotated[int, Field(ge=1, le=64)] = 18
     levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1)] = (
         WeightedLevel(corridor=1, doors=0, side_rooms=3),
-        WeightedLevel(corridor=2, doors=1, weight=2.0),
-        WeightedLevel(corridor=3, doors=2),
+        WeightedLevel(corridor=2, doors=1, side_rooms=3, weight=2.0),
+        WeightedLevel(corridor=3, doors=2, side_rooms=3),
     )
     """Shortest solutions of 3, 8 and 14 actions."""
     clues: bool = True

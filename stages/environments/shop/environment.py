@@ -39,7 +39,8 @@ class ShopState:
     page: int = 0
     item: str | None = None
     picked: tuple[tuple[str, str], ...] = ()
-    """(group, value) chosen on the item's page, sorted; forgotten on leaving it."""
+    """(group, value) chosen on the item's page, sorted. To choose anew one leaves the page, which forgets them; so pages grow
+    shorter as one goes on, and an episode stays within a small model's length."""
     bought: bool = False
     truncated: bool = False
 
@@ -116,6 +117,7 @@ class ShopEnvironment:
         found = {
             value: replace(state, picked=tuple(sorted((picked | {group: value}).items())))
             for group, values in item.options.items()
+            if group not in picked
             for value in values
         }
         return found | {"back": replace(state, item=None, picked=()), "buy": replace(state, bought=True)}
@@ -144,9 +146,9 @@ class ShopEnvironment:
             text = f"{text}." if text else NO_HIT
         else:
             item = self._item(state.item)
-            text = f"{item.text}. " + " ".join(f"{group} {', '.join(values)}." for group, values in item.options.items())
-            if state.picked:
-                text += f" picked {', '.join(value for _, value in state.picked)}."
+            picked = dict(state.picked)
+            open_groups = [f"{group} {' '.join(values)}." for group, values in item.options.items() if group not in picked]
+            text = " ".join([f"{item.text}.", *open_groups, *([f"picked {' '.join(picked.values())}."] if picked else [])])
         return f"{text} {self._goal.text}" if self._show_goal else text
 
     def _terms(self) -> dict[str, float]:

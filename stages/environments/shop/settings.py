@@ -14,7 +14,8 @@ MAX_OPTIONS = 3
 class ShopSettings(DomainSettings):
     """Settings of the shop domain."""
 
-    max_turns: Annotated[int, Field(ge=1, le=64)] = 10
+    max_turns: Annotated[int, Field(ge=1, le=64)] = 8
+    """Of about 70 tokens each with the shipped base model, so that episodes stay below the default model.max_length."""
     results: Annotated[int, Field(ge=1, le=10)] = 3
     """Items on a page of results; `click next` shows the next ones."""
     options: dict[Annotated[int, Field(ge=0, le=MAX_OPTIONS)], Annotated[float, Field(ge=0.0)]] = Field(

@@ -24,7 +24,7 @@ from stages.claims.experiment import FOLDER, load_experiment, run_values
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.environments.protocol import Task
 from stages.params import Params, parse_params
-from stages.runtime import die_with_parent
+from stages.parent import die_with_parent
 from stages.seeding import permutation
 from stages.validation import ParamsError
 

@@ -1,8 +1,8 @@
 """README's generated parts: the pipeline's diagram, the tables of results, methods and claims, and docs/figures/lifecycle.svg.
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
-reports/evaluation.json), in the same way `pipeline` (from dvc.yaml), `methods` (from the methods' cards) and `claims` (from
-reports/claims, whose own pages it writes as well).
+reports/evaluation.json), in the same way `three-domains` (from what was kept of that profile's run), `pipeline` (from dvc.yaml),
+`methods` (from the methods' cards) and `claims` (from reports/claims, whose own pages it writes as well).
 `--check` writes nothing and fails if something is out of date.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from stages.agent.episode import read_json
 from stages.claims import board, step_credit_page
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from stages.algorithms.card import Card
 
 FIGURE = Path("docs/figures/lifecycle.svg")
+KEPT = Path("reports/profiles")
+"""reports/evaluation.json of runs with other parameters than the default, under the name of the file in profiles/ they took."""
+THREE = "three-domains"
 
 
 def has_block(text: str, name: str) -> bool:
@@ -71,6 +76,20 @@ def methods_block() -> str:
     return methods_table(all_cards())
 
 
+def results(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[str, Any], list[str], str]:
+    """What `path` holds, those of `domains` that it has panels of, and their table. Raises FileNotFoundError, ValueError."""
+    if not (root / path).exists():
+        profile = (
+            f" with 'profiles/{path.stem}.yaml' applied, then copy reports/evaluation.json there," if path.parent == KEPT else ""
+        )
+        raise FileNotFoundError(f"{path} does not exist; run 'dvc repro evaluate'{profile} before README is written from it")
+    evaluation = read_json(root / path)
+    check_evaluation(evaluation, str(path))
+    there = [domain for domain in domains if domain in evaluation["panels"]]
+    confidence = float(evaluation.get("confidence", load_params(root / "params.yaml").evaluate.confidence))
+    return evaluation, there, markdown_table(evaluation, there, confidence)
+
+
 def lifecycle_figure(evaluation: Mapping[str, Any], domains: list[str]) -> str:
     """Success of every model with intervals, a panel for each domain, as an SVG file of its own."""
     with drawing():
@@ -83,22 +102,17 @@ def lifecycle_figure(evaluation: Mapping[str, Any], domains: list[str]) -> str:
 def generated(root: Path) -> dict[Path, str]:
     """What README.md and the figure should hold, by path relative to `root`; blocks that README lacks are left out.
 
-    Raises FileNotFoundError without README.md, or without reports/evaluation.json where a results block asks for it.
+    Raises FileNotFoundError without README.md, or without the evaluation that one of its blocks asks for.
     """
     readme = (root / "README.md").read_text(encoding="utf-8")
     files: dict[Path, str] = {}
     if has_block(readme, "results"):
-        path = root / "reports" / "evaluation.json"
-        if not path.exists():
-            raise FileNotFoundError(
-                "reports/evaluation.json does not exist; run 'dvc repro evaluate' before README is written from it"
-            )
-        params, evaluation = load_params(root / "params.yaml"), read_json(path)
-        check_evaluation(evaluation, "reports/evaluation.json")
-        domains = [domain for domain in params.domains if domain in evaluation["panels"]]
-        confidence = float(evaluation.get("confidence", params.evaluate.confidence))
-        readme = replace_block(readme, "results", markdown_table(evaluation, domains, confidence))
+        evaluation, domains, table = results(root, Path("reports/evaluation.json"), load_params(root / "params.yaml").domains)
+        readme = replace_block(readme, "results", table)
         files[FIGURE] = lifecycle_figure(evaluation, domains)
+    if has_block(readme, THREE):
+        overlay = yaml.safe_load((root / "profiles" / f"{THREE}.yaml").read_text(encoding="utf-8"))
+        readme = replace_block(readme, THREE, results(root, KEPT / f"{THREE}.json", overlay["domains"])[2])
     if has_block(readme, "methods"):
         readme = replace_block(readme, "methods", methods_block())
     if has_block(readme, "pipeline"):

@@ -86,18 +86,13 @@ def verdict_cell(row: Row) -> str:
 
 
 def readme_table(root: Path) -> str:
-    """README's block: method, paper, switch, claim, verdict, difference with its interval."""
-    lines = [
-        (
-            f"[{row.experiment.method}]({PAGE}#{row.slug})",
-            row.experiment.paper,
-            f"`{row.experiment.switch}`",
-            row.claim.says,
-            verdict_cell(row),
-            row.difference,
-        )
-        for row in rows(root)
-    ]
+    """README's block: method, paper, switch, claim, verdict, difference with its interval; the first three once an experiment."""
+    lines, told = [], set()
+    for row in rows(root):
+        one = row.experiment
+        whose = (f"[{one.method}]({PAGE}#{row.slug})", one.paper, f"`{one.switch}`") if row.slug not in told else ("", "", "")
+        told.add(row.slug)
+        lines.append((*whose, row.claim.says, verdict_cell(row), row.difference))
     return _table(("method", "paper", "switch", "claim", "verdict", "difference (95 % interval)"), lines)
 
 

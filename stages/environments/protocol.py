@@ -2,7 +2,8 @@
 
 An `Environment` plays one task at a time and can be copied exactly (`snapshot`/`restore`, random state included), so that
 tree search may branch from any step. A `Domain` bundles the environment with its task recipes, its expert and its settings.
-Both are structural: a class that has these methods is one; nothing has to be inherited.
+Both are structural: a class that has these methods is one; nothing has to be inherited. What the domains here share is in
+`base_environment` and `base_domain`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.environments.protocol import Task
+from stages.environments.protocol import Task, succeeded
 
 EXPERT, NOISY = "expert", "noisy_expert"
 """`policy_hash` of demonstrations."""
@@ -93,8 +93,8 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """An episode succeeds if its return reaches 1."""
-        return self.reward >= 1.0 - 1e-9
+        """See `stages.environments.protocol.succeeded`."""
+        return succeeded(self.reward, self.reward_terms)
 
     @property
     def played(self) -> list[TurnRecord]:

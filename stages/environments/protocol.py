@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SUCCESS_TERM = "success"
+"""The reward term by which an environment tells success where returns do not: 1 in the step that solves the task, 0 in others."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Observation:
     text: str
 
 
+def succeeded(reward: float, terms: Mapping[str, float]) -> bool:
+    """Whether an episode with this return and these terms solved its task: by its term `SUCCESS_TERM`, or where it has none by a
+    return that reaches 1."""
+    return terms.get(SUCCESS_TERM, reward) >= 1.0 - 1e-9
+
+
 def opening(prompt: str, observation: str) -> str:
     """The first user message of an episode: the task's prompt, then the first observation where there is one."""
     return "\n".join(part for part in (prompt, observation) if part)
@@ -52,7 +60,8 @@ class Step:
     """What one action brought about.
 
     `reward` is the reward of this step alone; an episode's return is the sum over its steps, in [0, 1] for success-or-failure
-    domains. `accepted` is False if the environment did not understand the action (its state is then unchanged, apart from
+    domains (others tell success by a
+    term). `accepted` is False if the environment did not understand the action (its state is then unchanged, apart from
     the turn counter). `terminated`: the task ended by its own rules. `truncated`: the turn limit cut it. `cost` counts tool calls
     or the like.
     """
@@ -64,7 +73,7 @@ class Step:
     truncated: bool
     cost: float = 0.0
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed."""
+    """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed. See also `SUCCESS_TERM`."""
 
     @property
     def done(self) -> bool:

@@ -165,5 +165,7 @@ class Domain(Protocol):
     #   `recipe_kinds() -> set[str]` (all of these that `recipes` gives with the present settings): curation warns if they differ;
     # - `world_files(task) -> list[str]` (files that the task is played in, relative to the `folder` of `build`): the panel's hash
     #   covers those of its tasks; without this method it covers every file below `folder`;
+    # - `players() -> dict[str, float]` (name -> weight) and `player_action(player, environment, rng) -> str` (that player's next
+    #   action, refused ones included): `python -m stages.curation.games` writes records of their games;
     # - a keyword parameter `built: Callable[[int], None] | None = None` of `build`, called with the number of records that were
     #   finished since the last call: curation shows a progress bar.

@@ -13,7 +13,7 @@ from stages.environments.protocol import SPLITS, Environment, Split, Task
 from stages.environments.wordle.environment import WordleEnvironment
 from stages.environments.wordle.players import choose
 from stages.environments.wordle.settings import Level, WordleSettings, parse_recipe
-from stages.environments.wordle.words import WordList, make_list, spaced, split_of
+from stages.environments.wordle.words import WordList, make_list, spell, split_of
 from stages.seeding import key64, permutation, stream
 
 
@@ -100,9 +100,9 @@ class WordleDomain(RecipeDomain[WordleSettings]):
         )
 
     def _prompt(self, words: WordList, length: int) -> str:
-        text = f"letters {spaced(words.letters)}."
+        text = f"letters {spell(words.letters, self.settings.spelling)}."
         if self.settings.show_words:
-            text = f"{text} words {', '.join(map(spaced, words.words))}."
+            text = f"{text} words {', '.join(spell(word, self.settings.spelling) for word in words.words)}."
         if not self.settings.instructions:
             return text
         turns = self.settings.max_turns
@@ -122,6 +122,7 @@ class WordleDomain(RecipeDomain[WordleSettings]):
             consistent=settings.hidden == "consistent",
             reward=settings.reward,
             board=settings.show == "board",
+            spelling=settings.spelling,
         )
 
     def entities(self, task: Task) -> set[str]:
@@ -134,7 +135,8 @@ class WordleDomain(RecipeDomain[WordleSettings]):
 
     def player_action(self, player: str, environment: Environment, rng: Random) -> str:
         assert isinstance(environment, WordleEnvironment)
-        return choose(player, environment.words, environment.state, rng)  # type: ignore[arg-type]
+        guess = choose(player, environment.words, environment.state, rng)  # type: ignore[arg-type]
+        return spell(guess, self.settings.spelling)
 
 
 _SHARED = 0

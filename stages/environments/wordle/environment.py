@@ -12,7 +12,8 @@ from stages.environments.base_environment import ValueEnvironment
 from stages.environments.protocol import SUCCESS_TERM, Observation, Step, Task
 from stages.environments.wordle.players import best_guess
 from stages.environments.wordle.rules import HERE, IN, code_of, marks_of
-from stages.environments.wordle.words import WordList, every_word, plain, spaced
+from stages.environments.wordle.settings import Spelling
+from stages.environments.wordle.words import WordList, every_word, read, spell
 from stages.seeding import key64, stream
 
 ILLEGAL = "not a word."
@@ -72,10 +73,12 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
         consistent: bool = False,
         reward: str = "solved",
         board: bool = True,
+        spelling: Spelling = "letters",
     ) -> None:
         super().__init__(max_turns)
         self._load_list = load_list
         self._consistent, self._reward, self._board = consistent, reward, board
+        self.spelling: Spelling = spelling
 
     def _start(self, task: Task) -> tuple[WordleState, str]:
         spec = task.spec
@@ -95,7 +98,7 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
 
     def step(self, action: str) -> Step:
         state = self._running()
-        guess = plain(action)
+        guess = read(action, self.spelling)
         legal = guess in self.words.index
         after = replace(state, turns=state.turns + 1)
         if legal:
@@ -132,7 +135,9 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
             return SOLVED
         parts = [ILLEGAL]
         if legal:
-            parts = [" ".join(f"{letter} {mark}" for letter, mark in zip(*state.rows[-1], strict=True)) + "."]
+            parts = [
+                " ".join(f"{spell(letter, self.spelling)} {mark}" for letter, mark in zip(*state.rows[-1], strict=True)) + "."
+            ]
         if self._board:
             parts.append(self._board_text())
         return " ".join(parts)
@@ -147,8 +152,9 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
                 needed += letter * max(0, missing)
         tried = {letter for guess, _ in self._state.rows for letter in guess}
         untried = [letter for letter in self.words.letters if letter not in tried]
-        parts = [f"from {' '.join(untried)}"] * bool(untried) + [f"with {' '.join(needed)}"] * bool(needed)
-        places = " ".join(letter or OPEN for letter in found)
+        named = [("from", "".join(untried)), ("with", needed)]
+        parts = [f"{name} {spell(letters, self.spelling)}" for name, letters in named if letters]
+        places = " ".join(spell(letter, self.spelling) if letter else OPEN for letter in found)
         return f"{' '.join(parts)}. {places}." if parts else f"{places}."
 
     def state_key(self) -> str:
@@ -160,7 +166,7 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
         """The guess that leaves the fewest words on average; None once the episode is over."""
         if self._state.over:
             return None
-        return spaced(self.words.words[best_guess(self.words, self._state.left)])
+        return spell(self.words.words[best_guess(self.words, self._state.left)], self.spelling)
 
     def admissible(self) -> Sequence[str]:
         """Legal words; where there are many, a sample that depends on the state alone. Empty once the episode is over."""
@@ -171,4 +177,4 @@ class WordleEnvironment(ValueEnvironment[WordleState]):
             rng = stream("wordle.admissible", self.state_key())
             some = [rng.sample(list(pool), min(SAMPLE // 2, len(pool))) for pool in (self._state.left, numbers)]
             numbers = np.array([*some[0], *some[1]])
-        return sorted({spaced(self.words.words[number]) for number in numbers})
+        return sorted({spell(self.words.words[number], self.spelling) for number in numbers})

@@ -19,12 +19,12 @@ import numpy as np
 from stages.environments.wordle.environment import step_reward
 from stages.environments.wordle.rules import HERE, code_of, marks_of
 from stages.environments.wordle.settings import WordleSettings
-from stages.environments.wordle.words import WordList, plain
+from stages.environments.wordle.words import WordList, read
 
 Known = tuple[int, ...]
 """Numbers of the words that are possible, ascending."""
 Policy = Callable[[Known, int], Mapping[str, float]]
-"""(what is known, guesses already made) -> probability of each legal guess, in any spelling. What is missing to 1 is the
+"""(what is known, guesses already made) -> probability of each legal guess, letters apart or joined. What is missing to 1 is the
 probability of an illegal one: it costs a guess and tells nothing."""
 _TOLERANCE = 1e-6
 
@@ -93,7 +93,7 @@ class ExactValues:
             qs = [self._worth(known, guess, turn) for guess in range(len(self.words.words))]
             best = [guess for guess, worth in enumerate(qs) if worth >= max(qs) - 1e-9]
             return dict.fromkeys(best, 1.0 / len(best))
-        given = {plain(guess): float(chance) for guess, chance in self.policy(known, turn).items()}
+        given = {read(guess, "letters"): float(chance) for guess, chance in self.policy(known, turn).items()}
         unknown = sorted(set(given) - set(self.words.index))
         if unknown or min(given.values(), default=0.0) < 0.0 or sum(given.values()) > 1.0 + _TOLERANCE:
             raise ValueError(
@@ -104,7 +104,7 @@ class ExactValues:
 
     def q(self, known: Known, guess: str, turn: int = 0) -> float:
         """Q_t(K, g) of any guess, an illegal one too."""
-        number = self.words.index.get(plain(guess))
+        number = self.words.index.get(read(guess, "letters"))
         return self._refused(known, turn) if number is None else self._worth(known, number, turn)
 
     def _refused(self, known: Known, turn: int) -> float:
@@ -131,9 +131,9 @@ class ExactValues:
                 raise ValueError(f"the episode is over after {turn} of {len(guesses)} guesses")
             value, q = self.value(known, turn), self.q(known, guess, turn)
             steps.append(GuessValue(known, turn, value, q, q - value))
-            if plain(guess) in self.words.index:
-                told = dict(self.answers(known, self.words.index[plain(guess)]))
-                code = code_of(marks_of(plain(guess), word))
+            if read(guess, "letters") in self.words.index:
+                told = dict(self.answers(known, self.words.index[read(guess, "letters")]))
+                code = code_of(marks_of(read(guess, "letters"), word))
                 if code not in told:
                     raise ValueError(f"'{word}' does not fit what was said before guess {turn}")
                 known, over = told[code], code == self._solved

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from stages.environments.wordle.rules import HERE, code_of
+from stages.environments.wordle.rules import HERE, code_of, codes
 from stages.environments.wordle.settings import PlayerName
-from stages.environments.wordle.words import WordList, spaced
+from stages.environments.wordle.words import WordList
 from stages.seeding import stream
 
 if TYPE_CHECKING:
     from stages.environments.wordle.environment import WordleState
 
-WEIGHED = 256
-"""Guesses that are weighed against each other: all of a list up to this, else so many of the words still possible."""
+WEIGHED = 2**17
+"""Pairs of a guess and a possible word that are looked at, at most: all legal guesses where they are not more, else as many of the
+possible words as fit."""
 
 
-def expected_left(words: WordList, guesses: Sequence[int] | np.ndarray, left: np.ndarray) -> np.ndarray:
+def expected_left(array: np.ndarray, guesses: np.ndarray, left: np.ndarray) -> np.ndarray:
     """[guesses] words that remain on average after each guess, all of `left` being as likely: sum over marks of n^2 / |left|, the
-    guess itself not counting where it is the word."""
-    table = words.codes(guesses, left)
+    guess itself not counting where it is the word. `array` [words, letters] is a list's; the others are numbers of its words."""
+    table = codes(array[guesses], array[left])
     table.sort(axis=1)
     starts = np.concatenate([np.ones((len(table), 1), dtype=bool), table[:, 1:] != table[:, :-1]], axis=1)
     squares = np.array([np.square(np.diff(np.append(np.flatnonzero(row), len(left)))).sum() for row in starts])
@@ -34,25 +36,26 @@ def expected_left(words: WordList, guesses: Sequence[int] | np.ndarray, left: np
 def best_guess(words: WordList, left: np.ndarray) -> int:
     """The legal word that leaves the fewest on average; of equals a possible one, then the first in the list's order.
 
-    Of long lists only `WEIGHED` words are weighed, drawn among the possible ones by what is known.
+    Where there are too many pairs (see `WEIGHED`), guesses are drawn among the possible words, and the first of those that repeat
+    no letter joins them.
     """
+    # Lists of every string are alike but for the names of their letters, and the first turns of their games the same.
+    return _best_guess(words.array.tobytes(), words.array.shape, left.tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _best_guess(array_bytes: bytes, shape: tuple[int, int], left_bytes: bytes) -> int:
+    array, left = np.frombuffer(array_bytes, dtype=np.int8).reshape(shape), np.frombuffer(left_bytes, dtype=np.int64)
     if len(left) <= 2:
         return int(left[0])
-    guesses = words.everything
-    if len(guesses) > WEIGHED:
-        guesses = left
-        if len(left) > WEIGHED:
-            guesses = np.sort(stream("wordle.weighed", len(words.words), len(left)).sample(left.tolist(), WEIGHED))
-            guesses = np.unique(np.append(guesses, _first_fresh(words, left)))
-    expected = np.round(expected_left(words, guesses, left), 9)
-    order = np.lexsort((guesses, ~np.isin(guesses, left), expected))
-    return int(guesses[order[0]])
-
-
-def _first_fresh(words: WordList, left: np.ndarray) -> int:
-    """The first possible word without repeated letters, or the first one where there is none."""
-    spread = [len(set(words.words[number])) for number in left]
-    return int(left[int(np.argmax(spread))])
+    most = WEIGHED // len(left)
+    guesses = np.arange(len(array)) if len(array) <= most else left
+    if len(guesses) > most:
+        spread = [len(set(word)) for word in array[left].tolist()]
+        drawn = stream("wordle.weighed", len(array), len(left)).sample(left.tolist(), most)
+        guesses = np.unique([*drawn, left[int(np.argmax(spread))]])
+    expected = np.round(expected_left(array, guesses, left), 9)
+    return int(guesses[np.lexsort((guesses, ~np.isin(guesses, left), expected))[0]])
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ def heeded(words: WordList, state: WordleState, heeds: str) -> np.ndarray:
 
 
 def choose(name: PlayerName, words: WordList, state: WordleState, rng: Random) -> str:
-    """The player's next action."""
+    """The player's next guess, which need not be a word."""
     player = PLAYERS[name]
     if player.heeds == "best":
-        return spaced(words.words[best_guess(words, state.left)])
+        return words.words[best_guess(words, state.left)]
     pool = words.everything if rng.random() < player.slip else heeded(words, state, player.heeds)
     word = list(words.words[rng.choice(pool.tolist())])
     if rng.random() < player.typo:
         word[rng.randrange(len(word))] = rng.choice(words.letters)
-    return spaced("".join(word))
+    return "".join(word)

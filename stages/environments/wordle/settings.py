@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
 
-LETTERS = "bcdfghjlmnprstw"
-"""What made words are made of. Without vowels none of them is a word that a model has read, and each is one token of the shipped
-base model where a space stands before it."""
+LETTERS = "bcdfghjklmnprstvw"
+"""What made words are made of. Without vowels none of them is a word that a model has read."""
 MOST_WORDS = 4096
 """Of a list; an expert looks at all of them in every turn."""
+Spelling = Literal["letters", "names"]
 PlayerName = Literal["novice", "casual", "steady", "expert"]
 
 
@@ -77,6 +77,9 @@ class WordleSettings(DomainSettings):
     show: Literal["marks", "board"] = "board"
     """After a guess: its marks; or also what follows from all marks so far: untried letters, letters to use, places found. Small
     models work with what they were just shown."""
+    spelling: Spelling = "letters"
+    """How letters are shown and written: b, or by the names of a spelling alphabet, bell. Small models can't work with tokens
+    that they have hardly met."""
     show_words: bool = False
     """The prompt holds the whole list; without it, what is legal has to be found out, unless every string is."""
     players: dict[PlayerName, Annotated[float, Field(ge=0.0)]] = Field(

@@ -14,20 +14,31 @@ import numpy as np
 from stages.environments.base_domain import SHARES
 from stages.environments.protocol import SPLITS, Split
 from stages.environments.wordle.rules import codes
-from stages.environments.wordle.settings import LETTERS, Level
+from stages.environments.wordle.settings import LETTERS, Level, Spelling
 from stages.seeding import key64, stream
 
 ENGLISH = Path(__file__).with_name("english.txt")
 
 
-def spaced(word: str) -> str:
-    """A word as it is read and written: letter by letter, so that a tokenizer does not join them."""
-    return " ".join(word)
+_NAMES = """
+    ant bell coin drum egg fish goat hill ivy jar kite lamp moon nest owl pear queen ring star tree uncle vase wolf xray yard
+    zebra
+"""
+NAMES = {name[0]: name for name in _NAMES.split()}
+"""A spelling alphabet. Names of consonants are single tokens of the shipped base model, which has read them often; single letters
+it has hardly met."""
+_LETTERS = {name: letter for letter, name in NAMES.items()}
 
 
-def plain(text: str) -> str:
-    """Any spelling of a guess ("B d f", "bdf") as the word itself."""
-    return "".join(text.lower().split())
+def spell(word: str, spelling: Spelling) -> str:
+    """A word as it is shown and written, letter by letter, so that a tokenizer does not join them: b d f, or bell drum fish."""
+    return " ".join(NAMES[letter] for letter in word) if spelling == "names" else " ".join(word)
+
+
+def read(text: str, spelling: Spelling) -> str:
+    """The word that a guess stands for, in any case, its letters apart or joined."""
+    parts = text.lower().split()
+    return "".join(_LETTERS.get(part, part) for part in parts) if spelling == "names" else "".join(parts)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ def run(context: StageContext) -> None:
     if played.exists():
         games = read_games(played, domain, worlds, [task for task in tasks if task.split == "train"])
         for reason, count in sorted(games.rejected.items()):
-            print(f"curate@{name}: data/raw/{name}.games.jsonl: {count} left out: {reason}", file=sys.stderr)
+            again = f"; make it again with 'python -m stages.curation.games {name} --count N > data/raw/{name}.games.jsonl'"
+            print(f"curate@{name}: data/raw/{name}.games.jsonl: {count} left out: {reason}{again}", file=sys.stderr)
 
     # Freeze and write.
     panel = make_panel(domain, tasks, worlds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ from stages.environments.wordle.environment import WordleEnvironment
 from stages.environments.wordle.players import choose
 from stages.environments.wordle.settings import Level, WordleSettings, parse_recipe
 from stages.environments.wordle.words import WordList, make_list, spell, split_of
-from stages.seeding import key64, permutation, stream
+from stages.seeding import key64, permutation
 
 
 class WordleDomain(RecipeDomain[WordleSettings]):
@@ -35,11 +36,14 @@ class WordleDomain(RecipeDomain[WordleSettings]):
         return _bits(parse_recipe(record))
 
     def recipe_kinds(self) -> set[str]:
-        return {f"{self.settings.lists} lists", *(_kind(level) for level in self.settings.levels)}
+        return {_kind(level, self._shared(level)) for level in self.settings.levels}
 
     def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
         recipe = parse_recipe(record)
-        return {"shared lists" if recipe.list == _SHARED else "own lists", _kind(recipe)}
+        return {_kind(recipe, recipe.list == _SHARED)}
+
+    def _shared(self, level: Level) -> bool:
+        return self.settings.lists == "shared" or level.source == "english"
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """Raw records; splits take turns in the proportion 192 : 24 : 200, and levels within each by weight.
@@ -54,24 +58,22 @@ class WordleDomain(RecipeDomain[WordleSettings]):
             level = Level(**levels[place].model_dump(include=set(Level.model_fields)))
             task_id = f"wordle-{split}-{index:06d}"
             drawn = 1 + key64("wordle.recipes", seed, task_id) % (2**31 - 1)
-            if self.settings.lists == "own" and level.source == "made":
-                list_seed = drawn
-                word = _own_word(make_list(level, drawn), split, drawn)
-            else:
-                list_seed = _SHARED
-                word = self._shared_word(level, split, seed, dealt[split, place])
+            if self._shared(level):
+                list_seed, word = _SHARED, self._shared_word(level, split, seed, dealt[split, place])
                 dealt[split, place] += 1
+            else:
+                list_seed, word = _own_list(level, split, drawn)
             yield {"task_id": task_id, "split": split, **level.model_dump(), "list": list_seed, "word": word, "seed": drawn}
 
     def _shared_word(self, level: Level, split: Split, seed: int, number: int) -> str:
         """Word `number` of those of a shared list that the split may hide, in an order of its own."""
-        words = [word for word in make_list(level, _SHARED).words if split_of(word) == split]
+        words = _shared_words(level, split, seed)
         if not words or (number >= len(words) and self.settings.hidden == "fixed"):
             raise ValueError(
                 f"wordle: the shared list has {len(words)} words for {split}, and more are needed; ask for fewer tasks, make it "
                 "longer (per_domain.wordle.environment, levels), or set lists: own or hidden: consistent"
             )
-        return permutation(words, "wordle.order", seed, split)[number % len(words)]
+        return words[number % len(words)]
 
     def check(self, record: Mapping[str, Any]) -> None:
         recipe = parse_recipe(record)
@@ -141,14 +143,25 @@ class WordleDomain(RecipeDomain[WordleSettings]):
 
 _SHARED = 0
 """Seed of shared lists."""
+_DRAWS = 200
+"""Tries for an own list with a word of the right split."""
 
 
-def _own_word(words: WordList, split: Split, seed: int) -> str:
-    rng = stream("wordle.word", seed)
-    candidates = [word for word in words.words if split_of(word) == split]
-    if not candidates:
-        raise ValueError(f"wordle: a list of {len(words.words)} words has none for {split}; make lists longer (levels)")
-    return rng.choice(candidates)
+def _own_list(level: Level, split: Split, seed: int) -> tuple[int, str]:
+    """Seed of a list that has words for `split`, and one of them. Raises ValueError where short lists hardly ever have one."""
+    for attempt in range(_DRAWS):
+        words = make_list(level, seed + attempt).words
+        shuffled = permutation(words, "wordle.word", seed + attempt)
+        word = next((word for word in shuffled if split_of(word) == split), None)
+        if word is not None:
+            return seed + attempt, word
+    raise ValueError(f"wordle: lists of {level.size} words have none for {split}; make them longer (levels, size)")
+
+
+@lru_cache(maxsize=64)
+def _shared_words(level: Level, split: Split, seed: int) -> list[str]:
+    words = [word for word in make_list(level, _SHARED).words if split_of(word) == split]
+    return permutation(words, "wordle.order", seed, split)
 
 
 def _bits(level: Level) -> float:
@@ -156,5 +169,6 @@ def _bits(level: Level) -> float:
     return level.bits(level.size or len(make_list(level, _SHARED).words))
 
 
-def _kind(level: Level) -> str:
-    return f"level {level.source} {level.letters} letters {level.alphabet} alphabet {level.size or 'all'} words"
+def _kind(level: Level, shared: bool) -> str:
+    size = f"{level.source} {level.letters} letters {level.alphabet} alphabet {level.size or 'all'} words"
+    return f"level {size}{' shared' if shared else ''}"

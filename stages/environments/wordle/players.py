@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from stages.environments.wordle.environment import WordleState
 
 WEIGHED = 2**17
-"""Pairs of a guess and a possible word that are looked at, at most: all legal guesses where they are not more, else as many of the
-possible words as fit."""
+"""Pairs of a guess and a possible word that are looked at, at most: all legal guesses where they are not more, else as many of
+the possible words as fit."""
 
 
 def expected_left(array: np.ndarray, guesses: np.ndarray, left: np.ndarray) -> np.ndarray:

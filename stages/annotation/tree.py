@@ -38,6 +38,10 @@ class Edge:
     success: float | None = None
     """The environment's term of that name, where it reports one (see `stages.environments.protocol.succeeded`)."""
 
+    def solves(self, total: float) -> bool:
+        """Whether an episode of return `total` that ends with this turn has solved the task."""
+        return succeeded(total, {} if self.success is None else {SUCCESS_TERM: self.success})
+
 
 @dataclass
 class Node:
@@ -66,8 +70,7 @@ class Node:
     @property
     def succeeded(self) -> bool:
         """Whether an episode that ends here has solved the task."""
-        terms = {} if self.edge.success is None else {SUCCESS_TERM: self.edge.success}
-        return succeeded(self.total, terms)
+        return self.edge.solves(self.total)
 
     @property
     def prior(self) -> float:

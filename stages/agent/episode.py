@@ -225,6 +225,12 @@ def episode_row(episode: Episode) -> dict[str, Any]:
     return row
 
 
+def row_succeeded(row: Mapping[str, Any]) -> bool:
+    """`Episode.success` of a row of EPISODE_SCHEMA; its terms may be missing, or parsed already."""
+    terms = row.get("reward_terms") or {}
+    return succeeded(row["reward"], json.loads(terms) if isinstance(terms, str) else terms)
+
+
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
     """Episodes sorted by id."""
     ordered = sorted(episodes, key=lambda episode: episode.episode_id)

@@ -158,6 +158,8 @@ class Domain(Protocol):
     # Optional, used by evaluation where a domain has it, for maj@k:
     # - `answer(action) -> str | None` (what an episode's last action gives for an answer, so normalised that equal answers are
     #   equal; None if it gives none).
+    # Optional, where returns do not lie in [0, 1]: `returns() -> tuple[float, float]` (the smallest and the largest), which the
+    # critic's head must have room for.
     # Optional, used by curation where a domain has them:
     # - `record_difficulty(record) -> float` (a raw record's difficulty before it is built) and `difficulty_weights() ->
     #   dict[float, float]` (the mix of difficulties that curation takes);

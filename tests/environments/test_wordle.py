@@ -22,7 +22,8 @@ from stages.environments.wordle.players import best_guess, expected_left
 from stages.environments.wordle.rules import HERE, IN, MARKS, NOT, code_of, codes, marks_of
 from stages.environments.wordle.settings import Level, WeightedLevel
 from stages.environments.wordle.words import WordList, english_words, every_word, make_list, read, spell, split_of
-from stages.params import Curate
+from stages.params import Curate, check_domains, parse_params
+from stages.validation import ParamsError
 
 ENGLISH = WeightedLevel(letters=5, alphabet=26, source="english")
 LEVELS = (
@@ -170,6 +171,22 @@ def test_lmrl_rewards_and_success() -> None:
         assert sum(step.reward for step in steps) == total
         assert sum(step.terms["success"] for step in steps) == float(won)
         assert (steps[-1].terminated, steps[-1].truncated) == (won, not won)
+
+
+def test_a_critic_without_room_for_the_returns_is_refused() -> None:
+    """Contract: LMRL-Gym's returns reach from -6 to 0; a head that would cut them off is refused, others are not."""
+
+    def given(environment: dict, rl: dict):
+        return parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": environment, "rl": rl}}})
+
+    lmrl, head = {"reward": "lmrl"}, {"loss": "hl_gauss", "v_min": -6.5, "v_max": 0.5}
+    check_domains(given(lmrl, {}))
+    check_domains(given({}, {"algorithm": "ppo"}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
+    with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns lie in \[-6, 0\].*\[-0.2, 1.2\]"):
+        check_domains(given(lmrl, {"algorithm": "ppo"}))
 
 
 def test_what_is_left_equals_brute_force(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:

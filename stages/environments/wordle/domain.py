@@ -131,6 +131,10 @@ class WordleDomain(RecipeDomain[WordleSettings]):
         """The hidden word; where none stays hidden, the task's own draws."""
         return {task.spec["word"]} if self.settings.hidden == "fixed" else {f"draws {task.seed}"}
 
+    def returns(self) -> tuple[float, float]:
+        """The smallest and the largest return of an episode."""
+        return (0.0, 1.0) if self.settings.reward == "solved" else (-float(self.settings.max_turns), 0.0)
+
     def players(self) -> dict[str, float]:
         """Players of game records and their weights."""
         return {str(name): weight for name, weight in self.settings.players.items() if weight > 0}

@@ -66,11 +66,11 @@ class WordleSettings(DomainSettings):
     max_turns: Annotated[int, Field(ge=1, le=64)] = 6
     """Guesses, illegal ones included."""
     levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1)] = (
-        WeightedLevel(letters=2, alphabet=8),
+        WeightedLevel(letters=3, alphabet=5),
         WeightedLevel(letters=3, alphabet=6, weight=2.0),
         WeightedLevel(letters=3, alphabet=8),
     )
-    """Lists of 64, 216 and 512 words."""
+    """Lists of 125, 216 and 512 words."""
     lists: Literal["own", "shared"] = "own"
     """Made lists: one for each task, so that none can be known by heart, or one for each level."""
     hidden: Literal["fixed", "consistent"] = "fixed"

@@ -52,8 +52,8 @@ class ExactValues:
     """All values of a list under `policy`; None: the optimal policy. `settings` gives guesses and reward.
 
     States are taken up as they are asked for; a policy that makes few guesses in each reaches few, the optimal one most of them:
-    64 words of three letters take seconds, and time grows faster than words cubed. Raises ValueError where the policy's probabilities are negative, add up to more than 1 or are for words that
-    are not legal.
+    64 words of three letters take seconds, and time grows faster than words cubed. Raises ValueError where the policy's
+    probabilities are negative, add up to more than 1 or are for words that are not legal.
     """
 
     def __init__(self, words: WordList, settings: WordleSettings, policy: Policy | None = None, gamma: float = 1.0) -> None:

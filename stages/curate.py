@@ -9,6 +9,7 @@ from stages.agent.episode import write_episodes, write_json, write_tasks
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
 from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, demonstrate_all
+from stages.curation.games import read_games
 from stages.curation.panel import make_panel, write_panel
 from stages.curation.raw import make_raw, read_raw, unlike_settings
 from stages.environments.protocol import SPLITS, Split
@@ -61,13 +62,25 @@ def run(context: StageContext) -> None:
             demonstrations.add(of_task)
             bar.advance(1)
 
+    # Records of games that others played, where there are any.
+    games, played = None, context.data / "raw" / f"{name}.games.jsonl"
+    if played.exists():
+        games = read_games(played, domain, worlds, [task for task in tasks if task.split == "train"])
+        for reason, count in sorted(games.rejected.items()):
+            again = f"; make it again with 'python -m stages.curation.games {name} --count N > data/raw/{name}.games.jsonl'"
+            print(f"curate@{name}: data/raw/{name}.games.jsonl: {count} left out: {reason}{again}", file=sys.stderr)
+
     # Freeze and write.
     panel = make_panel(domain, tasks, worlds)
     write_tasks(folder / "tasks.parquet", tasks)
     write_episodes(folder / "demonstrations.parquet", demonstrations.episodes)
+    if games is not None:
+        write_episodes(folder / "games.parquet", games.episodes)
     write_panel(folder / "panel.json", panel)
     source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": warnings}
     report = data_report(source, tasks, asked, rejections, demonstrations, panel)
+    if games is not None:
+        report["games"] = games.report()
     write_json(context.reports / "curate" / f"{name}.json", report)
 
     for split in SPLITS:

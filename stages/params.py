@@ -329,14 +329,18 @@ def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
 
 
 def check_domains(params: Params) -> None:
-    """Raise ParamsError if a domain is not installed, its environment settings are wrong or rl.horizon goes beyond its turn limit
-    (needs the domain's package)."""
+    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit
+    or the critic has no room for its returns (needs the domain's package)."""
+    from stages.algorithms.reward_checks import check_returns
     from stages.environments.registry import load_domain
 
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
-            limits(resolve_section(params.section("rl", name))[1].horizon, domain.settings.max_turns)
+            rl = resolve_section(params.section("rl", name))[1]
+            limits(rl.horizon, domain.settings.max_turns)
+            if hasattr(domain, "returns"):
+                check_returns(rl, *domain.returns())
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl as per_domain.{name} has it: {error}") from error
 

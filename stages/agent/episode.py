@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.environments.protocol import Task
+from stages.environments.protocol import Task, succeeded
 
 EXPERT, NOISY = "expert", "noisy_expert"
 """`policy_hash` of demonstrations."""
@@ -93,8 +93,8 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """An episode succeeds if its return reaches 1."""
-        return self.reward >= 1.0 - 1e-9
+        """See `stages.environments.protocol.succeeded`."""
+        return succeeded(self.reward, self.reward_terms)
 
     @property
     def played(self) -> list[TurnRecord]:
@@ -223,6 +223,12 @@ def episode_row(episode: Episode) -> dict[str, Any]:
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
     return row
+
+
+def row_succeeded(row: Mapping[str, Any]) -> bool:
+    """`Episode.success` of a row of EPISODE_SCHEMA; its terms may be missing, or parsed already."""
+    terms = row.get("reward_terms") or {}
+    return succeeded(row["reward"], json.loads(terms) if isinstance(terms, str) else terms)
 
 
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:

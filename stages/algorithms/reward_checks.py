@@ -60,6 +60,19 @@ def _check_outcome(reward: Reward) -> None:
         )
 
 
+def check_returns(rl: Rl, low: float, high: float) -> None:
+    """Raise ParamsError where a resolved section's critic has no room for a domain's returns, which lie in [low, high]."""
+    head, reward = rl.critic.head, rl.reward
+    own = reward.kind == reward.density == "environment" and reward.correct is None
+    if rl.advantage.estimator != "gae" or head is None or head.loss == "mse" or not own:
+        return
+    if head.v_min > low or head.v_max < high:
+        raise ParamsError(
+            f"rl.critic.head: returns lie in [{low:g}, {high:g}], and the head's values in [{head.v_min:g}, {head.v_max:g}]; "
+            f"widen v_min and v_max, or give success alone as reward (rl.reward.density: single)"
+        )
+
+
 def largest_reward(reward: Reward) -> float | None:
     """The largest return that shaping gives, None where it is the environment's own."""
     if reward.kind == "prs":

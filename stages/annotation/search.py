@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.annotation.tree import Edge, Tree
-from stages.environments.protocol import Environment, Task, opening
+from stages.environments.protocol import SUCCESS_TERM, Environment, Task, opening
 from stages.params import Annotate
 from stages.seeding import key64
 
@@ -282,6 +282,7 @@ class Search:
             terminal=step.terminated,
             truncated=not step.terminated and cut,
             state_key=state_key,
+            success=step.terms.get(SUCCESS_TERM),
         )
 
     def _record(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stages.annotation.selection import Arm, select
+from stages.environments.protocol import SUCCESS_TERM, succeeded
 from stages.params import Selection
 
 Backup = Literal["mean", "max", "discounted_max"]
-SUCCESS = 1.0 - 1e-9
-"""An episode succeeds if its return reaches 1."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,12 @@ class Edge:
     terminal: bool
     truncated: bool
     state_key: str
+    success: float | None = None
+    """The environment's term of that name, where it reports one (see `stages.environments.protocol.succeeded`)."""
+
+    def solves(self, total: float) -> bool:
+        """Whether an episode of return `total` that ends with this turn has solved the task."""
+        return succeeded(total, {} if self.success is None else {SUCCESS_TERM: self.success})
 
 
 @dataclass
@@ -61,6 +66,11 @@ class Node:
     @property
     def ended(self) -> bool:
         return self.edge.terminal or self.edge.truncated
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether an episode that ends here has solved the task."""
+        return self.edge.solves(self.total)
 
     @property
     def prior(self) -> float:
@@ -102,7 +112,7 @@ class Tree:
 
     @property
     def solved(self) -> bool:
-        return any(node.ended and node.total >= SUCCESS for node in self.nodes)
+        return any(node.ended and node.succeeded for node in self.nodes)
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
         """The child of a node by exactly this action, or None."""
@@ -144,14 +154,14 @@ class Tree:
             known = self.child(current, edge.token_ids)
             current = self._add(current, edge, iteration) if known is None else known
         below = set(self.path(current)[self.nodes[first].depth :]) if edges else set()
-        final = self.nodes[current].total
+        final, success = self.nodes[current].total, self.nodes[current].succeeded
         for index in reversed(self.path(current)):
             node = self.nodes[index]
             node.N += 1
             node.W += final
             if index in below:
                 node.n_rollouts += 1
-                node.n_success += final >= SUCCESS
+                node.n_success += success
             node.value = self._value(node)
             node.known = node.ended or (self.expanded(node) and all(self.nodes[child].known for child in node.children))
         return current

@@ -6,7 +6,7 @@ Token lists stay empty: the tokenizer is the model's, so sft adds the tokens. `m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,31 +45,26 @@ class Demonstrations:
         self.rejected += other.rejected
 
 
-def play(domain: Domain, environment: Environment, task: Task, noise: float, key: tuple[object, ...]) -> Episode | None:
-    """One episode of `task`; with probability `noise` per turn a random admissible action instead of the expert's.
-
-    `key` fixes the random draws. Returns None if the expert knows no action from where the episode got.
-    """
-    rng = stream("demonstration", task.task_id, *key)
+def play_out(
+    environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None]
+) -> Episode | None:
+    """One episode of `task` with the actions of `choose`, from its start to its end; None where that has no action to give."""
     prompt = opening(task.prompt, environment.reset(task).text)
     episode = Episode(
-        episode_id=f"{task.task_id}/{key[0]}",
+        episode_id=f"{task.task_id}/{name}",
         task_id=task.task_id,
         domain=task.domain,
         group_id=task.task_id,
         seed=0,
-        policy_hash=NOISY if noise else EXPERT,
+        policy_hash=policy_hash,
         params_hash="",
         temperature=0.0,
         top_p=1.0,
         top_k=0,
         messages=[{"role": "user", "content": prompt}],
     )
-    random_actions = 0
     while True:
-        options = environment.admissible() if noise and rng.random() < noise else ()
-        action = rng.choice(options) if options else domain.expert(environment)
-        random_actions += bool(options)
+        action = choose()
         if action is None:
             return None
         state_key = environment.state_key()
@@ -92,9 +87,29 @@ def play(domain: Domain, environment: Environment, task: Task, noise: float, key
             break
         episode.messages.append({"role": "user", "content": step.observation.text})
     episode.reward = sum(turn.reward for turn in episode.turns)
-    episode.reward_terms = {**step.terms, "random_actions": float(random_actions)}
+    episode.reward_terms = dict(step.terms)
     episode.terminated, episode.truncated = step.terminated, step.truncated
     episode.stop_reason = "terminated" if step.terminated else "turn_limit"
+    return episode
+
+
+def play(domain: Domain, environment: Environment, task: Task, noise: float, key: tuple[object, ...]) -> Episode | None:
+    """One episode of `task`; with probability `noise` per turn a random admissible action instead of the expert's.
+
+    `key` fixes the random draws. Returns None if the expert knows no action from where the episode got.
+    """
+    rng = stream("demonstration", task.task_id, *key)
+    random_actions = 0
+
+    def choose() -> str | None:
+        nonlocal random_actions
+        options = environment.admissible() if noise and rng.random() < noise else ()
+        random_actions += bool(options)
+        return rng.choice(options) if options else domain.expert(environment)
+
+    episode = play_out(environment, task, str(key[0]), NOISY if noise else EXPERT, choose)
+    if episode is not None:
+        episode.reward_terms["random_actions"] = float(random_actions)
     return episode
 
 

@@ -2,7 +2,8 @@
 
 An `Environment` plays one task at a time and can be copied exactly (`snapshot`/`restore`, random state included), so that
 tree search may branch from any step. A `Domain` bundles the environment with its task recipes, its expert and its settings.
-Both are structural: a class that has these methods is one; nothing has to be inherited.
+Both are structural: a class that has these methods is one; nothing has to be inherited. What the domains here share is in
+`base_environment` and `base_domain`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SUCCESS_TERM = "success"
+"""The reward term by which an environment tells success where returns do not: 1 in the step that solves the task, 0 in others."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ class Observation:
     text: str
 
 
+def succeeded(reward: float, terms: Mapping[str, float]) -> bool:
+    """Whether an episode with this return and these terms solved its task: by its term `SUCCESS_TERM`, or where it has none by a
+    return that reaches 1."""
+    return terms.get(SUCCESS_TERM, reward) >= 1.0 - 1e-9
+
+
 def opening(prompt: str, observation: str) -> str:
     """The first user message of an episode: the task's prompt, then the first observation where there is one."""
     return "\n".join(part for part in (prompt, observation) if part)
@@ -51,7 +60,8 @@ class Step:
     """What one action brought about.
 
     `reward` is the reward of this step alone; an episode's return is the sum over its steps, in [0, 1] for success-or-failure
-    domains. `accepted` is False if the environment did not understand the action (its state is then unchanged, apart from
+    domains (others tell success by a
+    term). `accepted` is False if the environment did not understand the action (its state is then unchanged, apart from
     the turn counter). `terminated`: the task ended by its own rules. `truncated`: the turn limit cut it. `cost` counts tool calls
     or the like.
     """
@@ -63,7 +73,7 @@ class Step:
     truncated: bool
     cost: float = 0.0
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed."""
+    """Named parts of the reward, e.g. {"exact_match": 1.0, "f1": 1.0}; reported, not summed. See also `SUCCESS_TERM`."""
 
     @property
     def done(self) -> bool:
@@ -148,6 +158,8 @@ class Domain(Protocol):
     # Optional, used by evaluation where a domain has it, for maj@k:
     # - `answer(action) -> str | None` (what an episode's last action gives for an answer, so normalised that equal answers are
     #   equal; None if it gives none).
+    # Optional, where returns do not lie in [0, 1]: `returns() -> tuple[float, float]` (the smallest and the largest), which the
+    # critic's head must have room for.
     # Optional, used by curation where a domain has them:
     # - `record_difficulty(record) -> float` (a raw record's difficulty before it is built) and `difficulty_weights() ->
     #   dict[float, float]` (the mix of difficulties that curation takes);
@@ -155,5 +167,7 @@ class Domain(Protocol):
     #   `recipe_kinds() -> set[str]` (all of these that `recipes` gives with the present settings): curation warns if they differ;
     # - `world_files(task) -> list[str]` (files that the task is played in, relative to the `folder` of `build`): the panel's hash
     #   covers those of its tasks; without this method it covers every file below `folder`;
+    # - `players() -> dict[str, float]` (name -> weight) and `player_action(player, environment, rng) -> str` (that player's next
+    #   action, refused ones included): `python -m stages.curation.games` writes records of their games;
     # - a keyword parameter `built: Callable[[int], None] | None = None` of `build`, called with the number of records that were
     #   finished since the last call: curation shows a progress bar.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.episode import Owner
+from stages.agent.episode import Owner, row_succeeded
 from stages.seeding import permutation
 
 BYTES = 1_500_000
@@ -30,8 +30,8 @@ class Browser:
 
 
 def outcome(row: Row) -> str:
-    """ "success" (return reaches 1), "truncated" (cut by a limit) or "failure"."""
-    if row["reward"] >= 1.0 - 1e-9:
+    """ "success", "truncated" (cut by a limit) or "failure"."""
+    if row_succeeded(row):
         return "success"
     return "truncated" if row["truncated"] else "failure"
 

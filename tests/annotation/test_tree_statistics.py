@@ -1,5 +1,7 @@
 """Node statistics: sums, rollouts apart from visits, backup rules, and the same values from stored rows."""
 
+from dataclasses import replace
+
 import pytest
 from tabular import grow
 
@@ -37,6 +39,15 @@ def test_outcomes_add_up():
     root = tree.nodes[0]
     assert (root.W, root.N, root.value) == (2.0, 4, 0.5)
     assert (root.n_success, root.n_rollouts) == (3, 4)
+
+
+def test_success_is_told_by_a_term_where_returns_do_not():
+    """Contract: an environment's term `success` decides; a return of 1 does where there is none."""
+    tree = Tree("t", ROOT, expand_k=9)
+    for token, (reward, success) in enumerate([(-2.0, 1.0), (1.0, 0.0), (-6.0, 0.0)]):
+        tree.insert(0, [replace(edge(token, reward, end=True), success=success)], token + 1)
+        assert tree.solved
+    assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (1, 3)
 
 
 def test_rollouts_from_below_do_not_count_above():

@@ -39,7 +39,7 @@ def test_no_entity_of_the_evaluation_panels_was_read(words: set[str]) -> None:
     assert not words & {f"{noun}{number}" for noun in nouns for number in NAME_NUMBERS["test"]}
 
 
-@pytest.mark.parametrize("name", ["keydoor", "shop"])
+@pytest.mark.parametrize("name", ["keydoor", "shop", "wordle"])
 def test_no_entity_of_a_later_domains_panel_was_read(words: set[str], name: str, tmp_path: Path) -> None:
     """Contract: the same of every test task that the raw file of a domain made after the base model holds."""
     domain = configured_domain(name, load_params(ROOT / "params.yaml"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from stages.environments.base_domain import SHARES, Mix, RecipeDomain, check_fields, some_weight, splits_in_turn
 from stages.environments.calculator.environment import CalculatorEnvironment
 from stages.environments.calculator.expression import (
     Expression,
@@ -21,13 +22,11 @@ from stages.environments.calculator.expression import (
     value,
     write,
 )
-from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
+from stages.environments.protocol import SPLITS, DomainSettings, Split, Task
 from stages.environments.search.scoring import stated_answer
 from stages.seeding import key64, stream
 
 MAX_OPERATIONS = 5
-SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
-"""Tasks, and expressions, of each split in every 52: 192 for training, 24 for validation and 200 for testing in 416."""
 INSTRUCTIONS = (
     "Work it out. Each turn, write one action: key <number><operator><number>, which asks the calculator, or answer <number>.\n"
 )
@@ -61,12 +60,7 @@ class CalculatorSettings(DomainSettings):
     instructions: bool = False
     """Put the available actions before the question; for models that were not trained on this domain."""
 
-    @field_validator("operations")
-    @classmethod
-    def _some_weight(cls, weights: dict[int, float]) -> dict[int, float]:
-        if sum(weights.values()) <= 0:
-            raise ValueError("operations needs at least one weight above 0, e.g. {0: 1, 1: 1, 2: 2, 3: 1}")
-        return weights
+    _some_weight = field_validator("operations")(some_weight("operations", "{0: 1, 1: 1, 2: 2, 3: 1}"))
 
     @model_validator(mode="after")
     def _room(self) -> CalculatorSettings:
@@ -87,14 +81,11 @@ def split_of(expression: Expression) -> Split:
     raise AssertionError("shares add up to their sum")
 
 
-class CalculatorDomain:
+class CalculatorDomain(RecipeDomain[CalculatorSettings]):
     """See stages.environments.protocol.Domain."""
 
     name = "calculator"
     Settings = CalculatorSettings
-
-    def __init__(self, settings: CalculatorSettings | None = None) -> None:
-        self.settings = settings or CalculatorSettings()
 
     def difficulty_weights(self) -> dict[float, float]:
         """Difficulty (operations that need the tool) -> weight among the tasks that curation takes."""
@@ -115,22 +106,13 @@ class CalculatorDomain:
         Raises ValueError where the settings do not give so many different expressions.
         """
         weights = {number: weight for number, weight in sorted(self.settings.operations.items()) if weight > 0}
-        made: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-        levels = {split: dict.fromkeys(weights, 0) for split in SPLITS}
+        levels = {split: Mix(list(weights.values())) for split in SPLITS}
         rng = stream("calculator.recipes", seed)
         seen: set[str] = set()
-        for _ in range(count):
-            split = min(SPLITS, key=lambda name: (made[name] / SHARES[name], SPLITS.index(name)))
-            taken = levels[split]
-            level = min(weights, key=lambda number: ((taken[number] + 1) / weights[number], number))
+        for split, index in splits_in_turn(count):
+            level = list(weights)[levels[split].next()]
             expression = self._new_expression(level, split, seen, rng)
-            yield {
-                "task_id": f"calculator-{split}-{made[split]:06d}",
-                "split": split,
-                "expression": write(expression),
-            }
-            made[split] += 1
-            taken[level] += 1
+            yield {"task_id": f"calculator-{split}-{index:06d}", "split": split, "expression": write(expression)}
 
     def _new_expression(self, level: int, split: Split, seen: set[str], rng: Random) -> Expression:
         for _ in range(_DRAWS):
@@ -173,54 +155,25 @@ class CalculatorDomain:
         return Operation(operator, left, right) if in_range else None
 
     def check(self, record: Mapping[str, Any]) -> None:
-        for key, kind in _FIELDS.items():
-            if key not in record:
-                raise ValueError(f"'{key}' is missing")
-            if type(record[key]) is not kind:
-                raise ValueError(f"'{key}' must be {kind.__name__}, not {record[key]!r}")
-        unknown = sorted(set(record) - set(_FIELDS))
-        if unknown:
-            raise ValueError(f"unknown keys {unknown}; known are {list(_FIELDS)}")
-        if record["split"] not in SPLITS:
-            raise ValueError(f"'split' must be one of {list(SPLITS)}, not {record['split']!r}")
-        if not record["task_id"]:
-            raise ValueError("'task_id' is empty")
+        check_fields(record, _FIELDS)
         count = len(list(operations(parse(record["expression"]))))
         if not 1 <= count <= MAX_OPERATIONS:
             raise ValueError(f"'expression' must have 1 to {MAX_OPERATIONS} operations, not {count}")
 
-    def build(
-        self,
-        records: Sequence[Mapping[str, Any]],
-        folder: Path,
-        workers: int,
-        *,
-        built: Callable[[int], None] | None = None,
-    ) -> list[Task]:
-        """Tasks hold all there is: nothing is written below `folder`."""
-        tasks = []
-        for record in records:
-            expression = parse(record["expression"])
-            prompt = f"what is {write(expression)}?"
-            tasks.append(
-                Task(
-                    task_id=record["task_id"],
-                    domain=self.name,
-                    split=record["split"],
-                    seed=0,
-                    prompt=INSTRUCTIONS + prompt if self.settings.instructions else prompt,
-                    spec={"expression": write(expression), "answer": str(value(expression))},
-                    difficulty=float(len(needed(expression))),
-                    cluster=f"calculator-{canonical(expression)}",
-                )
-            )
-            if built:
-                built(1)
-        folder.mkdir(parents=True, exist_ok=True)
-        return tasks
-
-    def world_files(self, task: Task) -> list[str]:
-        return []
+    def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
+        """Specs hold all there is: there are no worlds."""
+        expression = parse(record["expression"])
+        prompt = f"what is {write(expression)}?"
+        return Task(
+            task_id=record["task_id"],
+            domain=self.name,
+            split=record["split"],
+            seed=0,
+            prompt=INSTRUCTIONS + prompt if self.settings.instructions else prompt,
+            spec={"expression": write(expression), "answer": str(value(expression))},
+            difficulty=float(len(needed(expression))),
+            cluster=f"calculator-{canonical(expression)}",
+        )
 
     def make(self, folder: Path) -> CalculatorEnvironment:
         return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
@@ -228,10 +181,6 @@ class CalculatorDomain:
     def answer(self, action: str) -> str | None:
         """The normalised text of `answer <text>`; None for any other action."""
         return stated_answer(action)
-
-    def expert(self, environment: Environment) -> str | None:
-        """Calculate what can't be read off, innermost and leftmost first; then answer."""
-        return environment.next_action() if isinstance(environment, CalculatorEnvironment) else None
 
     def entities(self, task: Task) -> set[str]:
         """The expression, whatever the order of its terms."""

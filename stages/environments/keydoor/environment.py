@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stages.environments.base_environment import ValueEnvironment
 from stages.environments.keydoor.world import State, World, normal
 from stages.environments.protocol import Observation, Step, Task
 
@@ -27,32 +28,23 @@ class KeydoorState:
         return self.world.won or self.truncated
 
 
-class KeydoorEnvironment:
+class KeydoorEnvironment(ValueEnvironment[KeydoorState]):
     """One running world. `progress_reward` is the part of the return that is paid for sub-goals."""
 
+    name = "keydoor"
+
     def __init__(self, max_turns: int, progress_reward: float = 0.0) -> None:
-        self._max_turns = max_turns
+        super().__init__(max_turns)
         self._share = progress_reward
-        self._task: Task | None = None
 
-    @property
-    def task(self) -> Task:
-        """The task being played. Raises RuntimeError before the first reset."""
-        if self._task is None:
-            raise RuntimeError("the keydoor environment was never reset; call reset(task) first")
-        return self._task
-
-    def reset(self, task: Task) -> Observation:
+    def _start(self, task: Task) -> tuple[KeydoorState, str]:
         if self._task is None or self._task.spec != task.spec:
             self._world = World.from_spec(task.spec)
-        self._task = task
-        self._state = KeydoorState(task.task_id, self._world.initial())
-        return Observation(self._world.describe(self._state.world))
+        state = KeydoorState(task.task_id, self._world.initial())
+        return state, self._world.describe(state.world)
 
     def step(self, action: str) -> Step:
-        state = self._state if self._task is not None else None
-        if state is None or state.over:
-            raise RuntimeError("the keydoor episode is over or was never reset; call reset(task) or restore(state) before step()")
+        state = self._running()
         after = self._world.after(state.world, action)
         world = after if after is not None else state.world
         turns = state.turns + 1
@@ -76,17 +68,6 @@ class KeydoorEnvironment:
         done = _DONE.get(normal(action).partition(" ")[0])
         return f"{done} {self._world.describe(after)}" if done else self._world.describe(after)
 
-    def snapshot(self) -> KeydoorState:
-        if self._task is None:
-            raise RuntimeError("the keydoor environment was never reset; call reset(task) before snapshot()")
-        return self._state
-
-    def restore(self, state: KeydoorState) -> None:
-        """Raises ValueError for a snapshot of another task."""
-        if state.task_id != self.task.task_id:
-            raise ValueError(f"snapshot of task {state.task_id} can't be restored into task {self.task.task_id}; reset first")
-        self._state = state
-
     def state_key(self) -> str:
         """The task, and `State.key`: room, what is carried, which doors are open."""
         return f"{self.task.task_id}#{self._state.world.key}"
@@ -98,9 +79,6 @@ class KeydoorEnvironment:
     def admissible(self) -> Sequence[str]:
         """Everything that is possible now, sorted: `look`, and what would change the world. Empty once the episode is over."""
         return [] if self._state.over else list(self._world.moves(self._state.world))
-
-    def close(self) -> None:
-        self._task = None
 
 
 def step_reward(world: World, before: State, after: State, share: float) -> float:

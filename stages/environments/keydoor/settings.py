@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
 
 MAX_KEYS = 10
@@ -92,12 +93,4 @@ class Recipe(Level):
 
 def parse_recipe(record: Mapping[str, Any]) -> Recipe:
     """A raw record, checked. Raises ValueError with one line per mistake: the key, what is wrong and what was given."""
-    try:
-        return Recipe.model_validate(dict(record))
-    except ValidationError as error:
-        mistakes = []
-        for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"])
-            given = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
-            mistakes.append(f"{f'{key}: ' if key else ''}{item['msg'].removeprefix('Value error, ')}{given}")
-        raise ValueError(f"keydoor record {record.get('task_id', 'without task_id')}: {'; '.join(mistakes)}") from error
+    return parse_record(Recipe, record, "keydoor")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from stages.environments.base_environment import ValueEnvironment
 from stages.environments.protocol import Observation, Step, Task
 from stages.environments.search.index import SearchIndex, words
 from stages.environments.shop.catalogue import Catalogue, Goal, Item
@@ -49,34 +50,24 @@ class ShopState:
         return self.bought or self.truncated
 
 
-class ShopEnvironment:
+class ShopEnvironment(ValueEnvironment[ShopState]):
     """One running task. `load_shop` gives the shop by the name in task.spec["shop"]."""
 
+    name = "shop"
+
     def __init__(self, load_shop: Callable[[str], Shop], results: int, max_turns: int, *, show_goal: bool = True) -> None:
+        super().__init__(max_turns)
         self._load_shop = load_shop
         self._results = results
-        self._max_turns = max_turns
         self._show_goal = show_goal
-        self._task: Task | None = None
 
-    @property
-    def task(self) -> Task:
-        """The task being played. Raises RuntimeError before the first reset."""
-        if self._task is None:
-            raise RuntimeError("the shop environment was never reset; call reset(task) first")
-        return self._task
-
-    def reset(self, task: Task) -> Observation:
+    def _start(self, task: Task) -> tuple[ShopState, str]:
         self._shop = self._load_shop(task.spec["shop"])
         self._goal = Goal.from_spec(task.spec["goal"])
-        self._task = task
-        self._state = ShopState(task.task_id)
-        return Observation("")
+        return ShopState(task.task_id), ""
 
     def step(self, action: str) -> Step:
-        state = self._state if self._task is not None else None
-        if state is None or state.over:
-            raise RuntimeError("the shop episode is over or was never reset; call reset(task) or restore(state) before step()")
+        state = self._running()
         verb, _, rest = action.strip().partition(" ")
         perform = {"search": self._search, "click": self._click}.get(verb.lower())
         after = perform(" ".join(rest.lower().split())) if perform else None
@@ -157,17 +148,6 @@ class ShopEnvironment:
         terms = score(self._item(item), dict(self._state.picked), self._goal) if item and self._state.bought else None
         return terms or dict.fromkeys(("reward", "type", "attributes", "options", "price"), 0.0)
 
-    def snapshot(self) -> ShopState:
-        if self._task is None:
-            raise RuntimeError("the shop environment was never reset; call reset(task) before snapshot()")
-        return self._state
-
-    def restore(self, state: ShopState) -> None:
-        """Raises ValueError for a snapshot of another task."""
-        if state.task_id != self.task.task_id:
-            raise ValueError(f"snapshot of task {state.task_id} can't be restored into task {self.task.task_id}; reset first")
-        self._state = state
-
     def state_key(self) -> str:
         """The page: words searched for, number of the page of results, item, options picked, and whether it was bought."""
         state = self._state
@@ -206,6 +186,3 @@ class ShopEnvironment:
             return sorted({f"search {text}" for text in (self._goal.kind, attributes, f"{attributes} {self._goal.kind}")})
         names = {item.name.lower(): item.name for item in self._shop.catalogue.items}
         return sorted(f"click {names.get(what, what)}" for what in self._clicks())
-
-    def close(self) -> None:
-        self._task = None

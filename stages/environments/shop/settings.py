@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from stages.environments.base_domain import some_weight
 from stages.environments.protocol import DomainSettings
 
 MAX_OPTIONS = 3
@@ -27,9 +28,4 @@ class ShopSettings(DomainSettings):
     instructions: bool = False
     """Put the available actions before what is wanted; for models that were not trained on this domain."""
 
-    @field_validator("options")
-    @classmethod
-    def _some_weight(cls, options: dict[int, float]) -> dict[int, float]:
-        if sum(options.values()) <= 0:
-            raise ValueError("options needs at least one weight above 0, e.g. {1: 1, 2: 2, 3: 1}")
-        return options
+    _some_weight = field_validator("options")(some_weight("options", "{1: 1, 2: 2, 3: 1}"))

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
 from stages.seeding import permutation
 
@@ -94,13 +95,4 @@ class Recipe(BaseModel):
 
 def parse_recipe(record: Mapping[str, Any]) -> Recipe:
     """A raw record, checked. Raises ValueError with one line per mistake: the key, what is wrong and what was given."""
-    try:
-        return Recipe.model_validate(dict(record))
-    except ValidationError as error:
-        name = record.get("task_id", "without task_id")
-        mistakes = []
-        for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"])
-            given = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
-            mistakes.append(f"{f'{key}: ' if key else ''}{item['msg'].removeprefix('Value error, ')}{given}")
-        raise ValueError(f"textworld record {name}: {'; '.join(mistakes)}") from error
+    return parse_record(Recipe, record, "textworld")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.agent.episode import row_succeeded
 from stages.reporting.blocks import (
     Block,
     Drawing,
@@ -62,6 +63,10 @@ def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[B
         blocks.append(Text(f"Demonstrations kept: {said}." + ("" if reasons else " Nothing was rejected.")))
     if reasons:
         blocks.append(Table("Rejected", ("reason", "count"), [[reason, number(count)] for reason, count in reasons]))
+    players = (report.get("games") or {}).get("players")
+    if players:
+        rows = [[name, number(of["games"]), number(of["success"])] for name, of in players.items()]
+        blocks.append(Table("Game records", ("player", "games", "success"), rows))
     drawings = []
     series = {name: items for name, row in splits.items() if (items := histogram_items(row.get("difficulty")))}
     if series:
@@ -108,7 +113,7 @@ def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     solved: Counter[str] = Counter()
     for row in rows:
         tried[row["task_id"]] += 1
-        solved[row["task_id"]] += row["reward"] >= 1.0 - 1e-9
+        solved[row["task_id"]] += row_succeeded(row)
     return [solved[task] / tried[task] for task in sorted(tried)]
 
 

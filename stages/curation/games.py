@@ -1,0 +1,154 @@
+"""Game records: what players of several strengths did, to learn from off-policy; failures belong to them.
+
+One JSON object a line of data/raw/<domain>.games.jsonl: task_id, player, game (its number), actions, and settings, a hash of the
+domain's, since other settings would have answered differently. `python -m stages.curation.games DOMAIN --count N --seed S >
+data/raw/DOMAIN.games.jsonl` lets a domain's players play the training tasks that curate takes of data/raw/DOMAIN.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from stages.agent.episode import Episode
+from stages.curation.demonstrations import play_out
+from stages.curation.raw import configured_domain, read_raw, record_line
+from stages.curation.selection import order_by_mix
+from stages.environments.protocol import Domain, Environment, Task
+from stages.params import Curate, load_params, params_hash
+from stages.seeding import stream
+
+PLAYER = "player:"
+"""`policy_hash` of a game record's episode is this and the player's name."""
+_FIELDS: dict[str, type] = {"task_id": str, "player": str, "game": int, "actions": list, "settings": str}
+
+
+@dataclass
+class Games:
+    """Episodes of the records that could be played again, and why the others were left out."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+    unused: int = 0
+    """Good records of tasks that are not among the training tasks."""
+
+    def report(self) -> dict[str, Any]:
+        """Plain JSON: per player the games, and the share of them that succeeded; what was left out."""
+        players: dict[str, list[bool]] = {}
+        for episode in self.episodes:
+            players.setdefault(episode.policy_hash.removeprefix(PLAYER), []).append(episode.success)
+        return {
+            "kept": len(self.episodes),
+            "players": {
+                name: {"games": len(won), "success": round(sum(won) / len(won), 4)} for name, won in sorted(players.items())
+            },
+            "rejected": dict(sorted(self.rejected.items())),
+            "unused": self.unused,
+        }
+
+
+def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` records; tasks take turns, and players are drawn by their weights. `folder` holds what `Domain.build` wrote.
+
+    Raises ValueError for a domain that has no players.
+    """
+    if not hasattr(domain, "players"):
+        raise ValueError(f"domain {domain.name} has no players: it lacks the methods players() and player_action()")
+    weights: Mapping[str, float] = domain.players()
+    environment: Environment = domain.make(folder)
+    for number in range(count):
+        task = tasks[number % len(tasks)]
+        rng = stream("games", domain.name, seed, number)
+        (player,) = rng.choices(list(weights), list(weights.values()))
+        environment.reset(task)
+        actions: list[str] = []
+        done = False
+        while not done:
+            actions.append(domain.player_action(player, environment, rng))
+            done = environment.step(actions[-1]).done
+        yield {
+            "task_id": task.task_id,
+            "player": player,
+            "game": number,
+            "actions": actions,
+            "settings": params_hash(domain.settings),
+        }
+    environment.close()
+
+
+def check_game(line: str, domain: Domain) -> dict[str, Any]:
+    """A record from one line. Raises ValueError, whose message is a short reason, for one that is no game of these settings."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError("not JSON") from error
+    if not isinstance(record, dict) or {key: type(value) for key, value in record.items()} != _FIELDS:
+        raise ValueError(f"malformed: a record has the keys {', '.join(_FIELDS)}")
+    if not record["actions"] or not all(isinstance(action, str) for action in record["actions"]):
+        raise ValueError("malformed: actions must be texts, one at least")
+    if record["settings"] != params_hash(domain.settings):
+        raise ValueError("made with other settings")
+    return record
+
+
+def read_games(path: Path, domain: Domain, folder: Path, tasks: Sequence[Task]) -> Games:
+    """Play the records of `path` again; only those of `tasks` (training tasks) are kept. `folder` as for `make_games`."""
+    games, known = Games(), {task.task_id: task for task in tasks}
+    environment = domain.make(folder)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = check_game(line, domain)
+            if record["task_id"] not in known:
+                games.unused += 1
+                continue
+            games.episodes.append(replay(environment, known[record["task_id"]], record))
+        except ValueError as error:
+            games.rejected[str(error)] += 1
+    environment.close()
+    return games
+
+
+def replay(environment: Environment, task: Task, record: Mapping[str, Any]) -> Episode:
+    """The episode of a record. Raises ValueError where its actions do not end with the episode."""
+    left = iter(record["actions"])
+    choose: Callable[[], str | None] = lambda: next(left, None)  # noqa: E731
+    episode = play_out(environment, task, f"game-{record['game']:06d}", f"{PLAYER}{record['player']}", choose)
+    if episode is None or next(left, None) is not None:
+        raise ValueError("its actions do not end with the episode")
+    episode.params_hash = record["settings"]
+    return episode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write game records of a domain's players to standard output, one a line.")
+    parser.add_argument("domain")
+    parser.add_argument("--count", type=int, required=True, help="games to play")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.count < 1 or options.seed < 0:
+        parser.error("--count must be at least 1 and --seed at least 0")
+    try:
+        params = load_params()
+        domain = configured_domain(options.domain, params)
+        curate: Curate = params.section("curate", options.domain)
+        records, _ = read_raw(Path("data/raw") / f"{options.domain}.jsonl", "raw", domain)
+        chosen = order_by_mix([record for record in records if record.split == "train"], domain)[: curate.train]
+        with TemporaryDirectory() as folder:
+            tasks = domain.build([record.record for record in chosen], Path(folder), 1)
+            for game in make_games(domain, Path(folder), tasks, options.count, options.seed):
+                sys.stdout.write(record_line(game) + "\n")
+    except (ValueError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Domains whose tasks are made of JSON recipes by seed: what they share, so that a new one writes its recipes and tasks alone."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from stages.environments.base_environment import ValueEnvironment
+from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
+from stages.seeding import permutation
+
+SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
+"""Tasks (of domains with worlds: worlds) of each split in every 52: 192 for training, 24 for validation and 200 for testing in
+416."""
+
+
+class World(Protocol):
+    """What tasks are played in, where it is too large for their specs."""
+
+    def to_json(self) -> str: ...
+
+
+W = TypeVar("W")
+T = TypeVar("T", bound=DomainSettings)
+
+
+class RecipeDomain(Generic[T]):
+    """See stages.environments.protocol.Domain. A subclass writes `recipes`, `check`, `task` and `make`, and `world_files` where
+    its tasks have worlds."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[DomainSettings]]
+    settings: T
+
+    def __init__(self, settings: T | None = None) -> None:
+        self.settings = settings or self.Settings()  # type: ignore[assignment]
+        self._worlds: dict[Path, Any] = {}
+
+    @abstractmethod
+    def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def check(self, record: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
+        """The task of a checked record. What it puts into `worlds`, by name, is written as JSON once, for all records that name
+        it."""
+
+    @abstractmethod
+    def make(self, folder: Path) -> Environment: ...
+
+    def build(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        folder: Path,
+        workers: int,
+        *,
+        built: Callable[[int], None] | None = None,
+    ) -> list[Task]:
+        """Tasks, and their worlds as JSON below `folder`; all of it is small, so `workers` processes would not pay."""
+        worlds: dict[str, World] = {}
+        tasks = []
+        for record in records:
+            tasks.append(self.task(record, worlds))
+            if built:
+                built(1)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, world in sorted(worlds.items()):
+            (folder / f"{name}.json").write_text(world.to_json(), encoding="utf-8")
+        return tasks
+
+    def world_files(self, task: Task) -> list[str]:
+        return []
+
+    def expert(self, environment: Environment) -> str | None:
+        """The environment's own `next_action`."""
+        if isinstance(environment, ValueEnvironment) and environment.name == self.name:
+            return environment.next_action()
+        return None
+
+    def load_world(self, path: Path, kind: str, read: Callable[[str], W]) -> W:
+        """What `read` makes of a world's file, kept for the next time. Raises FileNotFoundError, or ValueError for a file that
+        `read` (which may raise ValueError, KeyError or TypeError) does not understand; `kind` is what it should hold."""
+        if path not in self._worlds:
+            try:
+                self._worlds[path] = read(path.read_text(encoding="utf-8"))
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{kind} file {path} is missing; run the curate stage of domain {self.name} again"
+                ) from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path} is not a {kind} ({error}); run the curate stage again") from error
+        return self._worlds[path]
+
+
+def splits_in_turn(count: int) -> Iterator[tuple[Split, int]]:
+    """(split, number within it) of `count` tasks or worlds: the split furthest behind its share comes next, so that a short file
+    holds all three."""
+    made: dict[Split, int] = dict.fromkeys(SPLITS, 0)
+    for _ in range(count):
+        split = min(SPLITS, key=lambda name: (made[name] / SHARES[name], SPLITS.index(name)))
+        yield split, made[split]
+        made[split] += 1
+
+
+def world_by_world(
+    count: int, per_world: int, seed: int, of_world: Callable[[Split, int], Iterable[dict[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """`count` records, those of a world one behind the other; `of_world` gives the `per_world` records of a split's world, by its
+    number."""
+    worlds = enumerate(splits_in_turn(-(-count // per_world)))
+    return islice(chain.from_iterable(of_world(split, seed * 1_000_000 + number) for number, (split, _) in worlds), count)
+
+
+class Mix:
+    """Deals out places of `weights` so that every prefix keeps to their proportions: the one furthest behind comes next."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = weights
+        self._taken = [0] * len(weights)
+
+    def next(self) -> int:
+        place = min(range(len(self._weights)), key=lambda place: ((self._taken[place] + 1) / self._weights[place], place))
+        self._taken[place] += 1
+        return place
+
+
+def allotted(total: int, weights: Mapping[int, float], *key: object) -> list[int]:
+    """`total` keys of `weights`, counts by largest remainder, in an order drawn from `key`."""
+    shares = {level: total * weight / sum(weights.values()) for level, weight in sorted(weights.items())}
+    plan = [level for level, share in shares.items() for _ in range(int(share))]
+    remainders = sorted(shares, key=lambda level: (int(shares[level]) - shares[level], level))
+    return permutation([*plan, *remainders[: total - len(plan)]], *key)
+
+
+def some_weight(key: str, example: str) -> Callable[[dict[int, float]], dict[int, float]]:
+    """A pydantic validator of weights by level: one at least is above 0."""
+
+    def check(weights: dict[int, float]) -> dict[int, float]:
+        if sum(weights.values()) <= 0:
+            raise ValueError(f"{key} needs at least one weight above 0, e.g. {example}")
+        return weights
+
+    return check
+
+
+def check_fields(record: Mapping[str, Any], fields: Mapping[str, type]) -> None:
+    """Raise ValueError unless a raw record has exactly these keys, with values of these types, a known split and an id."""
+    for key, kind in fields.items():
+        if key not in record:
+            raise ValueError(f"'{key}' is missing")
+        if type(record[key]) is not kind:
+            raise ValueError(f"'{key}' must be {kind.__name__}, not {record[key]!r}")
+    unknown = sorted(set(record) - set(fields))
+    if unknown:
+        raise ValueError(f"unknown keys {unknown}; known are {list(fields)}")
+    if record["split"] not in SPLITS:
+        raise ValueError(f"'split' must be one of {list(SPLITS)}, not {record['split']!r}")
+    if not record["task_id"]:
+        raise ValueError("'task_id' is empty")
+
+
+def check_world_number(record: Mapping[str, Any], key: str) -> None:
+    """Raise ValueError for a number that names no world."""
+    if not 0 <= record[key] < 2**63:
+        raise ValueError(f"'{key}' must be at least 0 and below 2**63, not {record[key]}")
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def parse_record(model: type[R], record: Mapping[str, Any], domain: str) -> R:
+    """A raw record, checked. Raises ValueError with one line per mistake: the key, what is wrong and what was given."""
+    try:
+        return model.model_validate(dict(record))
+    except ValidationError as error:
+        mistakes = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            given = "" if isinstance(item["input"], dict) else f" (given: {item['input']!r})"
+            mistakes.append(f"{f'{key}: ' if key else ''}{item['msg'].removeprefix('Value error, ')}{given}")
+        raise ValueError(f"{domain} record {record.get('task_id', 'without task_id')}: {'; '.join(mistakes)}") from error

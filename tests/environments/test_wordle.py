@@ -1,0 +1,446 @@
+"""The wordle domain: marks against a reference, games, both kinds of hidden word, players, recipes, exact values."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from wordle_games import game, hand_task, play
+
+from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
+from stages.curation.panel import make_panel
+from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.registry import load_domain
+from stages.environments.wordle import WordleDomain, WordleSettings
+from stages.environments.wordle.environment import ILLEGAL, SOLVED, knowledge_key
+from stages.environments.wordle.players import best_guess, expected_left
+from stages.environments.wordle.rules import HERE, IN, MARKS, NOT, code_of, codes, marks_of
+from stages.environments.wordle.settings import Level, WeightedLevel
+from stages.environments.wordle.words import WordList, english_words, every_word, make_list, read, spell, split_of
+from stages.params import Curate, check_domains, parse_params
+from stages.validation import ParamsError
+
+ENGLISH = WeightedLevel(letters=5, alphabet=26, source="english")
+LEVELS = (
+    WeightedLevel(letters=3, alphabet=6),
+    WeightedLevel(letters=3, alphabet=8, size=40),
+    WeightedLevel(letters=2, alphabet=9),
+)
+
+
+@pytest.fixture(scope="module")
+def domain() -> WordleDomain:
+    return WordleDomain(WordleSettings(levels=LEVELS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.fixture(scope="module")
+def tasks(domain: WordleDomain, folder: Path) -> list[Task]:
+    return domain.build(list(domain.recipes(104, 3)), folder, 1)
+
+
+# ---- rules -------------------------------------------------------------------------------------------------------------------
+
+
+def reference(guess: str, word: str) -> list[str]:
+    """Marks by crossing letters of the word out on paper: first those in their place, then the others from left to right."""
+    paper: list[str | None] = list(word)
+    marks = [NOT] * len(guess)
+    for place, letter in enumerate(guess):
+        if paper[place] == letter:
+            paper[place], marks[place] = None, HERE
+    for place, letter in enumerate(guess):
+        if marks[place] == NOT and letter in paper:
+            paper[paper.index(letter)], marks[place] = None, IN
+    return marks
+
+
+@pytest.mark.parametrize(
+    ("guess", "word", "marks"),
+    [
+        ("speed", "abide", (NOT, NOT, IN, NOT, IN)),
+        ("speed", "erase", (IN, NOT, IN, IN, NOT)),
+        ("speed", "steal", (HERE, NOT, HERE, NOT, NOT)),
+        ("speed", "crepe", (NOT, IN, HERE, IN, NOT)),
+        ("allol", "llama", (IN, HERE, IN, NOT, NOT)),
+        ("bbb", "dbd", (NOT, HERE, NOT)),
+    ],
+)
+def test_repeated_letters_by_hand(guess: str, word: str, marks: tuple[str, ...]) -> None:
+    assert marks_of(guess, word) == marks == tuple(reference(guess, word))
+
+
+def test_marks_equal_the_reference_for_every_pair() -> None:
+    """Contract: one word at a time and all at once, marks are those of the reference, repeated letters included."""
+    for letters, length in (("bdf", 4), ("bd", 5)):
+        words = every_word(letters, length)
+        table = codes(words.array, words.array)
+        for first, guess in enumerate(words.words):
+            for second, word in enumerate(words.words):
+                marks = reference(guess, word)
+                assert list(marks_of(guess, word)) == marks
+                assert table[first, second] == code_of(marks)
+    assert code_of([HERE, IN, NOT]) == 2 * 9 + 1 * 3
+    assert [MARKS[int(digit)] for digit in "012"] == [NOT, IN, HERE]
+    with pytest.raises(ValueError, match="differ in length"):
+        marks_of("bd", "bdf")
+
+
+# ---- games -------------------------------------------------------------------------------------------------------------------
+
+
+def test_contracts_are_met(domain: WordleDomain, tmp_path: Path) -> None:
+    assert isinstance(domain, Domain)
+    assert isinstance(domain.make(tmp_path), Environment)
+    assert load_domain("wordle", {"show": "marks"}).settings == WordleSettings(show="marks")
+
+
+def test_a_game_by_hand() -> None:
+    """Marks, board, keys and the end, with an illegal guess, which costs a turn and tells nothing."""
+    environment = game()
+    assert environment.reset(hand_task()).text == ""
+    told = [
+        ("b d b", True, "b in d in b not. from f g with b d. open open open."),
+        ("B D Q", False, f"{ILLEGAL} from f g with b d. open open open."),
+        ("bd", False, f"{ILLEGAL} from f g with b d. open open open."),
+        ("dgb", True, "d here g not b in. from f with b. d open open."),
+        ("d b f", True, SOLVED),
+    ]
+    for guess, legal, text in told:
+        step = environment.step(guess)
+        assert (step.accepted, step.observation.text) == (legal, text)
+        assert (step.reward, step.terminated, step.truncated) == (float(text == SOLVED), text == SOLVED, False)
+    assert step.terms == {"success": 1.0, "places": 1.0}
+    assert environment.state_key() == f"hand#dbf#{SOLVED}"
+    assert environment.admissible() == []
+    with pytest.raises(RuntimeError, match="is over"):
+        environment.step("b d f")
+
+
+def test_the_board_counts_letters() -> None:
+    """Contract: letters to use are those known beyond the places found, each as often as is known."""
+    environment = game()
+    environment.reset(hand_task("bbd"))
+    assert environment.step("d b b").observation.text == "d in b here b in. from f g with d b. open b open."
+    assert environment.step("b b g").observation.text == "b here b here g not. from f with d. b b open."
+    assert game(show="marks", spelling="names").reset(hand_task()).text == ""
+    (step,) = play(game(show="marks", spelling="names"), hand_task(), ["Bell drum drum"])
+    assert step.observation.text == "bell in drum in drum not."
+
+
+def test_spelling_reads_back() -> None:
+    for word in ("bdf", "zyx", "speed"):
+        for spelling in ("letters", "names"):
+            assert read(spell(word, spelling), spelling) == read(word.upper(), spelling) == word
+    assert read("bell", "letters") == "bell"
+
+
+def test_lmrl_rewards_and_success() -> None:
+    """Contract: -1 for each guess that is not the word, illegal ones too, 0 for the word; six guesses; a term tells success."""
+    environment = game(reward="lmrl")
+    for guesses, total, won in (
+        (["dbf"], 0.0, True),
+        (["bbb", "xxx", "dbf"], -2.0, True),
+        (["bbb"] * 5 + ["dbf"], -5.0, True),
+        (["bbb"] * 6, -6.0, False),
+    ):
+        steps = play(environment, hand_task(), guesses)
+        assert [step.done for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert sum(step.reward for step in steps) == total
+        assert sum(step.terms["success"] for step in steps) == float(won)
+        assert (steps[-1].terminated, steps[-1].truncated) == (won, not won)
+
+
+def test_a_critic_without_room_for_the_returns_is_refused() -> None:
+    """Contract: LMRL-Gym's returns reach from -6 to 0; a head that would cut them off is refused, others are not."""
+
+    def given(environment: dict, rl: dict):
+        return parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": environment, "rl": rl}}})
+
+    lmrl, head = {"reward": "lmrl"}, {"loss": "hl_gauss", "v_min": -6.5, "v_max": 0.5}
+    check_domains(given(lmrl, {}))
+    check_domains(given({}, {"algorithm": "ppo"}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
+    check_domains(given(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
+    with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns lie in \[-6, 0\].*\[-0.2, 1.2\]"):
+        check_domains(given(lmrl, {"algorithm": "ppo"}))
+
+
+def test_what_is_left_equals_brute_force(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+    """Contract: the words still possible are exactly those for which every mark so far would have been the same."""
+    environment, rng = domain.make(folder), Random(0)
+    for task in tasks[:12]:
+        environment.reset(task)
+        words = environment.words.words
+        while not environment.state.over:
+            environment.step(rng.choice(words))
+            fits = [w for w in words if all(tuple(reference(guess, w)) == marks for guess, marks in environment.state.rows)]
+            assert [words[number] for number in environment.state.left] == fits
+            assert task.spec["word"] in fits
+
+
+def test_snapshot_and_restore_give_the_same_future(folder: Path) -> None:
+    """Contract: in either variant; copies of a state answer alike, draws included."""
+    for hidden in ("fixed", "consistent"):
+        environment, other = game(hidden=hidden), game(hidden=hidden)
+        task = hand_task(seed=5)
+        play(environment, task, ["b d b", "nonsense"])
+        state, key = environment.snapshot(), environment.state_key()
+        guesses = ["g g d", "f b d", "b b b", "d d d"]
+        first = [environment.step(guess) for guess in guesses if not environment.state.over]
+        other.reset(task)
+        other.restore(state)
+        assert other.state_key() == key
+        assert [other.step(guess) for guess in guesses if not other.state.over] == first
+        environment.reset(replace(task, task_id="another"))
+        with pytest.raises(ValueError, match="can't be restored"):
+            environment.restore(state)
+
+
+def test_state_keys_are_what_is_known() -> None:
+    """Contract: guesses in another order, illegal ones and turns make no difference; other knowledge does."""
+    environment, keys = game(), []
+    for guesses in (["b b d", "g g g"], ["g g g", "x", "b b d"]):
+        play(environment, hand_task(), guesses)
+        keys.append(environment.state_key())
+    assert keys[0] == keys[1]
+    words = every_word("bdfg", 3)
+    assert knowledge_key(words, words.everything).startswith("64 words ")
+    assert knowledge_key(words, words.everything[:2]) == "bbb bbd"
+    assert len({knowledge_key(words, words.everything[start:]) for start in range(64)}) == 64
+
+
+def test_turn_limit_unless_the_last_guess_solves() -> None:
+    step = play(game(max_turns=2), hand_task(), ["bbb", "dbf"])[-1]
+    assert (step.terminated, step.truncated, step.terms["places"]) == (True, False, 1.0)
+    step = play(game(max_turns=2), hand_task(), ["bbb", "ddd"])[-1]
+    assert (step.terminated, step.truncated, step.terms) == (False, True, {"success": 0.0, "places": 2 / 3})
+
+
+# ---- words drawn anew --------------------------------------------------------------------------------------------------------
+
+
+def test_draws_fit_all_that_was_said_and_every_word_is_as_likely() -> None:
+    """Contract: with `consistent`, marks never contradict each other, and over tasks the word behind a state is uniform."""
+    environment, drawn = game(hidden="consistent"), Counter()
+    for seed in range(600):
+        environment.reset(hand_task(seed=seed))
+        environment.step("b d f")
+        if environment.state.rows and environment.state.rows[0][1] == (NOT, NOT, NOT):
+            drawn[environment.hidden()] += 1
+        while not environment.state.over:
+            left = [environment.words.words[number] for number in environment.state.left]
+            assert environment.hidden() in left
+            environment.step(left[-1])
+    assert drawn == {"ggg": sum(drawn.values())}
+    first = Counter()
+    for seed in range(1280):
+        environment.reset(hand_task(seed=seed, letters="bdf"))
+        first[environment.hidden()] += 1
+    # 27 words: chi-square with 26 degrees of freedom is below 54.1 in 99.9 % of draws.
+    assert len(first) == 27
+    assert sum((count - 1280 / 27) ** 2 / (1280 / 27) for count in first.values()) < 54.1
+
+
+# ---- players -----------------------------------------------------------------------------------------------------------------
+
+
+def test_expected_left_by_hand() -> None:
+    """Of bb, bd, db, dd: guessing bb leaves one word whatever it is but for itself; 3/4. A word of other letters leaves all."""
+    words = WordList("bdf", ("bb", "bd", "db", "dd", "ff"))
+    left = np.array([0, 1, 2, 3])
+    assert expected_left(words.array, np.arange(5), left).tolist() == [0.75, 0.75, 0.75, 0.75, 4.0]
+    assert best_guess(words, left) == 0
+    assert best_guess(words, np.array([3])) == 3
+
+
+def test_the_expert_solves_and_players_are_of_different_strength(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+    environment, solved = domain.make(folder), {}
+    for player in domain.players():
+        won = []
+        for index, task in enumerate(tasks):
+            rng = Random(f"{player} {index}")
+            environment.reset(task)
+            while not environment.state.over:
+                environment.step(domain.player_action(player, environment, rng))
+            won.append(environment.state.solved)
+        solved[player] = sum(won) / len(won)
+    assert solved["novice"] < solved["casual"] < solved["steady"]
+    assert solved["novice"] < 0.6
+    assert solved["steady"] > 0.9
+    assert solved["expert"] == 1.0
+
+
+def test_the_expert_recovers_and_its_guesses_are_legal(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+    environment = domain.make(folder)
+    for index, task in enumerate(tasks[:20]):
+        environment.reset(task)
+        for guess in Random(index).sample(list(environment.admissible()), 2):
+            if not environment.state.over:
+                assert environment.step(guess).accepted
+        while (guess := domain.expert(environment)) is not None:
+            assert environment.step(guess).accepted
+        assert environment.state.solved
+
+
+def test_noisy_demonstrations_recover(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
+    environment, plan = domain.make(folder), DemonstrationPlan(Curate(), seed=0, max_length=640)
+    made = [demonstrate(domain, environment, task, plan).episodes for task in tasks[:30]]
+    assert all(episode.success for episodes in made for episode in episodes)
+    kinds = Counter(episode.policy_hash for episodes in made for episode in episodes)
+    assert kinds[EXPERT] == 30
+    assert kinds[NOISY] >= 24
+
+
+# ---- lists and recipes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [*LEVELS, ENGLISH, WeightedLevel(letters=4, alphabet=26, size=50, source="english")])
+def test_lists_have_the_size_of_their_level(level: WeightedLevel) -> None:
+    plain = Level(**level.model_dump(exclude={"weight"}))
+    words = make_list(plain, 7)
+    wanted = level.size or (sum(len(word) == 5 for word in english_words()) if level.source == "english" else 6**3)
+    assert len(words.words) == (81 if level.letters == 2 else wanted) == len(set(words.words))
+    assert all(len(word) == level.letters and set(word) <= set(words.letters) for word in words.words)
+    assert WordList.from_json(words.to_json()) == words == make_list(plain, 7)
+    if level.source == "made":
+        assert len(words.letters) == level.alphabet
+        assert make_list(plain, 8) != words
+
+
+def test_english_words_are_words() -> None:
+    words = english_words()
+    assert len(words) == len(set(words)) > 1000
+    assert all(word.isalpha() and word.islower() and len(word) in (4, 5) for word in words)
+    assert {split: sum(split_of(word) == split for word in words if len(word) == 5) >= 24 for split in SPLITS} == dict.fromkeys(
+        SPLITS, True
+    )
+
+
+def test_recipes_mix_levels_and_keep_splits_in_proportion(domain: WordleDomain) -> None:
+    records = list(domain.recipes(520, 7))
+    assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
+    shares = Counter(domain.record_difficulty(record) for record in records)
+    assert set(shares) == set(domain.difficulty_weights()) == {7.755, 5.322, 6.34}
+    assert max(shares.values()) - min(shares.values()) <= 3
+    assert len({record["seed"] for record in records}) == len({record["task_id"] for record in records}) == 520
+    assert set().union(*map(domain.record_kinds, records)) == domain.recipe_kinds()
+    for record in records:
+        domain.check(json.loads(json.dumps(record)))
+
+
+def test_shared_lists_hide_each_word_once_unless_words_are_drawn_anew(tmp_path: Path) -> None:
+    made = WeightedLevel(letters=3, alphabet=8, size=64)
+    records = list(WordleDomain(WordleSettings(levels=(made,), lists="shared", hidden="consistent")).recipes(200, 0))
+    assert len({record["word"] for record in records}) <= 64
+    assert len({record["seed"] for record in records}) == 200
+    with pytest.raises(ValueError, match=r"the shared list has \d+ words for \w+, and more are needed; ask for fewer"):
+        list(WordleDomain(WordleSettings(levels=(made,), lists="shared")).recipes(200, 0))
+    english = WordleDomain(WordleSettings(levels=(ENGLISH,)))
+    records = list(english.recipes(416, 0))
+    assert len({record["word"] for record in records}) == 416
+    assert english.recipe_kinds() == set().union(*map(english.record_kinds, records))
+    tasks = english.build(records[:3], tmp_path, 1)
+    (file,) = {file for task in tasks for file in english.world_files(task)}
+    assert (
+        WordList.from_json((tmp_path / file).read_text()).words
+        == make_list(Level(**ENGLISH.model_dump(exclude={"weight"})), 0).words
+    )
+    environment = english.make(tmp_path)
+    environment.reset(tasks[0])
+    assert environment.step(tasks[0].spec["word"]).terminated
+
+
+def test_train_and_test_share_no_entities(domain: WordleDomain, tasks: list[Task]) -> None:
+    for settings in (WordleSettings(levels=LEVELS), WordleSettings(levels=LEVELS, hidden="consistent")):
+        of = WordleDomain(settings)
+        names = [set().union(*(of.entities(task) for task in tasks if task.split == split)) for split in SPLITS]
+        assert all(names)
+        assert not names[0] & names[1]
+        assert not names[2] & (names[0] | names[1])
+
+
+def test_the_panel_is_frozen_and_names_its_lists(domain: WordleDomain, tmp_path: Path) -> None:
+    """Contract: the hash covers words, lists and settings: none can change without it."""
+    records = list(domain.recipes(52, 0))
+    panels = [make_panel(domain, domain.build(records, tmp_path, 1), tmp_path) for _ in range(2)]
+    assert panels[0].hash == panels[1].hash
+    assert len(panels[0].tasks) == 25
+    assert panels[0].worlds
+    changed = [{**record, "seed": record["seed"] + (record["split"] == "test")} for record in records]
+    assert make_panel(domain, domain.build(changed, tmp_path, 1), tmp_path).hash != panels[0].hash
+    lmrl = WordleDomain(WordleSettings(levels=LEVELS, reward="lmrl"))
+    assert make_panel(lmrl, lmrl.build(records, tmp_path, 1), tmp_path).hash != panels[0].hash
+
+
+def test_prompts_show_what_the_switches_say(tmp_path: Path) -> None:
+    level = WeightedLevel(letters=3, alphabet=6, size=4)
+    record = next(WordleDomain(WordleSettings(levels=(level,))).recipes(1, 0))
+    for settings, shows, hides in (
+        ({}, "letters ", "words"),
+        ({"show_words": True}, "words ", "guesses"),
+        ({"instructions": True}, "in 6 guesses", " words "),
+    ):
+        of = WordleDomain(WordleSettings(levels=(level,), **settings))
+        prompt = of.build([record], tmp_path, 1)[0].prompt
+        assert shows in prompt
+        assert hides not in prompt
+    assert (
+        spell(record["word"], "letters")
+        in WordleDomain(WordleSettings(levels=(level,), show_words=True)).build([record], tmp_path, 1)[0].prompt
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"letters": 1}, "letters: .*greater than or equal to 2"),
+        ({"alphabet": "8"}, "alphabet: .*valid integer"),
+        ({"alphabet": 18}, "at most 17 different letters"),
+        ({"size": 600}, "600 words do not fit: 8 letters make 512 words of 3"),
+        ({"letters": 6}, "8 letters make 262144 words of 6, and lists hold at most 4096"),
+        ({"source": "english"}, "English words have an alphabet of 26"),
+        ({"extra": 1}, "extra: "),
+        ({"split": "dev"}, "split: "),
+        ({"task_id": ""}, "task_id: "),
+        ({"word": "xyz"}, "word: 'xyz' is not in its list"),
+    ],
+)
+def test_check_names_what_is_wrong(change: dict, message: str) -> None:
+    domain = WordleDomain(WordleSettings(levels=(WeightedLevel(letters=3, alphabet=8),)))
+    record = next(domain.recipes(1, 0))
+    domain.check(record)
+    with pytest.raises(ValueError, match=rf"wordle record [\w-]*.*: .*{message}"):
+        domain.check({**record, **change})
+    with pytest.raises(ValueError, match=r"wordle record .*: word: '\w+' is for train tasks"):
+        domain.check({**record, "split": "test"})
+
+
+def test_bad_settings_and_use_say_what_to_do(domain: WordleDomain, tmp_path: Path) -> None:
+    for settings, message in (
+        ({"levels": []}, "levels"),
+        ({"levels": [{"letters": 3, "alphabet": 40}]}, "alphabet"),
+        ({"players": {"novice": 0.0}}, "players needs at least one weight above 0"),
+        ({"players": {"wizard": 1.0}}, "novice"),
+        ({"reward": "points"}, "solved"),
+        ({"max_turns": 0}, "max_turns"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_domain("wordle", settings)
+    with pytest.raises(RuntimeError, match="never reset"):
+        domain.make(tmp_path).step("b d f")
+    with pytest.raises(RuntimeError, match="never reset"):
+        domain.make(tmp_path).snapshot()
+    task = Task("lost", "wordle", "test", 0, "", {"letters": "bd", "list": "gone", "word": "bd"}, 1.0)
+    with pytest.raises(FileNotFoundError, match="run the curate stage of domain wordle again"):
+        domain.make(tmp_path).reset(task)

@@ -91,6 +91,7 @@ def fit_value_model(
         "tokens": fitted.tokens,
         "loss_first": fitted.history[0],
         "loss_last": fitted.history[-1],
+        "clamped": fitted.clamped,
         "held_out_tasks": len({path.task_id for path in held_out}),
         "calibration": calibration(*predict(model, held_out, micro), baseline),
     }

@@ -20,8 +20,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
-from stages.parameters.shared import HeadParams, SamplingParams
+from stages.parameters.shared import SamplingParams
+from stages.parameters.values import Progress, QModel, ValueModel
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
@@ -119,14 +121,6 @@ class Pairs(Section):
     min_visits: Count = 2
 
 
-class ValueModel(Section):
-    epochs: Positive = 2.0
-    learning_rate: Positive = 5e-4
-    batch_tokens: Annotated[int, Field(ge=256)] = 4096
-    valid_share: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.15
-    head: HeadParams = HeadParams()
-
-
 class Annotate(Section):
     tasks: Count = 48
     iterations: Count = 16
@@ -143,6 +137,8 @@ class Annotate(Section):
     labels: Labels = Labels()
     pairs: Pairs = Pairs()
     value_model: ValueModel = ValueModel()
+    q_model: QModel = QModel()
+    progress: Progress = Progress()
 
     @model_validator(mode="after")
     def _discount(self) -> Annotate:

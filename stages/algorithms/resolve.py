@@ -15,8 +15,8 @@ from stages.algorithms.card import Composition
 from stages.algorithms.checks import check
 from stages.algorithms.horizon import stage_count
 from stages.algorithms.registry import composition
+from stages.parameters.heads import HeadParams
 from stages.parameters.rl import PrsStage, Rl
-from stages.parameters.shared import HeadParams
 from stages.validation import ParamsError
 
 PRS_STAGES = [

@@ -67,6 +67,17 @@ def largest_reward(reward: Reward) -> float | None:
     return 1.0 + (reward.multi_tool_bonus or 0.0) if reward.kind == "hierarchical" else reward.correct
 
 
+def reward_range(reward: Reward) -> tuple[float, float]:
+    """The smallest and the largest return that shaping makes of an environment's return in [0, 1]; per-token penalties and bonuses
+    for tool calls, which have no bound, aside."""
+    low, high = 0.0, largest_reward(reward)
+    if reward.kind == "hierarchical":
+        low = min(low, reward.format_penalty or 0.0)
+    if reward.wrong is not None:
+        low = reward.wrong
+    return low - (reward.overlong_penalty or 0.0), 1.0 if high is None else high
+
+
 def _check_r_max(rl: Rl) -> None:
     """A task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best."""
     largest, r_max = largest_reward(rl.reward), rl.filling.r_max or 1.0

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.shared import HeadParams, SamplingParams
+from stages.parameters.heads import HeadParams
+from stages.parameters.shared import SamplingParams
 from stages.validation import Count, NonNegative, Positive, Section, Share
 
 AboveOne = Annotated[float, Field(gt=1.0)]

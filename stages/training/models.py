@@ -16,8 +16,8 @@ from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
+from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
-from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries
 from stages.training.critic import Critic

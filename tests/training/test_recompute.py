@@ -71,7 +71,7 @@ def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
     assert loss_and_gradient(other)[0] != pytest.approx(expected, rel=1e-2)
     critic = Critic(model, HeadParams())
     nn.init.normal_(critic.output.weight)
-    critic.loss(IDS, MASK, torch.ones(2, 12)).mean().backward()
+    critic.loss(IDS, MASK, torch.ones(2, 12))[0].mean().backward()
     assert float(critic.backbone.layers[0].mlp.up_proj.weight.grad.norm()) > 0
     model.zero_grad()
     assert model.model.layers[0].mlp.up_proj.weight.grad is None

@@ -7,7 +7,7 @@ from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.group_checks import BRANCHING, check_groups
-from stages.algorithms.reward_checks import check_reward, reward_range
+from stages.algorithms.reward_checks import check_progress, check_reward, reward_range
 from stages.parameters.heads import check_support
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
@@ -101,7 +101,17 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "advantage.estimator: gae, or level: turn or token",
     ),
     (("advantage.lam",), lambda rl: rl.advantage.estimator == "gae", "advantage.estimator: gae"),
-    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "own"), "credit.kind: annotated"),
+    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "progress", "own"), "credit.kind: annotated or progress"),
+    (
+        ("credit.step_reward", "credit.step_weight", "credit.grounding", "credit.grounding_coef"),
+        lambda rl: rl.credit.kind == "progress",
+        "credit.kind: progress",
+    ),
+    (
+        ("credit.residual",),
+        lambda rl: rl.credit.kind == "progress" and rl.credit.step_reward == "spa",
+        "credit.kind: progress, step_reward: spa",
+    ),
     (
         ("credit.key", "credit.history", "credit.match", "credit.repeats", "credit.renormalise"),
         lambda rl: rl.credit.kind == "graph",
@@ -144,6 +154,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
         check_reward(resolved)
         check_groups(resolved)
         _check_advantage(resolved)
+        check_progress(resolved)
     if method.check is not None:
         method.check(given, resolved)
 
@@ -268,6 +279,6 @@ def _check_advantage(rl: Rl) -> None:
 def _check_critic_support(rl: Rl) -> None:
     assert rl.critic.head is not None, "resolve the parameters first"
     try:
-        check_support(rl.critic.head, *reward_range(rl.reward), "returns")
+        check_support(rl.critic.head, *reward_range(rl), "returns")
     except ValueError as error:
         raise ParamsError(f"rl.critic.{error}") from error

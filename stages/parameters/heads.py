@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -46,7 +47,7 @@ class HeadParams(Section):
         width = (self.v_max - self.v_min) / self.bins
         scale = self.sigma * math.sqrt(2.0)
         edges = [math.erf((self.v_min + width * edge - target) / scale) for edge in range(self.bins + 1)]
-        mass = [upper - lower for lower, upper in zip(edges, edges[1:], strict=False)]
+        mass = [upper - lower for lower, upper in pairwise(edges)]
         centres = (self.v_min + width * (place + 0.5) for place in range(self.bins))
         return sum(share * centre for share, centre in zip(mass, centres, strict=True)) / sum(mass)
 

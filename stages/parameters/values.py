@@ -35,8 +35,9 @@ class QModel(Fitting):
     """What ranks the actions that a policy could take: stages/values/q_model.py."""
 
     kind: Literal["none", "step_dpo", "trajectory_dpo", "regression"] = "none"
-    """step_dpo: a copy of the SFT policy learns the preference pairs, Q = beta (log pi - log pi_ref) of the action; trajectory_dpo:
-    the same with all that followed in place of the action; regression: a scalar head learns the labels' Q of each action."""
+    """step_dpo: a copy of the SFT policy learns the preference pairs, Q = beta (log pi - log pi_ref) of the action;
+    trajectory_dpo: it learns whole right and wrong episodes of a task; regression: a scalar head learns the labels' Q of each
+    action."""
     learning_rate: Positive = 1e-4
     init: Literal["sft", "value_model"] = "sft"
     """regression: the backbone it starts from."""
@@ -56,13 +57,13 @@ class QModel(Fitting):
             for name, value, off in (("conservative", self.conservative, 0.0), ("init", self.init, "sft")):
                 if value != off:
                     raise ValueError(
-                        f"q_model.{name}: {value} belongs to kind: regression, and kind is {self.kind}, which would ignore it; set it "
+                        f"q_model.{name}: {value} belongs to kind: regression, and kind {self.kind} would ignore it; set it "
                         f"to {off}"
                     )
         elif self.length_normalise:
             raise ValueError(
-                "q_model.length_normalise: true belongs to kinds step_dpo and trajectory_dpo; regression scores an action once, at its "
-                "last token: set it to false"
+                "q_model.length_normalise: true belongs to kinds step_dpo and trajectory_dpo; regression scores an action "
+                "once, at its last token: set it to false"
             )
         return self
 

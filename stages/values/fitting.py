@@ -1,7 +1,7 @@
 """Fits a value model to stored examples: batches of about equal size in tokens, AdamW, a learning rate that rises and falls.
 
-What every model of this folder is fitted with; what an example is and what its loss is, its own module says. An example fills `rows`
-rows of `width` tokens: together with others the widest decides, and the rest is padding.
+What every model of this folder is fitted with; what an example is and what its loss is, its own module says. An example fills
+`rows` rows of `width` tokens: together with others the widest decides, and the rest is padding.
 """
 
 from __future__ import annotations

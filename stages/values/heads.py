@@ -1,9 +1,10 @@
 """Scalar heads: mse, two_hot, hl_gauss, c51. How a scalar target becomes a loss, and logits become a value.
 
 Critic, step-value model, Q-models and progress estimator all have one of them. Their targets are scalars, for which c51 is
-two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py). Everything is computed in float32, also under autocast. Categorical
-heads clamp targets to their support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes
-their centres as values; two-hot and C51 have m locations that include both ends of the support.
+two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py). Everything is
+computed in float32, also under autocast. Categorical heads clamp targets to their support and count how often (`clamped` of
+`seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values; two-hot and C51 have m locations that include
+both ends of the support.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ CARD = Card(
     paper="Farebrother et al., Stop Regressing, arXiv 2403.03950",
     equation="p_i(y) = Gaussian mass of N(y, sigma) in bin i, renormalised; loss = -sum_i p_i log softmax(l)_i; value = sum_i "
     "softmax(l)_i z_i; sigma = sigma_ratio bin widths",
-    assumptions="the support exceeds the targets by 4 sigma, or targets at its ends decode inwards; targets beyond it are clamped "
-    "and counted",
-    reduces_to="two locations 0 and 1 with two_hot: binary cross-entropy; sigma -> 0: classification of the target's bin; loss mse: "
-    "regression",
+    assumptions="the support exceeds the targets by 4 sigma, or targets at its ends decode inwards; targets beyond it are "
+    "clamped and counted",
+    reduces_to="two locations 0 and 1 with two_hot: binary cross-entropy; sigma -> 0: classification of the target's bin; loss "
+    "mse: regression",
     tested_by="tests/values/test_heads.py",
     switch="annotate.value_model.head, annotate.q_model.head, annotate.progress.head, rl.critic.head: {loss: hl_gauss}",
 )

@@ -10,7 +10,8 @@ import torch
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.params import HeadParams, Resources, Rl
+from stages.parameters.heads import HeadParams
+from stages.params import Resources, Rl
 from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger

@@ -13,7 +13,7 @@ from torch import nn
 from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
-from stages.params import HeadParams
+from stages.parameters.heads import HeadParams
 from stages.training.critic import Critic
 from stages.training.recompute import recompute_layers
 from stages.training.shared_prefixes import can_share

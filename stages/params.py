@@ -259,12 +259,13 @@ class Params(Section):
         strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:
             raise ValueError(
-                f"evaluate.models names {strange}; there are {', '.join(models)}, each also with {' or '.join(f'+{c}' for c in CHOICES)}"
+                f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
+                f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
             )
         if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
             raise ValueError(
-                "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text makes do "
-                "with text; set it to false, or name models without +q and +logprob"
+                "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
+                "makes do with text; set it to false, or name models without +q and +logprob"
             )
         return self
 

@@ -5,8 +5,8 @@ understood turn i's action,
 
     r_i = weight * c_i + grounding_coef * g_i  (bonus)    or    - grounding_coef * (1 - g_i)  (penalty).
 
-A bonus is paid for every turn, so that longer episodes earn more; `share` divides it by N; the penalty, the default, pays nothing for
-a turn that changes nothing. What the contributions lack of the return, `residual` can put on the last turn or spread over all.
+A bonus is paid for every turn, so that longer episodes earn more; `share` divides it by N; the penalty, the default, pays nothing
+for a turn that changes nothing. What the contributions lack of the return `residual` can put on the last turn or spread over all.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def check_progress(rl: Rl) -> None:
         return
     if rl.advantage.estimator == "group" and rl.advantage.level == "trajectory":
         raise ParamsError(
-            "rl.credit.kind: progress spreads the return over turns, and rl.advantage.level: trajectory looks at the sum alone; set "
-            "level to turn"
+            "rl.credit.kind: progress spreads the return over turns, and rl.advantage.level: trajectory looks at the sum alone; "
+            "set level to turn"
         )
     reward, ours = rl.reward, rl.credit.step_reward == "spa" and rl.credit.residual == "none"
     if ours and (reward.kind != "environment" or reward.density != "environment" or reward.correct is not None):
@@ -89,8 +89,8 @@ def check_progress(rl: Rl) -> None:
 
 
 def reward_range(rl: Rl) -> tuple[float, float]:
-    """The smallest and the largest return that is sure to come up where the environment's is in [0, 1]: after shaping, and with one
-    turn's grounding; per-token penalties and bonuses for tool calls aside."""
+    """The smallest and the largest return that is sure to come up where the environment's is in [0, 1]: after shaping, and with
+    one turn's grounding; per-token penalties and bonuses for tool calls aside."""
     reward = rl.reward
     low, high = 0.0, largest_reward(reward)
     if rl.credit.kind == "progress" and rl.credit.grounding_coef:

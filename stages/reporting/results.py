@@ -117,7 +117,8 @@ def in_words(model: str, domain: str) -> str:
     """A model as a person would call it on the page of `domain`."""
     if model == f"rl@{domain}":
         return "the specialist"
-    return IN_WORDS.get(model, model)
+    model, plus, by = model.partition("+")
+    return IN_WORDS.get(model, model) + (f", best of its actions by {by}" if plus else "")
 
 
 def sentence(comparison: Mapping[str, Any], confidence: float) -> str:

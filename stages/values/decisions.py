@@ -58,8 +58,8 @@ def step_pairs(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]]) -> list[
 
 
 def trajectory_pairs(rows: Sequence[Row], params: Annotate) -> list[Decision]:
-    """Whole episodes of one task: each of its first `pairs.top` right ends with each of the first `pairs.bottom` wrong ones, in the
-    order in which they were found; a task's pairs weigh 1 in all."""
+    """Whole episodes of one task: each of its first `pairs.top` right ends with each of the first `pairs.bottom` wrong ones, in
+    the order in which they were found; a task's pairs weigh 1 in all."""
     found = []
     for task_id, tree in trees_of(rows).items():
         ends = [row["node"] for row in tree if ended(row)]

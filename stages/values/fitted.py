@@ -1,4 +1,5 @@
-"""What annotate fits beside the step-value model, with progress and report: Q-models to trees, progress estimators to rollouts."""
+"""What annotate fits beside the step-value model, and what it reports of that: Q-models to trees, progress estimators to
+rollouts."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def fit_q_model(
     pairs: Sequence[Mapping[str, Any]],
     params: Annotate,
 ) -> tuple[PreferenceQ | RegressionQ, dict[str, Any]]:
-    """The Q-model that `annotate.q_model` names, fitted on most tasks' trees (`rows` and their `pairs`), and how well it orders the
-    actions of the others'. Raises ValueError if the trees of fewer than two tasks have something to learn from."""
+    """The Q-model that `annotate.q_model` names, fitted on most tasks' trees (`rows` and their `pairs`), and how well it orders
+    the actions of the others'. Raises ValueError if the trees hold nothing to learn from."""
     from stages.values.decisions import sibling_decisions, step_pairs, trajectory_pairs
     from stages.values.fitting import split_by_task
     from stages.values.q_fitting import fit_preferences, fit_regression, judge
@@ -53,8 +54,8 @@ def fit_q_model(
     train = [decision for decision in made.get(q.kind, siblings) if decision.task_id in kept]
     if not train:
         raise ValueError(
-            f"annotate.q_model.kind: {q.kind} finds nothing to learn from in the trees of {len(kept)} tasks; raise annotate.tasks or "
-            f"iterations, or lower annotate.pairs.min_margin"
+            f"annotate.q_model.kind: {q.kind} finds nothing to learn from in the trees of {len(kept)} tasks; raise "
+            f"annotate.tasks or iterations, or lower annotate.pairs.min_margin"
         )
     total = round(q.epochs * sum(decision.rows * decision.width for decision in train))
     with context.progress("fitting the Q-model", total, "token") as bar:

@@ -5,8 +5,9 @@ final returns alone. With logits l_i of turn i and L_i = l_1 + ... + l_i,
 
     R^ = decode(L_N) is fitted to R,    c_i = decode(L_i) - decode(L_{i-1}),    c_1 = decode(L_1),
 
-so that the contributions sum to R^ and c_i depends on nothing after turn i. With one output (head mse) decode is the identity, and
-c_i = l_i is the paper's estimator: every turn of an episode gets the same gradient, 2 (R^ - R).
+so that the contributions sum to R^ and c_i depends on nothing after turn i. With one output (head mse) decode is the identity,
+and c_i = l_i is the paper's estimator: every turn of an episode gets the same gradient, 2 (R^ - R). A head on the vocabulary's
+logits, as in the authors' code, is a linear map of the same hidden states.
 """
 
 from __future__ import annotations

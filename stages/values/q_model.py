@@ -2,8 +2,8 @@
 
 `PreferenceQ` (step_dpo, trajectory_dpo) is a copy of the SFT policy that has learnt preference pairs: with the frozen policy as
 reference, Q(s, a) = beta * (log pi(a | s) - log pi_ref(a | s)), which is the true Q up to a term of s alone. Its scores rank
-actions of one history and mean nothing across histories. `RegressionQ` reads a scalar at an action's last token and has learnt the
-labels' Q with a head of `stages.values.heads`; it is on the scale of returns.
+actions of one history and mean nothing across histories. `RegressionQ` reads a scalar at an action's last token and has learnt
+the labels' Q with a head of `stages.values.heads`; it is on the scale of returns.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CARD = Card(
     slug="step_q",
     title="Step-level Q-model",
     paper="Zhai et al., arXiv 2409.09345",
-    equation="h(a) = log pi(a | s) - log pi_ref(a | s) over the action's tokens; loss = -log sigmoid(beta (h(winner) - h(loser))) "
-    "on pairs of one history; acting: n actions are drawn and the one of highest beta h is taken",
+    equation="h(a) = log pi(a | s) - log pi_ref(a | s) over the action's tokens; loss = -log sigmoid(beta (h(winner) - "
+    "h(loser))) on pairs of one history; acting: n actions are drawn and the one of highest beta h is taken",
     assumptions="the policy stays as it is; scores compare actions of one history alone; beta, epochs and rate are ours",
-    reduces_to="n = 1: the policy itself; kind trajectory_dpo: one pair compares whole episodes; kind regression: a scalar head on "
-    "the labels' Q",
+    reduces_to="n = 1: the policy itself; kind trajectory_dpo: one pair compares whole episodes; kind regression: a scalar head "
+    "on the labels' Q",
     tested_by="tests/values/test_q_model.py, tests/agent/test_selecting.py",
     switch="annotate.q_model.kind: step_dpo; evaluate.models: [sft, sft+q]",
 )
@@ -45,7 +45,8 @@ class ActionScorer(Protocol):
 
 
 def _after(base: Any, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
-    """Hidden states [A, 1 + L, D] of the history's last token and of the actions' tokens, padded to L; the history is read once."""
+    """Hidden states [A, 1 + L, D] of the history's last token and of the actions' tokens, padded to L; the history is read
+    once."""
     device = next(base.parameters()).device
     read = base(input_ids=torch.tensor([list(history)], device=device), use_cache=True)
     first = read.last_hidden_state[:, -1:].expand(len(actions), -1, -1)

@@ -1,0 +1,194 @@
+"""offline Q-learning: Q over the guesses of a small game from stored games, with any scalar head.
+
+`python -m stages.control.offline_q --settings FILE --result FILE` learns and judges once; the experiments of the board that have
+`lane: offline_q` (reports/claims/hl_gauss.yaml) are made of such runs. After "Stop Regressing" (Farebrother et al., arXiv
+2403.03950): DQN's targets with a target network and the regulariser of conservative Q-learning; here two-hot and HL-Gauss bootstrap
+from decoded scalars, and c51 projects the whole return distribution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stages.agent.episode import write_json
+from stages.control.guessing import Games, Guessing
+from stages.control.settings import OfflineQ
+from stages.parent import die_with_parent
+from stages.seeding import key64, seed_torch
+from stages.values.conservative import conservative
+from stages.values.heads import C51Head, make_head
+
+
+def tokens_of(game: Guessing, guess: np.ndarray, answer: np.ndarray) -> Tensor:
+    """[N, 1 + 2 u] int64: a start token, then guess and answer in turn, from [N, u] each; token 0 is padding and start."""
+    words = len(game.words)
+    pairs = np.stack([guess + 1, np.where(answer < 0, 0, answer + 1 + words)], -1).reshape(len(guess), -1)
+    return torch.from_numpy(np.concatenate([np.zeros((len(guess), 1), dtype=np.int64), np.maximum(pairs, 0)], 1))
+
+
+class QNetwork(nn.Module):
+    """Q(s, a) of all W words from a history, by a small causal transformer."""
+
+    def __init__(self, game: Guessing, settings: OfflineQ) -> None:
+        from transformers import LlamaConfig, LlamaModel
+
+        super().__init__()
+        self.words = len(game.words)
+        config = LlamaConfig(
+            vocab_size=2 + self.words + game.solved,
+            hidden_size=settings.width,
+            intermediate_size=3 * settings.width,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=max(1, settings.width // 32),
+            max_position_embeddings=2 * game.settings.guesses + 2,
+        )
+        self.backbone = LlamaModel(config)
+        self.head = make_head(settings.head)
+        self.output = nn.Linear(settings.width, self.words * self.head.outputs)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Logits [N, U, W, outputs] before each of U guesses, from token_ids [N, 2 U - 1]."""
+        states = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state[:, ::2]
+        return self.output(states).unflatten(-1, (self.words, self.head.outputs))
+
+    def values(self, token_ids: Tensor) -> Tensor:
+        """Q [N, U, W]."""
+        return self.head.decode(self(token_ids))
+
+
+class Learner:
+    """One run; see `OfflineQ`."""
+
+    def __init__(self, settings: OfflineQ) -> None:
+        seed_torch(settings.seed, "offline_q")
+        self.settings, self.game = settings, Guessing(settings.game, settings.seed)
+        self.network = QNetwork(self.game, settings)
+        self.target = copy.deepcopy(self.network)
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
+        player = self.game.careless(settings.carelessness, settings.seed, "stored")
+        stored = self.game.play(settings.games + max(1, settings.games // 10), player, settings.seed, "stored")
+        self.games, self.held_out = _cut(stored, slice(0, settings.games)), _cut(stored, slice(settings.games, None))
+        rng = np.random.default_rng(key64(settings.seed, "offline_q", "noise"))
+        noise = rng.uniform(0.0, settings.noise, self.games.reward.shape) if settings.noise else 0.0
+        self.rewards = self.games.reward + noise
+        self.returns = Games(*(self.games.guess, self.games.answer, self.rewards, self.games.real, self.games.last)).returns(
+            settings.gamma
+        )
+
+    def learn(self) -> list[float]:
+        """Loss of every update."""
+        rng = np.random.default_rng(key64(self.settings.seed, "offline_q", "batches"))
+        losses = []
+        for update in range(self.settings.updates):
+            if update % self.settings.target_every == 0:
+                self.target.load_state_dict(self.network.state_dict())
+            rows = rng.integers(self.settings.games, size=self.settings.batch)
+            loss = self.loss(rows)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+            self.optimiser.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    def loss(self, rows: np.ndarray) -> Tensor:
+        """Mean over the guesses of the games `rows` [B] of the head's loss and `conservative` times the regulariser."""
+        settings, games = self.settings, _cut(self.games, rows)
+        tokens = tokens_of(self.game, games.guess, games.answer)[:, :-2]
+        action = torch.from_numpy(np.maximum(games.guess, 0))
+        real = torch.from_numpy(games.real)
+        logits = self.network(tokens)
+        taken = logits.gather(2, action[..., None, None].expand(-1, -1, 1, logits.shape[-1]))[:, :, 0]
+        per_guess = self.head_loss(taken, tokens, action, torch.from_numpy(games.last), rows)
+        if settings.conservative:
+            data = nn.functional.one_hot(action, len(self.game.words)).float()
+            per_guess = per_guess + settings.conservative * conservative(self.network.head.decode(logits), data)
+        return (per_guess * real).sum() / real.sum()
+
+    def head_loss(self, taken: Tensor, tokens: Tensor, action: Tensor, last: Tensor, rows: np.ndarray) -> Tensor:
+        """Loss [B, U] of the logits of the guesses made, `taken` [B, U, outputs], against the targets of `settings.target`."""
+        settings, head = self.settings, self.network.head
+        if settings.target == "monte_carlo":
+            return head.loss(taken, torch.from_numpy(self.returns[rows]).float())
+        reward = torch.from_numpy(self.rewards[rows]).float()
+        with torch.no_grad():
+            after = torch.cat([ahead := self.target(tokens)[:, 1:], torch.zeros_like(ahead[:, :1])], 1)
+            values = head.decode(after)
+            following = torch.cat([action[:, 1:], action[:, -1:]], 1)
+            choice = values.argmax(-1) if settings.target == "max" else following
+            discount = settings.gamma * (~last).float()
+            if isinstance(head, C51Head):
+                chosen = after.gather(2, choice[..., None, None].expand(-1, -1, 1, after.shape[-1]))[:, :, 0]
+                return_distribution = head.project(torch.softmax(chosen, -1), reward, discount)
+            else:
+                target = reward + discount * values.gather(2, choice[..., None])[..., 0]
+        if isinstance(head, C51Head):
+            return head.distribution_loss(taken, return_distribution)
+        return head.loss(taken, target)
+
+    @torch.no_grad()
+    def greedy(self, guess: np.ndarray, answer: np.ndarray, consistent: np.ndarray) -> np.ndarray:
+        """The guesses [N] of highest Q; see `Choose`."""
+        return self.network.values(tokens_of(self.game, guess, answer))[:, -1].argmax(-1).numpy()
+
+    @torch.no_grad()
+    def judge(self) -> dict[str, float]:
+        """win_rate and mean_return of the greedy player; value_rmse: error of Q of the guesses in held-out games, against their
+        discounted returns without noise (where the target evaluates the stored player, its floor is their spread);
+        overestimation: what Q promises at the first guess, less what the greedy player then gets."""
+        settings, gamma = self.settings, self.settings.gamma
+        played = self.game.play(settings.play, self.greedy, settings.seed, "judged")
+        tokens = tokens_of(self.game, self.held_out.guess, self.held_out.answer)[:, :-2]
+        action = torch.from_numpy(np.maximum(self.held_out.guess, 0))
+        told = self.network.values(tokens).gather(2, action[..., None])[..., 0].numpy()
+        errors = (told - self.held_out.returns(gamma))[self.held_out.real]
+        promised = float(self.network.values(torch.zeros(1, 1, dtype=torch.int64)).max())
+        return {
+            "win_rate": float(played.solved.mean()),
+            "mean_return": float(np.where(played.real, played.reward, 0.0).sum(1).mean()),
+            "value_rmse": float(np.sqrt((errors**2).mean())),
+            "overestimation": promised - float(played.returns(gamma)[:, 0].mean()),
+        }
+
+
+def _cut(games: Games, rows: Any) -> Games:
+    return Games(*(getattr(games, name)[rows] for name in ("guess", "answer", "reward", "real", "last")))
+
+
+def run(settings: OfflineQ) -> dict[str, float]:
+    """Learn once; what `judge` found, and the losses of the first and the last tenth of the updates."""
+    learner = Learner(settings)
+    losses = learner.learn()
+    tenth = max(1, len(losses) // 10)
+    return {
+        **learner.judge(),
+        "loss_first": sum(losses[:tenth]) / tenth,
+        "loss_last": sum(losses[-tenth:]) / tenth,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.control.offline_q", description=(__doc__ or "").strip())
+    parser.add_argument("--settings", type=Path, required=True, help="a JSON file of stages.control.settings.OfflineQ")
+    parser.add_argument("--result", type=Path, required=True, help="where to write what came out")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    options = parser.parse_args()
+    die_with_parent()
+    torch.set_num_threads(options.threads)
+    settings = OfflineQ.model_validate(json.loads(options.settings.read_text(encoding="utf-8")))
+    write_json(options.result, run(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

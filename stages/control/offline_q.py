@@ -2,8 +2,8 @@
 
 `python -m stages.control.offline_q --settings FILE --result FILE` learns and judges once; the experiments of the board that have
 `lane: offline_q` (reports/claims/hl_gauss.yaml) are made of such runs. After "Stop Regressing" (Farebrother et al., arXiv
-2403.03950): DQN's targets with a target network and the regulariser of conservative Q-learning; two-hot and HL-Gauss bootstrap from
-decoded scalars, and c51 projects the whole return distribution.
+2403.03950): DQN's targets with a target network and the regulariser of conservative Q-learning; two-hot and HL-Gauss bootstrap
+from decoded scalars, and c51 projects the whole return distribution.
 """
 
 from __future__ import annotations

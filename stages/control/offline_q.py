@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,43 +28,42 @@ from stages.values.conservative import conservative
 from stages.values.heads import C51Head, make_head
 
 
-def tokens_of(game: Guessing, guess: np.ndarray, answer: np.ndarray) -> Tensor:
-    """[N, 1 + 2 u] int64: a start token, then guess and answer in turn, from [N, u] each; token 0 is padding and start."""
-    words = len(game.words)
-    pairs = np.stack([guess + 1, np.where(answer < 0, 0, answer + 1 + words)], -1).reshape(len(guess), -1)
-    return torch.from_numpy(np.concatenate([np.zeros((len(guess), 1), dtype=np.int64), np.maximum(pairs, 0)], 1))
+def pairs_of(game: Guessing, guess: np.ndarray, answer: np.ndarray) -> Tensor:
+    """Guesses with their answers as one number each, [N, U] int64 from [N, U]; 0 past the end."""
+    return torch.from_numpy(np.where(guess < 0, 0, 1 + guess * (game.solved + 1) + answer).astype(np.int64))
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of all W words from a history, by a small causal transformer."""
+    """Q(s, a) of all W words. What is known after some guesses does not depend on their order: a state is the sum of what was
+    learnt of each guess with its answer, and how many there were; hidden layers and a head follow."""
 
-    def __init__(self, game: Guessing, settings: OfflineQ) -> None:
-        from transformers import LlamaConfig, LlamaModel
-
+    def __init__(self, game: Guessing, settings: OfflineQ, start: float) -> None:
+        """`start`: what Q is before learning."""
         super().__init__()
-        self.words = len(game.words)
-        config = LlamaConfig(
-            vocab_size=2 + self.words + game.solved,
-            hidden_size=settings.width,
-            intermediate_size=3 * settings.width,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=max(1, settings.width // 32),
-            max_position_embeddings=2 * game.settings.guesses + 2,
-        )
-        self.backbone = LlamaModel(config)
+        self.words, width = len(game.words), settings.width
+        self.pairs = nn.Embedding(1 + self.words * (game.solved + 1), width, padding_idx=0)
+        self.count = nn.Embedding(game.settings.guesses, width)
+        hidden = [layer for _ in range(settings.layers) for layer in (nn.Linear(width, width), nn.ReLU())]
+        self.layers = nn.Sequential(nn.LayerNorm(width), *hidden)
         self.head = make_head(settings.head)
-        self.output = nn.Linear(settings.width, self.words * self.head.outputs)
+        self.output = nn.Linear(width, self.words * self.head.outputs)
         nn.init.zeros_(self.output.weight)
-        nn.init.zeros_(self.output.bias)
+        with torch.no_grad():
+            encoded = self.head.encode(torch.tensor(start)).reshape(-1)
+            bias = encoded if self.head.outputs == 1 else encoded.clamp(min=1e-6).log()
+            self.output.bias.copy_(bias.repeat(self.words))
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Logits [N, U, W, outputs] before each of U guesses, from token_ids [N, 2 U - 1]."""
-        states = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state[:, ::2]
-        return self.output(states).unflatten(-1, (self.words, self.head.outputs))
+    def forward(self, pairs: Tensor) -> Tensor:
+        """Logits [N, U, W, outputs] before each of U guesses, from the numbers of guesses and answers [N, U]; the last is not
+        looked at."""
+        learnt = self.pairs(pairs)
+        before = torch.cat([torch.zeros_like(learnt[:, :1]), learnt[:, :-1].cumsum(1)], 1)
+        states = before + self.count(torch.arange(pairs.shape[1]))
+        return self.output(self.layers(states)).unflatten(-1, (self.words, self.head.outputs))
 
-    def values(self, token_ids: Tensor) -> Tensor:
+    def values(self, pairs: Tensor) -> Tensor:
         """Q [N, U, W]."""
-        return self.head.decode(self(token_ids))
+        return self.head.decode(self(pairs))
 
 
 class Learner:
@@ -72,18 +72,16 @@ class Learner:
     def __init__(self, settings: OfflineQ) -> None:
         seed_torch(settings.seed, "offline_q")
         self.settings, self.game = settings, Guessing(settings.game, settings.seed)
-        self.network = QNetwork(self.game, settings)
-        self.target = copy.deepcopy(self.network)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
         player = self.game.careless(settings.carelessness, settings.seed, "stored")
         stored = self.game.play(settings.games + max(1, settings.games // 10), player, settings.seed, "stored")
         self.games, self.held_out = _cut(stored, slice(0, settings.games)), _cut(stored, slice(settings.games, None))
         rng = np.random.default_rng(key64(settings.seed, "offline_q", "noise"))
         noise = rng.uniform(0.0, settings.noise, self.games.reward.shape) if settings.noise else 0.0
         self.rewards = self.games.reward + noise
-        self.returns = Games(*(self.games.guess, self.games.answer, self.rewards, self.games.real, self.games.last)).returns(
-            settings.gamma
-        )
+        self.returns = replace(self.games, reward=self.rewards).returns(settings.gamma)
+        self.network = QNetwork(self.game, settings, float(self.returns[self.games.real].mean()))
+        self.target = copy.deepcopy(self.network)
+        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
 
     def learn(self) -> list[float]:
         """Loss of every update."""
@@ -104,25 +102,25 @@ class Learner:
     def loss(self, rows: np.ndarray) -> Tensor:
         """Mean over the guesses of the games `rows` [B] of the head's loss and `conservative` times the regulariser."""
         settings, games = self.settings, _cut(self.games, rows)
-        tokens = tokens_of(self.game, games.guess, games.answer)[:, :-2]
+        pairs = pairs_of(self.game, games.guess, games.answer)
         action = torch.from_numpy(np.maximum(games.guess, 0))
         real = torch.from_numpy(games.real)
-        logits = self.network(tokens)
+        logits = self.network(pairs)
         taken = logits.gather(2, action[..., None, None].expand(-1, -1, 1, logits.shape[-1]))[:, :, 0]
-        per_guess = self.head_loss(taken, tokens, action, torch.from_numpy(games.last), rows)
+        per_guess = self.head_loss(taken, pairs, action, torch.from_numpy(games.last), rows)
         if settings.conservative:
             data = nn.functional.one_hot(action, len(self.game.words)).float()
             per_guess = per_guess + settings.conservative * conservative(self.network.head.decode(logits), data)
         return (per_guess * real).sum() / real.sum()
 
-    def head_loss(self, taken: Tensor, tokens: Tensor, action: Tensor, last: Tensor, rows: np.ndarray) -> Tensor:
+    def head_loss(self, taken: Tensor, pairs: Tensor, action: Tensor, last: Tensor, rows: np.ndarray) -> Tensor:
         """Loss [B, U] of the logits of the guesses made, `taken` [B, U, outputs], against the targets of `settings.target`."""
         settings, head = self.settings, self.network.head
         if settings.target == "monte_carlo":
             return head.loss(taken, torch.from_numpy(self.returns[rows]).float())
         reward = torch.from_numpy(self.rewards[rows]).float()
         with torch.no_grad():
-            after = torch.cat([ahead := self.target(tokens)[:, 1:], torch.zeros_like(ahead[:, :1])], 1)
+            after = torch.cat([ahead := self.target(pairs)[:, 1:], torch.zeros_like(ahead[:, :1])], 1)
             values = head.decode(after)
             following = torch.cat([action[:, 1:], action[:, -1:]], 1)
             choice = values.argmax(-1) if settings.target == "max" else following
@@ -139,7 +137,9 @@ class Learner:
     @torch.no_grad()
     def greedy(self, guess: np.ndarray, answer: np.ndarray, consistent: np.ndarray) -> np.ndarray:
         """The guesses [N] of highest Q; see `Choose`."""
-        return self.network.values(tokens_of(self.game, guess, answer))[:, -1].argmax(-1).numpy()
+        unknown = np.full((len(guess), 1), -1)
+        pairs = pairs_of(self.game, np.concatenate([guess, unknown], 1), np.concatenate([answer, unknown], 1))
+        return self.network.values(pairs)[:, -1].argmax(-1).numpy()
 
     @torch.no_grad()
     def judge(self) -> dict[str, float]:
@@ -148,9 +148,9 @@ class Learner:
         overestimation: what Q promises at the first guess, less what the greedy player then gets."""
         settings, gamma = self.settings, self.settings.gamma
         played = self.game.play(settings.play, self.greedy, settings.seed, "judged")
-        tokens = tokens_of(self.game, self.held_out.guess, self.held_out.answer)[:, :-2]
+        pairs = pairs_of(self.game, self.held_out.guess, self.held_out.answer)
         action = torch.from_numpy(np.maximum(self.held_out.guess, 0))
-        told = self.network.values(tokens).gather(2, action[..., None])[..., 0].numpy()
+        told = self.network.values(pairs).gather(2, action[..., None])[..., 0].numpy()
         errors = (told - self.held_out.returns(gamma))[self.held_out.real]
         promised = float(self.network.values(torch.zeros(1, 1, dtype=torch.int64)).max())
         return {

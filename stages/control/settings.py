@@ -45,8 +45,8 @@ class OfflineQ(Section):
     """Weight of logsumexp_a Q(s, a) - Q(s, a_t)."""
     head: HeadParams = HeadParams(loss="hl_gauss", v_min=-6.0, v_max=2.0, bins=31)
     layers: Count = 2
-    width: Annotated[int, Field(ge=16, multiple_of=16)] = 96
-    updates: Count = 600
+    width: Annotated[int, Field(ge=8)] = 128
+    updates: Count = 2000
     batch: Count = 64
     learning_rate: Positive = 1e-3
     target_every: Count = 50

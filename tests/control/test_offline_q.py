@@ -12,7 +12,7 @@ import torch
 
 from stages.control import offline_q
 from stages.control.guessing import Games, Guessing, feedback
-from stages.control.offline_q import Learner, tokens_of
+from stages.control.offline_q import Learner, pairs_of
 from stages.control.settings import Game, OfflineQ
 
 TINY = {"letters": 2, "alphabet": 3, "words": 6, "guesses": 3}
@@ -65,12 +65,17 @@ def test_returns_by_hand() -> None:
     np.testing.assert_allclose(games.returns(0.5), [[-1.5, -1.0, 0.0], [-1.0, 0.0, 0.0]])
 
 
-def test_tokens_tell_guesses_and_answers_apart() -> None:
-    game = Guessing(Game(**TINY), 1)
-    tokens = tokens_of(game, np.array([[2, -1]]), np.array([[5, -1]]))
-    assert tokens.tolist() == [[0, 3, 5 + 1 + 6, 0, 0]]
-    every = {int(tokens_of(game, np.array([[g]]), np.array([[a]]))[0, 1 + k]) for k in (0, 1) for g in range(6) for a in range(9)}
-    assert every == set(range(1, 16)), "no guess shares a token with an answer"
+def test_states_do_not_depend_on_the_order_of_guesses_nor_on_what_comes_later() -> None:
+    learner = Learner(OfflineQ(**SMALL))
+    torch.nn.init.normal_(learner.network.output.weight)
+    guess, answer = np.array([[2, 4, 1], [4, 2, 1], [2, 4, 3]]), np.array([[5, 0, 1], [0, 5, 1], [5, 0, 8]])
+    with torch.no_grad():
+        q = learner.network.values(pairs_of(learner.game, guess, answer))
+    torch.testing.assert_close(q[0, 2], q[1, 2])
+    assert not torch.allclose(q[0, 1], q[1, 1])
+    torch.testing.assert_close(q[0], q[2])
+    every = {int(pairs_of(learner.game, np.array([[g]]), np.array([[a]]))) for g in range(6) for a in range(9)}
+    assert every == set(range(1, 55)), "each guess with each answer is told apart"
 
 
 def fixed(learner: Learner) -> torch.Tensor:
@@ -98,16 +103,12 @@ def test_targets_by_brute_force(loss: str, target: str) -> None:
     for row, place in itertools.product(rows, range(3)):
         if not games.real[row, place]:
             continue
-        after = (
-            0.0
-            if games.last[row, place]
-            else float({"max": q.max(), "sarsa": q[games.guess[row, min(place + 1, 2)]]}.get(target, 0.0))
-        )
-        expected[row, place] = learner.rewards[row, place] + gamma * after
+        following = games.guess[row, min(place + 1, 2)]
+        after = {"max": q.max(), "sarsa": q[following], "monte_carlo": 0.0}[target]
+        expected[row, place] = learner.rewards[row, place] + gamma * (0.0 if games.last[row, place] else float(after))
         if target == "monte_carlo":
-            expected[row, place] = sum(
-                gamma**k * learner.rewards[row, place + k] for k in range(int(games.real[row, place:].sum()))
-            )
+            left = range(int(games.real[row, place:].sum()))
+            expected[row, place] = sum(gamma**k * learner.rewards[row, place + k] for k in left)
     seen = {}
     head_of = learner.network.head
     original = head_of.loss

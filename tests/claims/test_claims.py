@@ -244,7 +244,7 @@ class FakeWorkshop(Workshop):
     def start_success(self, values: Any) -> float:
         return 0.25
 
-    def play(self, name: str, values: Any, metrics: Any) -> dict[str, Any]:
+    def play(self, name: str, values: Any, metrics: Any, trains: bool = True) -> dict[str, Any]:
         arm = name.split("-")[1]
         self.played.append(f"{arm}/{values['rl']['seed']}")
         if self.failing == self.played[-1]:

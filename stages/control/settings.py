@@ -11,10 +11,10 @@ from stages.validation import Count, NonNegative, Positive, Section, Share
 
 
 class Game(Section):
-    letters: Annotated[int, Field(ge=1, le=6)] = 3
-    alphabet: Annotated[int, Field(ge=2, le=26)] = 8
-    words: Annotated[int, Field(ge=2, le=4096)] = 64
-    guesses: Annotated[int, Field(ge=2, le=12)] = 5
+    letters: Annotated[int, Field(ge=1, le=6)] = 2
+    alphabet: Annotated[int, Field(ge=2, le=26)] = 6
+    words: Annotated[int, Field(ge=2, le=4096)] = 16
+    guesses: Annotated[int, Field(ge=2, le=12)] = 3
 
     @model_validator(mode="after")
     def _enough(self) -> Game:
@@ -43,10 +43,10 @@ class OfflineQ(Section):
     gamma: Share = 0.95
     conservative: NonNegative = 0.1
     """Weight of logsumexp_a Q(s, a) - Q(s, a_t)."""
-    head: HeadParams = HeadParams(loss="hl_gauss", v_min=-6.0, v_max=2.0, bins=31)
+    head: HeadParams = HeadParams(loss="hl_gauss", v_min=-4.0, v_max=2.0, bins=31)
     layers: Count = 2
     width: Annotated[int, Field(ge=8)] = 128
-    updates: Count = 2000
+    updates: Count = 1000
     batch: Count = 64
     learning_rate: Positive = 1e-3
     target_every: Count = 50

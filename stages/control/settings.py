@@ -13,7 +13,7 @@ from stages.validation import Count, NonNegative, Positive, Section, Share
 class Game(Section):
     letters: Annotated[int, Field(ge=1, le=6)] = 2
     alphabet: Annotated[int, Field(ge=2, le=26)] = 6
-    words: Annotated[int, Field(ge=2, le=4096)] = 16
+    words: Annotated[int, Field(ge=2, le=4096)] = 32
     guesses: Annotated[int, Field(ge=2, le=12)] = 3
 
     @model_validator(mode="after")
@@ -46,7 +46,7 @@ class OfflineQ(Section):
     head: HeadParams = HeadParams(loss="hl_gauss", v_min=-4.0, v_max=2.0, bins=31)
     layers: Count = 2
     width: Annotated[int, Field(ge=8)] = 128
-    updates: Count = 1000
+    updates: Count = 2000
     batch: Count = 64
     learning_rate: Positive = 1e-3
     target_every: Count = 50

@@ -94,7 +94,7 @@ def fit_progress(
     model.start_at(returns, torch.ones_like(returns))
     with torch.no_grad():
         # An episode of the mean number of turns starts at the mean return.
-        model.output.bias /= sum(len(one.ends) for one in rollouts) / max(1, len(rollouts))
+        model.output.bias.div_(sum(len(one.ends) for one in rollouts) / max(1, len(rollouts)))
     model.train()
 
     def loss(run: Sequence[Rollout]) -> Tensor:

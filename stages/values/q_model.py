@@ -150,6 +150,7 @@ def load_q_model(folder: Path, reference: Path, device: str = "cpu") -> Preferen
         return RegressionQ(StepValueModel.load(folder / "model", device), params).eval()
     if policy_hash(reference) != settings["reference"]:
         raise ValueError(f"{reference} is not the policy that {folder} was made from; run the annotate stage again")
-    policy = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True).to(device).eval()
+    policy: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True)
+    policy.to(device).eval()
     policy.set_attn_implementation("sdpa")
     return PreferenceQ(policy, load_policy(reference, device=device, attention="sdpa").model, params).eval()

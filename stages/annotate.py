@@ -1,7 +1,8 @@
-"""annotate: tree search from the SFT policy over one domain's training tasks; step labels, preference pairs, a step-value model.
+"""annotate: tree search from the SFT policy over one domain's training tasks; step labels, preference pairs, a step-value model,
+and, where they are asked for, a Q-model and (from the rollouts) a progress estimator.
 
 data/curated/<domain>, data/rollouts/<domain>/difficulty.json and data/models/sft -> data/annotated/<domain>/{nodes.parquet,
-labels.parquet, pairs.parquet, value_model/} and reports/annotate/<domain>.json.
+labels.parquet, pairs.parquet, value_model/, progress_model/}, data/models/q/<domain> and reports/annotate/<domain>.json.
 """
 
 from __future__ import annotations
@@ -91,9 +92,36 @@ def fit_value_model(
         "tokens": fitted.tokens,
         "loss_first": fitted.history[0],
         "loss_last": fitted.history[-1],
+        "clamped": fitted.clamped,
         "held_out_tasks": len({path.task_id for path in held_out}),
         "calibration": calibration(*predict(model, held_out, micro), baseline),
     }
+
+
+def fit_others(
+    context: StageContext,
+    policy: Policy,
+    values: StepValueModel,
+    rows: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Mapping[str, Any]],
+    params: Annotate,
+) -> dict[str, Any]:
+    """The Q-model and the progress estimator, where they are asked for; what the report says of them."""
+    from stages.values.fitted import fit_progress, fit_q_model
+    from stages.values.q_model import save_none
+
+    assert context.domain is not None
+    told: dict[str, Any] = {}
+    q_folder = context.data / "models" / "q" / context.domain
+    if params.q_model.kind == "none":
+        save_none(q_folder)
+    else:
+        q_model, told["q_model"] = fit_q_model(context, policy, values, rows, pairs, params)
+        q_model.save(q_folder, policy.hash)
+    if params.progress.kind != "none":
+        progress, told["progress"] = fit_progress(context, policy, params)
+        progress.save(context.data / "annotated" / context.domain / "progress_model")
+    return told
 
 
 def log(context: StageContext, report: Mapping[str, Any]) -> None:
@@ -104,6 +132,9 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
     context.metric("pair_task_share", report["pairs"]["task_share"])
     for name in ("brier", "mse", "baseline_mse", "explained_variance", "correlation", "ece"):
         context.metric(f"value_model/{name}", report["value_model"]["calibration"][name])
+    for name in ("q_model", "progress"):
+        for key, value in report.get(name, {}).get("held_out", {}).items():
+            context.metric(f"{name}/{key}", float(value))
     context.artifact(context.reports / "annotate" / f"{context.domain}.json")
 
 
@@ -140,6 +171,7 @@ def run(context: StageContext) -> None:
     model, fitted = fit_value_model(context, policy, forest.rows, params)
     model.save(out / "value_model")
     report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
+    report |= fit_others(context, policy, model, forest.rows, pairs, params)
     write_json(context.reports / "annotate" / f"{context.domain}.json", report)
     log(context, report)
     Checkpoints(context).clear()

@@ -54,9 +54,15 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
     print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
 
     def play(run: Run) -> dict[str, Any]:
+        name, metrics = f"{slug}-{run.arm}-{run.seed}-{run.key}", metrics_of(experiment)
+        if experiment.lane == "offline_q":
+            return workshop.learn_offline(name, run.values, metrics)
         values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
-        results.starts[run.arm] = workshop.start_success(values)
-        return workshop.play(f"{slug}-{run.arm}-{run.seed}-{run.key}", values, metrics_of(experiment))
+        trains = experiment.lane == "rl"
+        success = workshop.start_success(values)
+        if trains:
+            results.starts[run.arm] = success  # the same for every seed
+        return workshop.play(name, values, metrics, trains)
 
     failed = 0
     for run, outcome in outcomes(missing, play, jobs):
@@ -99,8 +105,8 @@ def main() -> int:
         if options.check:
             for slug, experiment in experiments.items():
                 runs = len(experiment.arms) * len(experiment.seeds)
-                steps = runs * experiment.budget.environment_steps
-                print(f"claim: {slug}: {runs} runs, {steps:,} environment steps, {len(experiment.claims)} claims")
+                steps = f"{runs * experiment.budget.environment_steps:,} environment steps, " if experiment.budget else ""
+                print(f"claim: {slug}: {runs} runs, {steps}{len(experiment.claims)} claims")
             return 0
         workshop = Workshop(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
         failed = sum(one_experiment(root, slug, one, params, workshop, jobs) for slug, one in experiments.items())

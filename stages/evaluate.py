@@ -1,6 +1,7 @@
 """evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels.
 
-data/curated/<domain> (panel.json, tasks, worlds) and the models -> data/evaluation/rows.parquet (one row per model, task and
+data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> ->
+data/evaluation/rows.parquet (one row per model, task and
 attempt), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
 """
 
@@ -15,14 +16,16 @@ from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
-from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, jobs_of, load_panels, play_each
+from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
+from stages.params import CHOICES
 from stages.runtime import StageContext, stage_run
 from stages.tracking import flatten
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
-    """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run."""
+    """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run, each before those that choose
+    among its actions."""
     models = context.data / "models"
     base = context.params.model.path
     if base.startswith("hub:"):
@@ -34,8 +37,16 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     folders["sft"] = models / "sft"
     folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
     folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
-    wanted = context.params.evaluate.models
-    return {name: folder for name, folder in folders.items() if wanted is None or name in wanted}
+    wanted = context.params.evaluate.models or list(folders)
+    players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in CHOICES))}
+    return {name: folder for name, folder in players.items() if name in wanted}
+
+
+def choosing(context: StageContext, name: str) -> BestOf | None:
+    """How the model called `name` chooses among its actions, if it does."""
+    _, plus, by = name.partition("+")
+    models = context.data / "models"
+    return BestOf(by, context.params.evaluate.best_of.n, models / "q", models / "sft") if plus else None
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
@@ -88,7 +99,7 @@ def run(context: StageContext) -> None:
 
     params, evaluate = context.params, context.params.evaluate
     if not context.shard:
-        keep_only(context.root, params.domains, ["data/curated", "data/models/rl"])
+        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains)
 
@@ -97,14 +108,16 @@ def run(context: StageContext) -> None:
     hashes = {}
     for name, folder in folders.items():
         check_folder(folder)
-        hashes[name] = policy_hash(folder)
+        best_of = choosing(context, name)
+        hashes[name] = best_of.hash(policy_hash(folder), params.domains) if best_of else policy_hash(folder)
     jobs_by_hash = {}
     for name, digest in hashes.items():
         if digest in jobs_by_hash:
             same = next(other for other in hashes if hashes[other] == digest)
             print(f"evaluate: {name} is the same model as {same}; it is played once", file=sys.stderr)
         else:
-            jobs_by_hash[digest] = jobs_of(folders[name], digest, panels, curated, evaluate.attempts, evaluate.chunk)
+            size = (evaluate.attempts, evaluate.chunk)
+            jobs_by_hash[digest] = jobs_of(folders[name], digest, panels, curated, *size, choosing(context, name))
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),

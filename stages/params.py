@@ -21,7 +21,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.rl import Rl
-from stages.parameters.shared import HeadParams, SamplingParams
+from stages.parameters.shared import SamplingParams
+from stages.parameters.values import Progress, QModel, ValueModel
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
@@ -119,14 +120,6 @@ class Pairs(Section):
     min_visits: Count = 2
 
 
-class ValueModel(Section):
-    epochs: Positive = 2.0
-    learning_rate: Positive = 5e-4
-    batch_tokens: Annotated[int, Field(ge=256)] = 4096
-    valid_share: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.15
-    head: HeadParams = HeadParams()
-
-
 class Annotate(Section):
     tasks: Count = 48
     iterations: Count = 16
@@ -143,6 +136,8 @@ class Annotate(Section):
     labels: Labels = Labels()
     pairs: Pairs = Pairs()
     value_model: ValueModel = ValueModel()
+    q_model: QModel = QModel()
+    progress: Progress = Progress()
 
     @model_validator(mode="after")
     def _discount(self) -> Annotate:
@@ -192,9 +187,20 @@ class Merge(Section):
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
 
 
+CHOICES = {"q": "the Q-model of annotate", "logprob": "the policy's own log-probability"}
+"""`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
+
+
+class BestOf(Section):
+    n: Annotated[int, Field(ge=2, le=64)] = 5
+    """Actions drawn at each turn of the models in evaluate.models that choose."""
+
+
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them."""
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q` and
+    `<model>+logprob` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
@@ -249,9 +255,18 @@ class Params(Section):
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
         models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
-        strange = sorted(set(self.evaluate.models or []) - set(models))
+        players = [*models, *(f"{model}+{choice}" for model in models for choice in CHOICES)]
+        strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:
-            raise ValueError(f"evaluate.models names {strange}; there are {', '.join(models)}")
+            raise ValueError(
+                f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
+                f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
+            )
+        if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
+            raise ValueError(
+                "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
+                "makes do with text; set it to false, or name models without +q and +logprob"
+            )
         return self
 
     def section(self, name: str, domain: str) -> Any:
@@ -289,6 +304,19 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
+        if resolve_section(params.section("rl", domain))[1].credit.kind == "progress":
+            credit = params.section("rl", domain).credit
+            if credit.step_reward != "rloo_broadcast" and params.section("annotate", domain).progress.kind == "none":
+                raise ParamsError(
+                    f"{source}: in per_domain.{domain}: rl.credit.kind: progress needs the estimator that annotate fits, and "
+                    f"annotate.progress.kind is none: set it to spa"
+                )
+        by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
+        if by_q and params.section("annotate", domain).q_model.kind == "none":
+            raise ParamsError(
+                f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
+                f"annotate.q_model.kind is none: set it to step_dpo or regression"
+            )
         if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
             raise ParamsError(
                 f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "

@@ -2,8 +2,8 @@
 
 Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
 data/models/sft, data/curated/<domain> (demonstrations for external.per_group), data/rollouts/<domain>/difficulty.json (and
-data/annotated/<domain>: value_model for credit.kind annotated, nodes and pairs for algorithms that learn from pairs) ->
-data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+data/annotated/<domain>: value_model or progress_model for credit.kind annotated or progress, nodes and pairs for algorithms that
+learn from pairs) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 

@@ -88,6 +88,12 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ({"domains": ["search", "webshop"]}, "'webshop' has no entry in per_domain"),
         ({"domains": ["search"], "merge": {"method": "slerp"}}, "slerp joins two models"),
         ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
+        ({"evaluate": {"models": ["sft+r"]}}, "each also with +q or +logprob"),
+        ({"evaluate": {"models": ["sft+q"]}}, "annotate.q_model.kind is none: set it to step_dpo"),
+        (
+            {"evaluate": {"models": ["sft+logprob"]}, "resources": {"engine": {"kind": "openai", "text": True}}},
+            "choosing among actions needs their tokens",
+        ),
     ],
 )
 def test_a_bad_combination_is_refused_with_its_reason(changes: dict, reason: str) -> None:

@@ -6,22 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stages.cards import Card as Card
 from stages.validation import Section
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a method's module opens with; README's method table is made from these."""
-
-    slug: str
-    title: str
-    paper: str
-    equation: str
-    assumptions: str
-    reduces_to: str
-    tested_by: str
-    switch: str
-
 
 PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "preference")
 """Parts that a method can bring a function of its own for; its name in the parameters is then `own`."""

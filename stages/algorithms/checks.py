@@ -7,7 +7,8 @@ from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.group_checks import BRANCHING, check_groups
-from stages.algorithms.reward_checks import check_reward
+from stages.algorithms.reward_checks import check_progress, check_reward, reward_range
+from stages.parameters.heads import check_support
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
@@ -100,7 +101,17 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
         "advantage.estimator: gae, or level: turn or token",
     ),
     (("advantage.lam",), lambda rl: rl.advantage.estimator == "gae", "advantage.estimator: gae"),
-    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "own"), "credit.kind: annotated"),
+    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "progress", "own"), "credit.kind: annotated or progress"),
+    (
+        ("credit.step_reward", "credit.step_weight", "credit.grounding", "credit.grounding_coef"),
+        lambda rl: rl.credit.kind == "progress",
+        "credit.kind: progress",
+    ),
+    (
+        ("credit.residual",),
+        lambda rl: rl.credit.kind == "progress" and rl.credit.step_reward == "spa",
+        "credit.kind: progress, step_reward: spa",
+    ),
     (
         ("credit.key", "credit.history", "credit.match", "credit.repeats", "credit.renormalise"),
         lambda rl: rl.credit.kind == "graph",
@@ -143,6 +154,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
         check_reward(resolved)
         check_groups(resolved)
         _check_advantage(resolved)
+        check_progress(resolved)
     if method.check is not None:
         method.check(given, resolved)
 
@@ -228,6 +240,7 @@ def _check_advantage(rl: Rl) -> None:
             raise ParamsError(
                 "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
             )
+        _check_critic_support(rl)
         if (rl.critic.warmup_steps or 0) >= rl.steps:
             raise ParamsError(
                 f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it "
@@ -261,3 +274,11 @@ def _check_advantage(rl: Rl) -> None:
             f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
             f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
         )
+
+
+def _check_critic_support(rl: Rl) -> None:
+    assert rl.critic.head is not None, "resolve the parameters first"
+    try:
+        check_support(rl.critic.head, *reward_range(rl), "returns")
+    except ValueError as error:
+        raise ParamsError(f"rl.critic.{error}") from error

@@ -29,6 +29,7 @@ from stages.algorithms.external import external_loss
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import LOSSES, clipped, log_ratio
+from stages.algorithms.progress import progress_rewards
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.shaping import kl_penalty, shape_rewards
 from stages.parameters.rl import Loss, Rl
@@ -54,6 +55,11 @@ class Algorithm:
         """Whether batches need `logprobs_ref` for training (reports take a sample of them in any case)."""
         own = self.method.reference is not None and self.method.reference(self.rl)
         return own or needs_reference(self.rl)
+
+    @property
+    def needs_progress(self) -> bool:
+        """Whether batches need the progress estimator's `turn_progress`."""
+        return self.rl.credit.kind == "progress" and self.rl.credit.step_reward == "spa"
 
     @property
     def whole_groups(self) -> bool:
@@ -100,6 +106,8 @@ class Algorithm:
     def prepare(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with `advantages` (and `returns` where there is a critic), step credit included."""
         batch = kl_penalty(batch, self.rl.reward)
+        if self.rl.credit.kind == "progress":
+            batch = progress_rewards(batch, self.rl.credit)
         estimator = self.rl.advantage.estimator
         if estimator == "own":
             batch = self.method.pieces["advantage"](batch, self.rl)

@@ -74,6 +74,8 @@ class TrajectoryBatch:
     """[B, T] float32: critic's value of the state before each token, where the method has a critic."""
     turn_values: Tensor | None = None
     """[B, U + 1] float32: annotated step-value model's V before each turn and after the last (0 if terminated)."""
+    turn_progress: Tensor | None = None
+    """[B, U] float32: what the progress estimator says each turn contributed to the return; 0 past the end."""
     states: Tensor | None = None
     """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. ENDED and CUT
     after the last turn of an episode that ended by its own rules or was cut; -1 past that."""

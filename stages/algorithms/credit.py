@@ -1,7 +1,8 @@
 """Step credit: how an episode's advantage is spread over its turns.
 
 `outcome` leaves the advantages as they are. `graph` and `branches` give steps that several episodes share the mean advantage of
-these episodes (stages/algorithms/graph.py). `annotated` adds, on all policy tokens of turn u,
+these episodes (stages/algorithms/graph.py). `progress` spreads the return before the advantage is estimated
+(stages/algorithms/progress.py). `annotated` adds, on all policy tokens of turn u,
 
     weight * (r_u + V(s_{u+1}) - V(s_u)),
 
@@ -38,7 +39,7 @@ def turn_credit(batch: TrajectoryBatch) -> Tensor:
 
 def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
     """The batch with the step credit of `params` in `advantages` on policy tokens."""
-    if params.kind in ("outcome", "own", None):
+    if params.kind in ("outcome", "progress", "own", None):
         return batch
     if params.kind == "graph":
         return merge_steps(batch, edges(batch, params), params)

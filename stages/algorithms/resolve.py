@@ -15,8 +15,8 @@ from stages.algorithms.card import Composition
 from stages.algorithms.checks import check
 from stages.algorithms.horizon import stage_count
 from stages.algorithms.registry import composition
+from stages.parameters.heads import HeadParams
 from stages.parameters.rl import PrsStage, Rl
-from stages.parameters.shared import HeadParams
 from stages.validation import ParamsError
 
 PRS_STAGES = [
@@ -78,6 +78,11 @@ DEFAULTS: dict[str, Any] = {
     "advantage.whiten": False,
     "credit.kind": "outcome",
     "credit.weight": 1.0,
+    "credit.step_reward": "spa",
+    "credit.residual": "none",
+    "credit.step_weight": "one",
+    "credit.grounding": "penalty",
+    "credit.grounding_coef": 0.5,
     "credit.key": "transition",
     "credit.history": 1,
     "credit.match": "exact",

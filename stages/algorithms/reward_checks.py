@@ -80,6 +80,44 @@ def largest_reward(reward: Reward) -> float | None:
     return 1.0 + (reward.multi_tool_bonus or 0.0) if reward.kind == "hierarchical" else reward.correct
 
 
+def check_progress(rl: Rl) -> None:
+    """Raise ParamsError where rewards of steps would have no effect, or would make other switches ineffective."""
+    if rl.credit.kind != "progress":
+        return
+    if rl.advantage.estimator == "group" and rl.advantage.level == "trajectory":
+        raise ParamsError(
+            "rl.credit.kind: progress spreads the return over turns, and rl.advantage.level: trajectory looks at the sum alone; "
+            "set level to turn"
+        )
+    reward, ours = rl.reward, rl.credit.step_reward == "spa" and rl.credit.residual == "none"
+    if ours and (reward.kind != "environment" or reward.density != "environment" or reward.correct is not None):
+        raise ParamsError(
+            "rl.credit.kind: progress with residual: none puts the estimator's contributions in the place of the return, and "
+            "rl.reward would have no effect; set residual to last_step or spread, or rl.reward to the environment's"
+        )
+    if rl.credit.step_reward == "rloo_broadcast" and rl.group_size < 2:
+        raise ParamsError(
+            "rl.credit.step_reward: rloo_broadcast compares the episodes of a group, and rl.group_size is 1; set it to at least 2"
+        )
+
+
+def reward_range(rl: Rl) -> tuple[float, float]:
+    """The smallest and the largest return that is sure to come up where the environment's is in [0, 1]: after shaping, and with
+    one turn's grounding; per-token penalties and bonuses for tool calls aside."""
+    reward = rl.reward
+    low, high = 0.0, largest_reward(reward)
+    if rl.credit.kind == "progress" and rl.credit.grounding_coef:
+        if rl.credit.grounding == "penalty":
+            low = -rl.credit.grounding_coef
+        else:
+            high = (1.0 if high is None else high) + rl.credit.grounding_coef
+    if reward.kind == "hierarchical":
+        low += min(0.0, reward.format_penalty or 0.0)
+    if reward.wrong is not None:
+        low += reward.wrong
+    return low - (reward.overlong_penalty or 0.0), 1.0 if high is None else high
+
+
 def _check_r_max(rl: Rl) -> None:
     """A task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best."""
     largest, r_max = largest_reward(rl.reward), rl.filling.r_max or 1.0

@@ -14,6 +14,11 @@ from stages.validation import ParamsError
 
 PAGE = FOLDER / "README.md"
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
+LANES = {
+    "annotate": "nothing is trained after annotate, and each seed has an SFT policy and trees of its own",
+    "offline_q": "each run learns from stored games of its own",
+}
+"""What a run is, where it is no training of a specialist."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Row:
     @property
     def in_points(self) -> bool:
         """Whether the metric is a share, to be shown in per cent."""
-        return self.claim.metric.split(".")[1] in ("success", "difficulty", "pass_at_k")
+        return self.claim.metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "win_rate")
 
     def number(self, value: float) -> str:
         """A difference with its sign: in points for shares, else in the metric's unit."""
@@ -120,17 +125,18 @@ def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
 def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> str:
     """One experiment: what was run, and each claim with its metric per seed."""
     experiment = of_slug[0].experiment
+    of = "the settings of stages/control/settings.py" if experiment.lane == "offline_q" else "params.yaml"
     arms = _table(
-        ("arm", "overrides of params.yaml", "start: success on the panel"),
+        ("arm", f"overrides of {of}", "start: success on the panel"),
         (
             (f"`{arm}`", ", ".join(_override(values)) or "none", _start_cell(saved, arm))
             for arm, values in experiment.arms.items()
         ),
     )
+    steps = f"{experiment.budget.environment_steps:,} environment steps per run" if experiment.budget else LANES[experiment.lane]
     told = (
-        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, "
-        f"{experiment.budget.environment_steps:,} environment steps per run. "
-        f"Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
+        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, {steps}. "
+        f"Shared by all arms: {', '.join(_override(experiment.shared)) or f'nothing beyond {of}'}."
     )
     parts = [f'<a id="{slug}"></a>', f"## {experiment.method}", f"{experiment.paper}; `{experiment.switch}`.", told, arms]
     for row in of_slug:

@@ -16,10 +16,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from stages.control.settings import OfflineQ
 from stages.params import Params, deep_merge, parse_params
 from stages.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
+OFFLINE = "guessing"
+"""`environment` of experiments of lane offline_q."""
 MIN_SEEDS = 5
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start: what rl finds when it begins (the environment's own settings too)."""
@@ -33,11 +36,12 @@ class Claim(Section):
     """The claim in one sentence."""
     arm: str
     against: str
-    metric: Annotated[str, Field(pattern=r"^(panel|history|report)\.[\w.]+$")] = "panel.success"
-    """`panel.<success|reward|turns|tokens|cost>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two up to
-    evaluate.attempts, or these): on the frozen panel, after training.
+    metric: Annotated[str, Field(pattern=r"^(panel|history|report|annotate|offline)\.[\w.]+$")] = "panel.success"
+    """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two
+    up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
-    reports/rl/<domain>.json."""
+    reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `offline.<key>`: of a run of lane
+    offline_q."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -47,7 +51,10 @@ class Claim(Section):
 
 class Budget(Section):
     environment_steps: Count
-    """Turns that each run may play; a run ends with the step that reaches it."""
+    """Turns that each run may play in rl; a run ends with the step that reaches it."""
+
+
+Lane = Literal["rl", "annotate", "offline_q"]
 
 
 class Experiment(Section):
@@ -59,11 +66,16 @@ class Experiment(Section):
     environment: str
     """A domain of params.yaml."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=MIN_SEEDS)]
-    budget: Budget
+    lane: Lane = "rl"
+    """What a run is. rl: the specialist is trained from a start that its seeds share, and plays the panel. annotate: nothing is
+    trained after annotate, the SFT policy plays the panel as the arm's `evaluate.models` says, and the seed is that of the whole
+    run, SFT and trees included. offline_q: stages/control/offline_q.py learns from stored games; `environment` is `guessing`."""
+    budget: Budget | None = None
+    """Of rl; the other lanes have none."""
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in what comes before rl, since that is what is compared."""
     shared: dict[str, Any] = Field(default_factory=dict)
-    """Overrides of params.yaml for every arm."""
+    """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     claims: Annotated[list[Claim], Field(min_length=1)]
 
@@ -71,6 +83,14 @@ class Experiment(Section):
     def _names(self) -> Experiment:
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds lists one twice: {self.seeds}")
+        if (self.budget is None) == (self.lane == "rl"):
+            raise ValueError(
+                "budget.environment_steps: runs of lane rl end with it, and it must be given"
+                if self.lane == "rl"
+                else f"budget: lane {self.lane} trains on no episodes of its own; leave it out"
+            )
+        if (self.environment == OFFLINE) != (self.lane == "offline_q"):
+            raise ValueError(f"environment {self.environment}: {OFFLINE} is the game of lane offline_q, and no other has it")
         for number, claim in enumerate(self.claims, start=1):
             unknown = sorted({claim.arm, claim.against} - set(self.arms))
             if unknown:
@@ -85,6 +105,8 @@ class Experiment(Section):
         values = self.model_dump(mode="json")
         for claim in values["claims"]:
             del claim["checked"]
+        if self.lane == "rl":
+            del values["lane"]
         return digest(values)
 
 
@@ -125,24 +147,34 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
     `params`: the parsed params.yaml. The domain's overrides in it stay, under those of the experiment.
     """
     domain = experiment.environment
+    if experiment.lane == "offline_q":
+        return deep_merge(experiment.shared, experiment.arms[arm])
     values = _settle({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
     for overrides in (experiment.shared, experiment.arms[arm]):
         values = _settle(deep_merge(values, overrides), domain)
+    named = [
+        one["evaluate"]["models"] for one in (experiment.arms[arm], experiment.shared) if "models" in one.get("evaluate", {})
+    ]
+    plays = [f"rl@{domain}"] if experiment.lane == "rl" else ["sft"]
+    values["evaluate"] = {**values.get("evaluate", {}), "models": (named or [plays])[0]}
+    if experiment.budget is None:
+        return values
     rl = values["rl"]
     budget = experiment.budget.environment_steps
     if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
         # An episode has at least one turn: so many steps are sure to reach the budget.
         rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
     rl["environment_steps"] = budget
-    values["evaluate"] = {**values.get("evaluate", {}), "models": [f"rl@{domain}"]}
     return values
 
 
 def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
     """params.yaml of one run."""
     values = arm_values(experiment, arm, params)
-    values["rl"]["seed"] = seed
-    return values
+    if experiment.lane == "rl":
+        values["rl"]["seed"] = seed
+        return values
+    return {**values, "seed": seed}
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,10 +183,22 @@ def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
 
 
+def _check_offline(values: Mapping[str, Any], source: str) -> None:
+    try:
+        OfflineQ.model_validate(values)
+    except ValidationError as error:
+        raise ParamsError(explain(error, OfflineQ, source)) from error
+
+
 def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
-    """Arm -> its parameters. Raises ParamsError if an arm's are wrong, or if arms that should share a start do not."""
+    """Arm -> its parameters (none in lane offline_q, which has settings of its own). Raises ParamsError if an arm's are wrong, or
+    if arms that should share a start do not."""
     checked: dict[str, Params] = {}
     starts: dict[str, dict[str, Any]] = {}
+    if experiment.lane == "offline_q":
+        for arm in experiment.arms:
+            _check_offline(arm_values(experiment, arm, params), f"{source}: arm '{arm}'")
+        return checked
     for arm in experiment.arms:
         values = arm_values(experiment, arm, params)
         checked[arm] = parse_params(values, f"{source}: arm '{arm}'")
@@ -162,7 +206,7 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
     first = next(iter(starts))
     for arm, start in starts.items():
         differing = [name for name in start if start[name] != starts[first][name]]
-        if differing and experiment.start == "common":
+        if differing and experiment.start == "common" and experiment.lane == "rl":
             raise ParamsError(
                 f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from one "
                 f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"

@@ -13,7 +13,9 @@ from stages.evaluation.aggregates import claim_verdict, paired_difference
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
-"""Measured in every run, whatever is claimed."""
+"""Measured in every run, whatever is claimed ..."""
+ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
+"""... and in every run of lane offline_q."""
 DIGITS = 6
 
 
@@ -36,7 +38,8 @@ class Run:
 
 
 def metrics_of(experiment: Experiment) -> list[str]:
-    return sorted({*ALWAYS, *(claim.metric for claim in experiment.claims)})
+    always = ALWAYS_OFFLINE if experiment.lane == "offline_q" else ALWAYS
+    return sorted({*always, *(claim.metric for claim in experiment.claims)})
 
 
 def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
@@ -46,8 +49,10 @@ def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]
         for arm in experiment.arms:
             values = run_values(experiment, arm, seed, params)
             # How fast it is run is no part of what is run.
-            resources = {name: values.get("resources", {}).get(name) for name in ("device", "precision", "tokens_per_batch")}
-            shaping = {**values, "resources": resources}
+            shaping = dict(values)
+            if experiment.lane != "offline_q":
+                chosen = ("device", "precision", "tokens_per_batch")
+                shaping["resources"] = {name: values.get("resources", {}).get(name) for name in chosen}
             for name in ("report", "merge"):
                 shaping.pop(name, None)
             runs.append(Run(arm, seed, values, digest([shaping, metrics_of(experiment)])))
@@ -89,7 +94,7 @@ class Results:
             "arms": experiment.arms,
             "shared": experiment.shared,
             "seeds": experiment.seeds,
-            "budget": experiment.budget.model_dump(),
+            "budget": experiment.budget.model_dump() if experiment.budget else None,
             "confidence": CONFIDENCE,
             "claims": [self.judge(experiment, claim) for claim in experiment.claims],
             "start": dict(sorted(self.starts.items())),

@@ -168,9 +168,7 @@ class Bench:
         from stages.training.models import Models
 
         algorithm = resolve(params.section("rl", self.name), params.model.max_length)
-        annotated = (
-            self.folder / "data/annotated" / self.name / "value_model" if algorithm.rl.credit.kind == "annotated" else None
-        )
+        annotated = self.folder / "data/annotated" / self.name
         models = Models.make(algorithm, self.policy.model, annotated, self.processes, params.resources.tokens_per_batch)
         batch = models.annotate(algorithm.shape(trajectory_batch(episodes)), algorithm)
         return algorithm.prepare(algorithm.fill(batch, 0))

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from stages.agent.episode import read_json
+from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import digest, start_values
 
 PLACE = Path(".bellwether/claims")
@@ -80,12 +80,18 @@ def measure(name: str, folder: Path, domain: str) -> float:
     kind, _, key = name.partition(".")
     try:
         if kind == "panel":
-            found = read_json(folder / "reports" / "evaluation.json")["models"][f"rl@{domain}"][domain]
+            (played,) = read_json(folder / "reports" / "evaluation.json")["models"].values()
+            found = played[domain]
             if key.startswith("difficulty."):
                 return float(found["by_difficulty"][key.removeprefix("difficulty.")]["success"])
             if key.startswith("pass_at_k."):
                 return float(found["pass_at_k"][key.removeprefix("pass_at_k.")])
             return float(found[key]["mean"])
+        if kind == "annotate":
+            value = read_json(folder / "reports" / "annotate" / f"{domain}.json")
+            for part in key.split("."):
+                value = value[part]
+            return float(value)
         if kind == "report":
             return float(read_json(folder / "reports" / "rl" / f"{domain}.json")[key])
         column, _, part = key.rpartition(".")
@@ -94,7 +100,7 @@ def measure(name: str, folder: Path, domain: str) -> float:
         window = max(1, len(values) // 5)
         chosen = {"mean": values, "first": values[:window], "last": values[-window:]}[part]
         return sum(chosen) / len(chosen)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' ({error!r} is not there)") from error
 
 
@@ -147,8 +153,30 @@ class Workshop:
         domain = values["domains"][0]
         return float(read_json(self.start(values) / START)["models"]["sft"][domain]["success"]["mean"])
 
-    def play(self, name: str, values: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
-        """Train and evaluate one run; its metrics, the environment steps it took and its seconds.
+    def learn_offline(self, name: str, values: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+        """One run of lane offline_q; as `play`. Raises RunFailedError."""
+        made = self.folder / "offline"
+        with self._guard:
+            if not made.exists():
+                partial = made.with_name("offline.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                self._export(partial)
+                partial.rename(made)
+        began = time.monotonic()
+        settings, result = made / f"{name}.json", made / f"{name}.result.json"
+        write_json(settings, dict(values))
+        files = ["--settings", settings.name, "--result", result.name, "--threads", str(self.threads)]
+        command(["-m", "stages.control.offline_q", *files], made, self.threads)
+        found = read_json(result)
+        missing = [metric for metric in metrics if metric.removeprefix("offline.") not in found]
+        if missing:
+            raise RunFailedError(f"{name} has no metric '{missing[0]}'; there are {', '.join(f'offline.{key}' for key in found)}")
+        outcome = {"metrics": {metric: found[metric.removeprefix("offline.")] for metric in sorted(set(metrics))}}
+        return {**outcome, "environment_steps": 0, "seconds": round(time.monotonic() - began, 1), "commit": self.commit}
+
+    def play(self, name: str, values: Mapping[str, Any], metrics: Sequence[str], trains: bool = True) -> dict[str, Any]:
+        """Train (unless the SFT policy is what plays) and evaluate one run; its metrics, the environment steps it took and its
+        seconds.
 
         Where a run of this name was killed before, it goes on; the seconds are then those since. Raises RunFailedError.
         """
@@ -162,10 +190,11 @@ class Workshop:
             partial.rename(folder)
         write_params(folder, values)
         began = time.monotonic()
-        if not (folder / "reports" / "rl" / f"{domain}.json").exists():
+        told = folder / "reports" / ("rl" if trains else "annotate") / f"{domain}.json"
+        if not told.exists():
             command(["-m", "stages.rl", "--domain", domain], folder, self.threads)
         command(["-m", "stages.evaluate"], folder, self.threads)
-        report = read_json(folder / "reports" / "rl" / f"{domain}.json")
+        report = read_json(told)
         outcome = {
             "metrics": {metric: measure(metric, folder, domain) for metric in sorted(set(metrics))},
             "environment_steps": report["environment_steps"],

@@ -6,6 +6,7 @@ common random numbers. On a CPU, (model, panel) pairs are played by several proc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stages.agent.engine import Sampling
+from stages.agent.engine import Engine, Sampling
 from stages.agent.engines import EngineSettings, Player, open_player
 from stages.agent.episode import Episode, episode_row
 from stages.curation.panel import Panel, read_panel
@@ -64,11 +65,34 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class BestOf:
+    """A model plays the best of `n` actions that it draws at each turn."""
+
+    by: str
+    """q | logprob."""
+    n: int
+    q_models: Path
+    """q: the folder with each domain's Q-model, and ..."""
+    reference: Path
+    """... the policy that they were made from."""
+
+    def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
+        """16 hex digits that name a model together with how it chooses."""
+        files = [file for domain in domains for file in sorted((self.q_models / domain).rglob("*")) if file.is_file()]
+        digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}".encode())
+        for file in files if self.by == "q" else []:
+            digest.update(file.relative_to(self.q_models).as_posix().encode() + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
 class Job:
     """Attempts of one model at some tasks of one panel: what is played together and checkpointed together."""
 
     folder: Path
     policy_hash: str
+    """Of the model, and of how it chooses, if it does."""
+    best_of: BestOf | None
     panel: str
     domain: str
     environment: Mapping[str, Any]
@@ -106,7 +130,15 @@ def load_panels(curated: Path, domains: Sequence[str]) -> dict[str, Panel]:
     return panels
 
 
-def jobs_of(folder: Path, policy_hash: str, panels: Mapping[str, Panel], curated: Path, attempts: int, chunk: int) -> list[Job]:
+def jobs_of(
+    folder: Path,
+    policy_hash: str,
+    panels: Mapping[str, Panel],
+    curated: Path,
+    attempts: int,
+    chunk: int,
+    best_of: BestOf | None = None,
+) -> list[Job]:
     """One model's jobs, of about `chunk` episodes each; all attempts at a task are in one job."""
     jobs = []
     for domain, panel in panels.items():
@@ -114,7 +146,8 @@ def jobs_of(folder: Path, policy_hash: str, panels: Mapping[str, Panel], curated
         for index, start in enumerate(range(0, len(panel.tasks), size)):
             tasks = panel.tasks[start : start + size]
             worlds = curated / domain / "worlds"
-            jobs.append(Job(folder, policy_hash, panel.hash, domain, panel.environment, worlds, tasks, attempts, index))
+            of_panel = (panel.hash, domain, panel.environment, worlds, tasks, attempts, index)
+            jobs.append(Job(folder, policy_hash, best_of, *of_panel))
     return jobs
 
 
@@ -158,6 +191,21 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
     }
 
 
+def engine_of(job: Job, player: Player, settings: EngineSettings) -> Engine:
+    """The player's engine, or one that chooses among its draws."""
+    if job.best_of is None:
+        return player.engine
+    from stages.agent.rollout import action_key
+    from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer
+
+    rank = by_logprob
+    if job.best_of.by == "q":
+        from stages.values.q_model import load_q_model
+
+        rank = by_scorer(load_q_model(job.best_of.q_models / job.domain, job.best_of.reference, settings.device))
+    return SelectingEngine(player.engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
+
+
 def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
@@ -168,9 +216,10 @@ def play(job: Job, settings: Settings) -> Outcome:
     requests = attempts(job.tasks, job.attempts)
     with EnvironmentPool(lambda: domain.make(job.worlds)) as pool:
         episodes = collect(
-            *(player.engine, player.chat, pool, requests, settings.sampling, labels),
+            *(engine_of(job, player, engine_settings), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,
-            width=engine_settings.slots,
+            # All draws of an episode decode at once.
+            width=max(1, engine_settings.slots // (job.best_of.n if job.best_of else 1)),
         )
     attempt_of = {request.episode_id: request for request in requests}
     rows, kept = [], {True: 0, False: 0}

@@ -67,9 +67,14 @@ def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed
 
 
 def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
-    """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base."""
-    specialists = [name for name in models if name.startswith("rl@")]
-    pairs = [(name, "sft") for name in models if name not in ("sft", "base")]
+    """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base;
+    models that choose among their actions against those that do not, and choosing by Q against choosing by log-probability."""
+    choosers = [name.partition("+") for name in models if "+" in name]
+    models = [name for name in models if "+" not in name] + [name for name in models if "+" in name]
+    specialists = [name for name in models if name.startswith("rl@") and "+" not in name]
+    pairs = [(name, "sft") for name in models if name not in ("sft", "base") and "+" not in name]
+    pairs += [(f"{name}+{by}", name) for name, _, by in choosers]
+    pairs += [(f"{name}+q", f"{name}+logprob") for name, _, by in choosers if by == "q"]
     pairs += [(name, "merged") for name in specialists]
     pairs += [("merged", "merged_linear"), ("sft", "base")]
     return [(a, b) for a, b in pairs if a in models and b in models]

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.shared import HeadParams, SamplingParams
+from stages.parameters.heads import HeadParams
+from stages.parameters.shared import SamplingParams
 from stages.validation import Count, NonNegative, Positive, Section, Share
 
 AboveOne = Annotated[float, Field(gt=1.0)]
@@ -178,11 +179,23 @@ class Advantage(Section):
 class Credit(Section):
     """Step credit: how an episode's advantage is spread over its turns."""
 
-    kind: Literal["outcome", "annotated", "graph", "branches", "own"] | None = None
+    kind: Literal["outcome", "annotated", "graph", "branches", "progress", "own"] | None = None
     """graph: equal steps of a group get the mean advantage of the episodes that took them; branches: so do the turns that
-    branches have in common."""
+    branches have in common; progress: the return is spread over turns by the annotated progress estimator."""
     weight: NonNegative | None = None
-    """Weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage."""
+    """annotated: weight of V(after) - V(before) of the annotated value model, added to the outcome's advantage; progress: of a
+    turn's contribution."""
+    step_reward: Literal["spa", "rloo_broadcast"] | None = None
+    """progress: a turn's contribution: the estimator's, or, as the authors' code has it, the return minus the mean of the group's
+    others, for every turn."""
+    residual: Literal["none", "last_step", "spread"] | None = None
+    """progress: where what the contributions lack of the return goes."""
+    step_weight: Literal["one", "steps_to_go"] | None = None
+    """progress: steps_to_go multiplies the reward of turn i of N (from 0) by N - 1 - i, as the authors' code does."""
+    grounding: Literal["penalty", "share", "bonus"] | None = None
+    """progress: for actions that the environment did not understand -grounding_coef; or for those it did grounding_coef over the
+    number of turns; or grounding_coef."""
+    grounding_coef: NonNegative | None = None
     key: Literal["transition", "state_action"] | None = None
     """graph: steps are equal if state, action and next state are, or state and action."""
     history: Annotated[int, Field(ge=0, le=100)] | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from stages.validation import Positive, Section
+from stages.validation import Section
 
 
 class SamplingParams(Section):
@@ -15,17 +15,3 @@ class SamplingParams(Section):
     top_k: Annotated[int, Field(ge=0)] = 0
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 24
     """Tokens per turn."""
-
-
-class HeadParams(Section):
-    loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
-    v_min: float = -0.2
-    v_max: float = 1.2
-    bins: Annotated[int, Field(ge=2, le=1024)] = 51
-    sigma_ratio: Positive = 0.75
-
-    @model_validator(mode="after")
-    def _range(self) -> HeadParams:
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min ({self.v_min}) must be below v_max ({self.v_max})")
-        return self

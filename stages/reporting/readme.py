@@ -65,11 +65,12 @@ def methods_table(cards: Iterable[Card]) -> str:
 
 
 def all_cards() -> list[Card]:
-    """Cards of every RL method, then of every merge method. Imports torch, through the methods."""
+    """Cards of every RL method, of the value methods, and of every merge method. Imports torch, through the methods."""
     from stages.algorithms.registry import cards
     from stages.merging.registry import MERGERS
+    from stages.values import heads, q_model
 
-    return [*cards(), *(MERGERS[name].card for name in MERGERS)]
+    return [*cards(), heads.CARD, q_model.CARD, *(MERGERS[name].card for name in MERGERS)]
 
 
 def methods_block() -> str:

@@ -60,9 +60,11 @@ def check_evaluation(evaluation: Any, source: str) -> None:
 
 
 def model_order(models: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """Models in the order of the run: base, sft, specialists (in the order of `domains`), merged, merged_linear, others."""
+    """Models in the order of the run: base, sft, specialists (in the order of `domains`), merged, merged_linear, others; each
+    before those that choose among its actions (`sft+q`)."""
     order = ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
-    return [name for name in order if name in models] + sorted(set(models) - set(order))
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(models, key=lambda name: (places.get(name.partition("+")[0], len(order)), name))
 
 
 def success(evaluation: Mapping[str, Any], model: str, domain: str) -> Estimate | None:
@@ -115,7 +117,8 @@ def in_words(model: str, domain: str) -> str:
     """A model as a person would call it on the page of `domain`."""
     if model == f"rl@{domain}":
         return "the specialist"
-    return IN_WORDS.get(model, model)
+    model, plus, by = model.partition("+")
+    return IN_WORDS.get(model, model) + (f", best of its actions by {by}" if plus else "")
 
 
 def sentence(comparison: Mapping[str, Any], confidence: float) -> str:

@@ -84,6 +84,16 @@ def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
     return result
 
 
+def turn_ends(batch: TrajectoryBatch) -> Tensor:
+    """Index of each turn's last policy token, [B, U] int64; -1 where there is no such turn."""
+    result = torch.full_like(batch.turn_rewards, -1, dtype=torch.int64)
+    positions = torch.arange(batch.mask.shape[1], device=batch.mask.device)[None, :]
+    for turn in range(result.shape[1]):
+        spoken = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
+        result[:, turn] = torch.where(spoken, positions, -1).amax(1)
+    return result
+
+
 def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
     """`rows` in micro-batches of whole groups: as many groups in each as `plan` puts into a single one (a larger group stands
     alone)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.policy import States, predicting_states
-from stages.params import HeadParams
+from stages.parameters.heads import HeadParams
 from stages.training.adapters import twin
 from stages.values.heads import make_head
 
@@ -40,6 +40,8 @@ class Critic(nn.Module):
         values[mask] = self.head.decode(self.logits(token_ids, mask)).float()
         return values
 
-    def loss(self, token_ids: Tensor, mask: Tensor, returns: Tensor) -> Tensor:
-        """The head's loss on each masked token, [N], against returns [B, T]."""
-        return self.head.loss(self.logits(token_ids, mask), returns[mask])
+    def loss(self, token_ids: Tensor, mask: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's loss on each masked token against returns [B, T], and the values before the update, without gradient, both
+        [N]: losses of different heads can't be compared, errors of their values can."""
+        logits = self.logits(token_ids, mask)
+        return self.head.loss(logits, returns[mask]), self.head.decode(logits.detach())

@@ -1,4 +1,5 @@
-"""The models of an RL run: the policy, the frozen reference it started from, a critic, the annotated step-value model."""
+"""The models of an RL run: the policy, the frozen reference it started from, a critic, and what annotate has fitted for step
+credit: the step-value model or the progress estimator."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
+from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
-from stages.parameters.shared import HeadParams
 from stages.training.adapters import reference_of
-from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries
+from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.processes import Processes
 from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
+from stages.values.progress import ProgressEstimator
 from stages.values.step_value import StepValueModel
 
 
@@ -36,6 +38,7 @@ class Models:
     reference: Any
     critic: Critic | None
     step_values: StepValueModel | None
+    progress: ProgressEstimator | None
     tokens_per_batch: int
     whole_groups: bool
     """Whether micro-batches are made of whole groups."""
@@ -49,9 +52,9 @@ class Models:
     def make(
         cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int
     ) -> Models:
-        """Models for `algorithm` from the start policy; `annotated`: folder of the step-value model, if step credit wants it.
+        """Models for `algorithm` from the start policy; `annotated`: the folder of what annotate has fitted, for step credit.
 
-        Raises FileNotFoundError if that folder is not whole.
+        Raises FileNotFoundError if what step credit wants from that folder is not whole there.
         """
         device = processes.device
         policy.to(device)
@@ -60,10 +63,14 @@ class Models:
         states = sharing_states if sharing else predicting_states
         head = algorithm.rl.critic.head or HeadParams()
         critic = Critic(policy, head, states) if algorithm.needs_critic else None
-        step_values = StepValueModel.load(annotated, str(device)) if annotated is not None else None
+        step_values = progress = None
+        if annotated is not None and algorithm.rl.credit.kind == "annotated":
+            step_values = StepValueModel.load(annotated / "value_model", str(device))
+        if annotated is not None and algorithm.needs_progress:
+            progress = ProgressEstimator.load(annotated / "progress_model", str(device))
         player = processes.replica(policy)
         whole = algorithm.whole_groups
-        return cls(policy, reference, critic, step_values, tokens_per_batch, whole, sharing, processes, player)
+        return cls(policy, reference, critic, step_values, progress, tokens_per_batch, whole, sharing, processes, player)
 
     def refresh_player(self) -> None:
         """Let the engine play with the policy's present weights; the same call in every process."""
@@ -156,13 +163,13 @@ class Models:
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, `logprobs_ref`, the critic's
-        `values`, annotated `turn_values`."""
+        `values`, annotated `turn_values` and `turn_progress`."""
         rows = forward_rows(batch, "keep").tolist()
         if batch.external is not None:
             batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:
             batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
-        critic, step_values = self.critic, self.step_values
+        critic, step_values, progress = self.critic, self.step_values, self.progress
         if critic is not None:
 
             def values(micro: TrajectoryBatch) -> Tensor:
@@ -177,6 +184,14 @@ class Models:
 
             plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
             batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values))
+        if progress is not None:
+
+            def contributions(micro: TrajectoryBatch) -> Tensor:
+                return progress.contributions(micro.token_ids, turn_ends(micro))
+
+            plan = self.plan_dense(batch, rows)
+            found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress)
+            batch = batch.with_(turn_progress=found)
         return batch
 
 

@@ -95,8 +95,12 @@ class PolicyUpdates:
             micro = take(batch, rows, critic.output.weight.device)
             assert micro.returns is not None
             weights = micro.weights[:, None].expand(micro.mask.shape)[micro.mask]
-            share = (critic.loss(micro.token_ids, micro.mask, micro.returns) * weights).sum() / total.tokens
-            yield LossTerms(coef * share, {"loss": share.detach()})
+            per_token, values = critic.loss(micro.token_ids, micro.mask, micro.returns)
+            share = (per_token * weights).sum() / total.tokens
+            returns = micro.returns[micro.mask].double()
+            sums = {"loss": share.detach(), "tokens": weights.sum(), "outside": (critic.head.outside(returns) * weights).sum()}
+            sums |= {"error": ((values - returns).square() * weights).sum(), "returns": (returns * weights).sum()}
+            yield LossTerms(coef * share, {**sums, "squares": (returns.square() * weights).sum()})
 
         return Update("critic", plan, loss)
 
@@ -143,4 +147,9 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
     critic = sums.get("critic")
     if critic:
         row |= {"critic_loss": critic["loss"] / critic["updates"], "critic_grad_norm": critic["grad_norm"] / critic["updates"]}
+        tokens = max(critic["tokens"], 1.0)
+        variance = critic["squares"] / tokens - (critic["returns"] / tokens) ** 2
+        row["critic_mse"] = critic["error"] / tokens
+        row["critic_explained_variance"] = 1.0 - row["critic_mse"] / variance if variance > 1e-12 else 0.0
+        row["critic_clamped"] = critic["outside"] / tokens
     return row

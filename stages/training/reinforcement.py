@@ -67,7 +67,7 @@ class RlJob:
         if algorithm.external_per_group:
             shown = read_episodes(folder / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
-        annotated = context.data / "annotated" / context.domain / "value_model" if rl.credit.kind == "annotated" else None
+        annotated = context.data / "annotated" / context.domain
         self.processes = processes
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch)
         self.learners = make_learners(self.models, rl)

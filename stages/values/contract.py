@@ -12,6 +12,10 @@ class ValueHead(Protocol):
 
     outputs: int
 
+    def outside(self, target: Tensor) -> Tensor:
+        """Which scalar targets [...] lie outside the head's support and are clamped, [...] bool; never with mse."""
+        ...
+
     def encode(self, target: Tensor) -> Tensor:
         """Scalar targets [...] -> what the loss compares with: [...] for mse, [..., outputs] probabilities otherwise."""
         ...

@@ -1,8 +1,10 @@
 """Scalar heads: mse, two_hot, hl_gauss, c51. How a scalar target becomes a loss, and logits become a value.
 
-After Farebrother et al., "Stop Regressing", arXiv 2403.03950. Everything is computed in float32, also under autocast. Categorical
-heads clamp targets to their support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes
-their centres as values; two-hot and C51 have m locations that include both ends of the support.
+Critic, step-value model, Q-models and progress estimator all have one of them. Their targets are scalars, for which c51 is
+two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py). Everything is
+computed in float32, also under autocast. Categorical heads clamp targets to their support and count how often (`clamped` of
+`seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values; two-hot and C51 have m locations that include
+both ends of the support.
 """
 
 from __future__ import annotations
@@ -12,10 +14,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stages.params import HeadParams
+from stages.cards import Card
+from stages.parameters.heads import HeadParams
 
 if TYPE_CHECKING:
     from stages.values.contract import ValueHead
+
+CARD = Card(
+    slug="hl_gauss",
+    title="HL-Gauss",
+    paper="Farebrother et al., Stop Regressing, arXiv 2403.03950",
+    equation="p_i(y) = Gaussian mass of N(y, sigma) in bin i, renormalised; loss = -sum_i p_i log softmax(l)_i; value = sum_i "
+    "softmax(l)_i z_i; sigma = sigma_ratio bin widths",
+    assumptions="the support exceeds the targets by 4 sigma, or targets at its ends decode inwards; targets beyond it are "
+    "clamped and counted",
+    reduces_to="two locations 0 and 1 with two_hot: binary cross-entropy; sigma -> 0: classification of the target's bin; loss "
+    "mse: regression",
+    tested_by="tests/values/test_heads.py",
+    switch="annotate.value_model.head, annotate.q_model.head, annotate.progress.head, rl.critic.head: {loss: hl_gauss}",
+)
 
 
 def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -27,6 +44,10 @@ class MseHead:
     """One output, squared error (v - y)^2; targets are not clamped."""
 
     outputs = 1
+
+    def outside(self, target: Tensor) -> Tensor:
+        """[...] bool, all False: there is no support to be outside of."""
+        return torch.zeros(target.shape, dtype=torch.bool, device=target.device)
 
     def encode(self, target: Tensor) -> Tensor:
         """Targets [...] as float32, without gradient."""
@@ -61,6 +82,10 @@ class CategoricalHead:
         if self.support.device != device:
             self.support = self.support.to(device)
             self._clamped = self._clamped.to(device)
+
+    def outside(self, target: Tensor) -> Tensor:
+        """Which targets [...] will be clamped, [...] bool."""
+        return (target < self.v_min) | (target > self.v_max)
 
     def spread(self, target: Tensor) -> Tensor:
         """Clamped targets [...] -> probabilities [..., m]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.params import HeadParams, ValueModel
-from stages.seeding import permutation, seed_torch
+from stages.parameters.heads import HeadParams
+from stages.parameters.values import ValueModel
+from stages.seeding import seed_torch
+from stages.values import fitting
 from stages.values.contract import ValueHead
+from stages.values.fitting import FitReport, split_by_task, within
 from stages.values.heads import make_head
 
 
@@ -33,6 +36,12 @@ class ValuePath:
     successes: list[float]
     """Summed outcomes of the rollouts from each place."""
     rollouts: list[float]
+
+    rows = 1
+
+    @property
+    def width(self) -> int:
+        return len(self.token_ids)
 
 
 @dataclass
@@ -118,16 +127,8 @@ class StepValueModel(nn.Module):
 
 
 def split_paths(paths: Sequence[ValuePath], valid_share: float, seed: int) -> tuple[list[ValuePath], list[ValuePath]]:
-    """Training and held-out paths; tasks are held out whole: `valid_share` of them, at least one.
-
-    Raises ValueError for fewer than two tasks.
-    """
-    tasks = sorted({path.task_id for path in paths})
-    if len(tasks) < 2:
-        raise ValueError(f"the step-value model needs trees of at least 2 tasks, got {len(tasks)}; raise annotate.tasks")
-    count = min(max(1, round(valid_share * len(tasks))), len(tasks) - 1)
-    held_out = set(permutation(tasks, seed, "value_split")[:count])
-    return [path for path in paths if path.task_id not in held_out], [path for path in paths if path.task_id in held_out]
+    """Training and held-out paths; see `split_by_task`."""
+    return split_by_task(paths, valid_share, seed, "value_split")
 
 
 def _collate(paths: Sequence[ValuePath]) -> _Batch:
@@ -144,35 +145,6 @@ def _collate(paths: Sequence[ValuePath]) -> _Batch:
     return _Batch(token_ids, torch.tensor([len(path.token_ids) for path in paths]), boundaries, targets, weights)
 
 
-def _within(paths: Sequence[ValuePath], budget: int) -> list[list[ValuePath]]:
-    """Paths cut into runs of at most `budget` padded tokens (one path at least)."""
-    runs: list[list[ValuePath]] = []
-    widest = 0
-    for path in paths:
-        widest = max(widest, len(path.token_ids))
-        if runs and widest * (len(runs[-1]) + 1) <= budget:
-            runs[-1].append(path)
-        else:
-            runs.append([path])
-            widest = len(path.token_ids)
-    return runs
-
-
-def epoch_batches(paths: Sequence[ValuePath], batch_tokens: int, *key: object) -> list[list[ValuePath]]:
-    """One epoch's optimiser batches of about `batch_tokens` padded tokens: shuffled, bucketed by length, shuffled again."""
-    by_length = sorted(permutation(paths, *key, "order"), key=lambda path: len(path.token_ids))
-    return permutation(_within(by_length, batch_tokens), *key, "batches")
-
-
-@dataclass
-class FitReport:
-    """`history`: weighted training loss per optimiser step."""
-
-    steps: int = 0
-    tokens: int = 0
-    history: list[float] = field(default_factory=list)
-
-
 def fit(
     model: StepValueModel,
     paths: Sequence[ValuePath],
@@ -181,47 +153,23 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Start at the best constant prediction and train in place with AdamW.
-
-    The loss is the head's, weighted by rollouts: each batch's mean over its summed weight. `micro_tokens` splits a batch in
-    memory and changes nothing else; `on_step` is told the step, its tokens and loss. The learning rate rises over the first tenth
-    of the steps, then falls linearly. Fractions of an epoch are its first batches.
-    """
+    """Start at the best constant prediction and train in place (stages/values/fitting.py); the loss is the head's, weighted by
+    rollouts."""
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device
-    whole, part = divmod(params.epochs, 1)
-    batches: list[list[ValuePath]] = []
-    for epoch in range(int(whole) + (part > 0)):
-        order = epoch_batches(paths, params.batch_tokens, seed, "value_epoch", epoch)
-        batches += order if epoch < whole else order[: max(1, round(part * len(order)))]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    report = FitReport()
     shares = [success / count for path in paths for success, count in zip(path.successes, path.rollouts, strict=True)]
     counts = [count for path in paths for count in path.rollouts]
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     model.train()
-    for step, batch in enumerate(batches):
-        warm = max(1, len(batches) // 10)
-        rate = min((step + 1) / warm, (len(batches) - step) / max(1, len(batches) - warm), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = params.learning_rate * rate
-        weight = sum(sum(path.rollouts) for path in batch)
-        loss = 0.0
-        for run in _within(batch, micro_tokens):
-            item = _collate(run)
-            logits = model.logits(item.token_ids.to(device), item.boundaries.to(device))
-            share = (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum() / weight
-            share.backward()
-            loss += share.item()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        report.steps += 1
-        tokens = sum(len(path.token_ids) for path in batch)
-        report.tokens += tokens
-        report.history.append(loss)
-        if on_step:
-            on_step(step, tokens, loss)
+
+    def loss(run: Sequence[ValuePath]) -> Tensor:
+        item = _collate(run)
+        logits = model.logits(item.token_ids.to(device), item.boundaries.to(device))
+        return (model.head.loss(logits, item.targets.to(device)) * item.weights.to(device)).sum()
+
+    key = (seed, "value_epoch")
+    report = fitting.fit(model, paths, loss, lambda path: sum(path.rollouts), params, micro_tokens, *key, on_step=on_step)
+    report.clamped = float(model.head.outside(torch.tensor(shares)).float().mean())
     model.eval()
     return report
 
@@ -231,7 +179,7 @@ def predict(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int
     device = next(model.parameters()).device
     model.eval()
     parts = []
-    for run in _within(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
+    for run in within(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
         item = _collate(run)
         values = model.turn_values(item.token_ids.to(device), item.lengths.to(device), item.boundaries.to(device)).cpu()
         real = item.boundaries >= 0

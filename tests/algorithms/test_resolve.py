@@ -227,6 +227,8 @@ def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> No
         batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
+    if algorithm.needs_progress:
+        batch = batch.with_(turn_progress=batch.rewards[:, None] - 0.25)
     batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
     logprobs = batch.logprobs_old.clone().requires_grad_()
     terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))

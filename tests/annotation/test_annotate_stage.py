@@ -111,6 +111,43 @@ def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
     )
 
 
+def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
+    """Contract: a Q-model and a progress estimator, with how they do on held-out tasks; killed or not, in the same bytes; without
+    being asked the stage says that there is no Q-model."""
+    from stages.agent.episode import Episode, Owner, TurnRecord, write_episodes
+    from stages.values.progress import ProgressEstimator
+    from stages.values.q_model import load_q_model
+
+    annotate.run(context)
+    assert read_json(context.data / "models/q/toy/q_model.json") == {"params": {"kind": "none"}}
+    assert not (context.data / "annotated/toy/progress_model").exists()
+    episodes = []
+    for number in range(12):
+        episode = Episode(f"e{number:02d}", f"t{number % 4:02d}", "toy", "g", 0, "", "", 1.0, 1.0, 0, reward=float(number % 2))
+        episode.append([1, 5, 6 + number % 2], Owner.PROMPT, -1)
+        episode.append([7, 3], Owner.POLICY, 0, [-1.0, -1.0])
+        episode.turns.append(TurnRecord("a", "", True, episode.reward, 0.0, "", "a", 3, 5))
+        episodes.append(episode)
+    write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
+    made = []
+    for kind in ("step_dpo", "regression", "trajectory_dpo", "step_dpo"):
+        changes = {"q_model": {"kind": kind, "epochs": 1.0}, "progress": {"kind": "spa", "epochs": 1.0}}
+        params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **changes}})
+        again = replace(context, params=params)
+        annotate.run(again)
+        report = read_json(context.reports / "annotate/toy.json")
+        assert (report["q_model"]["kind"], report["q_model"]["held_out_tasks"]) == (kind, 1)
+        assert report["q_model"]["steps"] > 0
+        assert set(report["q_model"]["held_out"]) == {"pairs", "accuracy", "correlation"}
+        assert report["progress"]["train"]["examples"] + 3 * report["progress"]["held_out_tasks"] == 12
+        load_q_model(context.data / "models/q/toy", context.data / "models/sft")
+        ProgressEstimator.load(context.data / "annotated/toy/progress_model")
+        files = [path for folder in ("data/annotated", "data/models/q", "reports") for path in (context.root / folder).rglob("*")]
+        made.append({str(path): path.read_bytes() for path in files if path.is_file()})
+        shutil.rmtree(context.data / "models/q")
+    assert made[0] == made[3]
+
+
 def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: killed between chunks and run again, or after shards have grown the trees, the stage grows only the missing ones
     and ends with the same bytes."""

@@ -18,6 +18,7 @@ from stages.claims.experiment import (
     Experiment,
     arm_values,
     check_experiment,
+    digest,
     load_experiment,
     run_values,
     slugs,
@@ -243,7 +244,7 @@ class FakeWorkshop(Workshop):
     def start_success(self, values: Any) -> float:
         return 0.25
 
-    def play(self, name: str, values: Any, metrics: Any) -> dict[str, Any]:
+    def play(self, name: str, values: Any, metrics: Any, trains: bool = True) -> dict[str, Any]:
         arm = name.split("-")[1]
         self.played.append(f"{arm}/{values['rl']['seed']}")
         if self.failing == self.played[-1]:
@@ -296,3 +297,84 @@ def test_an_unknown_experiment_names_those_there_are(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
     assert stage.main() == 2
     assert "no experiment lite-ppo in reports/claims" in capsys.readouterr().err
+
+
+OFFLINE: dict[str, Any] = {
+    **{name: SPEC[name] for name in ("method", "paper", "switch", "seeds")},
+    "lane": "offline_q",
+    "environment": "guessing",
+    "shared": {"updates": 5, "head": {"v_min": -6.0, "v_max": 2.0}},
+    "arms": {"mse": {"head": {"loss": "mse"}}, "hl_gauss": {"noise": 0.3}},
+    "claims": [{"says": "x", "arm": "hl_gauss", "against": "mse", "metric": "offline.win_rate"}],
+}
+CHOICE: dict[str, Any] = {
+    **{name: SPEC[name] for name in ("method", "paper", "switch", "environment", "seeds")},
+    "lane": "annotate",
+    "start": "own",
+    "shared": {"annotate": {"q_model": {"kind": "step_dpo"}}},
+    "arms": {"plain": {}, "q": {"evaluate": {"models": ["sft+q"]}}},
+    "claims": [{"says": "x", "arm": "q", "against": "plain"}],
+}
+
+
+def test_runs_of_the_offline_lane_have_settings_of_their_own() -> None:
+    """Contract: arms override the lane's settings and nothing of params.yaml; each seed is the run's; a bad key names its arm."""
+    one = Experiment.model_validate(OFFLINE)
+    check_experiment(one, PARAMS, "x.yaml")
+    runs = planned_runs(one, PARAMS)
+    assert [run.name for run in runs[:3]] == ["mse/0", "hl_gauss/0", "mse/1"]
+    assert runs[2].values == {"updates": 5, "head": {"v_min": -6.0, "v_max": 2.0, "loss": "mse"}, "seed": 1}
+    assert [run.key for run in planned_runs(one, {**PARAMS, "rl": {"learning_rate": 9.0}})] == [run.key for run in runs]
+    assert "offline.win_rate" in metrics_of(one)
+    bad = Experiment.model_validate({**OFFLINE, "arms": {"mse": {"updates": 0}, "hl_gauss": {}}})
+    with pytest.raises(ParamsError, match=r"x\.yaml: arm 'mse'.*updates.*greater than or equal to 1"):
+        check_experiment(bad, PARAMS, "x.yaml")
+
+
+def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
+    """Contract: the SFT policy plays unless the arm says how it chooses; the seed is that of SFT and trees too."""
+    one = Experiment.model_validate(CHOICE)
+    check_experiment(one, PARAMS, "x.yaml")
+    plain, q = (run_values(one, arm, 2, PARAMS) for arm in ("plain", "q"))
+    assert (plain["evaluate"]["models"], q["evaluate"]["models"]) == (["sft"], ["sft+q"])
+    assert (plain["seed"], plain["rl"].get("seed")) == (2, None)
+    assert start_values(plain) != start_values(run_values(one, "plain", 3, PARAMS))
+
+
+def test_an_arm_of_rl_may_say_who_plays() -> None:
+    one = experiment(arms={"rloo": {}, "grpo": {"evaluate": {"models": ["rl@search+logprob"]}}})
+    assert arm_values(one, "rloo", PARAMS)["evaluate"]["models"] == ["rl@search"]
+    assert arm_values(one, "grpo", PARAMS)["evaluate"]["models"] == ["rl@search+logprob"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({**OFFLINE, "budget": {"environment_steps": 5}}, "lane offline_q trains on no episodes"),
+        ({**CHOICE, "environment": "guessing"}, "is the game of lane offline_q"),
+        ({**SPEC, "budget": None}, "runs of lane rl end with it"),
+    ],
+)
+def test_lanes_are_not_mixed(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate(changes)
+
+
+def test_lanes_do_not_change_the_name_of_what_was_fixed_before() -> None:
+    """Contract: results of experiments that say nothing of lanes stay valid."""
+    values = experiment().model_dump(mode="json")
+    for one in values["claims"]:
+        del one["checked"]
+    del values["lane"]
+    assert experiment().fixed == digest(values)
+
+
+def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:
+    for slug, values in (("offline", OFFLINE), ("choice", CHOICE)):
+        path = tmp_path / FOLDER / f"{slug}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    page = board.page(tmp_path)
+    assert "5 paired seeds, each run learns from stored games of its own." in page
+    assert "overrides of the settings of stages/control/settings.py" in page
+    assert "nothing is trained after annotate" in page

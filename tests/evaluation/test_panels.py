@@ -71,6 +71,57 @@ def test_random_keys_depend_on_task_and_attempt_and_not_on_the_model(curated: Pa
     assert [row["tokens"] for row in reseeded] != [row["tokens"] for row in first]
 
 
+class Counting:
+    """Prefers actions of large tokens, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+
+    def scores(self, history: Any, actions: Any) -> Any:
+        import torch
+
+        self.asked.append(tuple(history))
+        return torch.tensor([float(sum(action)) for action in actions])
+
+
+def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with +q the scorer of the panel's domain chooses, with +logprob the model itself; neither depends on slots."""
+    from stages.values import q_model
+
+    scorer, asked = Counting(), []
+    monkeypatch.setattr(q_model, "load_q_model", lambda *folders: asked.append(folders) or scorer)
+    panels = load_panels(curated, ["search"])
+
+    def rows(by: str, slots: int = 8) -> list[dict[str, Any]]:
+        settings = replace(SETTINGS, engine=replace(SETTINGS.engine, slots=slots))
+        jobs = jobs_of(tiny_policy, "h", panels, curated, 1, 100, panels_module.BestOf(by, 4, Path("q"), Path("sft")))
+        return [row for job in jobs for row in play(job, settings).rows]
+
+    chosen = rows("q")
+    assert asked == [(Path("q/search"), Path("sft"), "cpu")]
+    histories = sorted(scorer.asked)
+    assert 0 < len(histories) <= sum(row["turns"] for row in chosen)
+    scorer.asked.clear()
+    assert rows("q", slots=4) == chosen
+    assert sorted(scorer.asked) == histories
+    scorer.asked.clear()
+    assert len(rows("logprob")) == len(chosen)
+    assert scorer.asked == []
+
+
+def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
+    """Contract: the same weights with another choice, another n or another Q-model are played apart; by log-probability the
+    Q-models have no say."""
+    (tmp_path / "q/search").mkdir(parents=True)
+    (tmp_path / "q/search/q_model.json").write_text("{}")
+    best = panels_module.BestOf("q", 5, tmp_path / "q", tmp_path)
+    names = {best.hash("h", ["search"]), best.hash("g", ["search"]), replace(best, n=3).hash("h", ["search"])}
+    own = replace(best, by="logprob").hash("h", ["search"])
+    (tmp_path / "q/search/q_model.json").write_text("[]")
+    assert len({*names, own, best.hash("h", ["search"]), "h"}) == 6
+    assert replace(best, by="logprob").hash("h", ["search"]) == own
+
+
 def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> None:
     """Panels are frozen and hashed."""
     shutil.copytree(curated, tmp_path / "curated")
@@ -167,6 +218,13 @@ def test_who_is_compared_with_whom() -> None:
         ("rl@b", "merged"),
         ("merged", "merged_linear"),
         ("sft", "base"),
+    ]
+    assert pairs_to_compare(["sft", "sft+q", "sft+logprob", "rl@a", "rl@a+q"]) == [
+        ("rl@a", "sft"),
+        ("sft+q", "sft"),
+        ("sft+logprob", "sft"),
+        ("rl@a+q", "rl@a"),
+        ("sft+q", "sft+logprob"),
     ]
 
 

@@ -10,7 +10,7 @@ import yaml
 from checkout import Checkout
 
 from stages.claims.experiment import Experiment, run_values
-from stages.claims.workshop import Workshop, clean_commit
+from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -52,3 +52,42 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
     assert changed.stdout == ""
     assert not (checkout.root / "data/curated").exists()
     assert list((checkout.root / ".dvc/cache").rglob("*")), "what the start needed is kept for the next commit"
+
+
+def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
+    """Lane annotate evaluates the SFT policy as the arm says, without training a specialist; lane offline_q learns from games."""
+    checkout = Checkout.make(tmp_path / "root", source)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
+        subprocess.run(["git", *arguments], cwd=checkout.root, check=True)
+    shared = {"method": "m", "paper": "p", "switch": "s", "seeds": [0, 1, 2, 3, 4]}
+    choice = Experiment.model_validate(
+        {
+            **shared,
+            **{"lane": "annotate", "start": "own", "environment": "search"},
+            "shared": {"annotate": {"q_model": {"kind": "regression", "epochs": 0.5}}},
+            "arms": {"plain": {}, "q": {"evaluate": {"models": ["sft+q"], "best_of": {"n": 2}}}},
+            "claims": [{"says": "x", "arm": "q", "against": "plain"}],
+        }
+    )
+    params = yaml.safe_load((checkout.root / "params.yaml").read_text())
+    workshop = Workshop(checkout.root, clean_commit(checkout.root))
+    metrics = ["panel.success", "panel.accepted", "annotate.q_model.held_out.pairs"]
+    outcome = workshop.play("one", run_values(choice, "q", 1, params), metrics, trains=False)
+    assert outcome["metrics"]["panel.success"] == 0.0
+    assert outcome["environment_steps"] > 0, "of the trees"
+    assert not list(workshop.folder.rglob("data/models/rl"))
+
+    offline = Experiment.model_validate(
+        {
+            **shared,
+            **{"lane": "offline_q", "environment": "guessing", "shared": {"updates": 2, "games": 50, "play": 10}},
+            "arms": {"mse": {"head": {"loss": "mse"}}, "noisy": {"noise": 0.1, "head": {"loss": "mse"}}},
+            "claims": [{"says": "x", "arm": "mse", "against": "noisy", "metric": "offline.win_rate"}],
+        }
+    )
+    values = run_values(offline, "mse", 3, params)
+    first, again = (workshop.learn_offline(name, values, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b"))
+    assert first["metrics"] == again["metrics"]
+    with pytest.raises(RunFailedError, match=r"no metric 'offline\.speed'"):
+        workshop.learn_offline("c", values, ["offline.speed"])

@@ -16,7 +16,8 @@ from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import LossTerms
-from stages.params import HeadParams, Lora, Resources, Rl, parse_params
+from stages.parameters.heads import HeadParams
+from stages.params import Lora, Resources, Rl, parse_params
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger

@@ -10,7 +10,8 @@ import torch
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.params import HeadParams, Resources, Rl
+from stages.parameters.heads import HeadParams
+from stages.params import Resources, Rl
 from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
 from stages.training.ledger import Ledger
@@ -90,7 +91,7 @@ def test_the_critic_starts_flat_learns_its_targets_and_leaves_the_policy(model):
     optimiser = torch.optim.Adam(critic.parameters(), 3e-3)
     for _ in range(60):
         optimiser.zero_grad()
-        critic.loss(batch.token_ids, batch.mask, returns).mean().backward()
+        critic.loss(batch.token_ids, batch.mask, returns)[0].mean().backward()
         optimiser.step()
     error = (critic.values(batch.token_ids, batch.mask) - returns)[batch.mask].abs().mean()
     assert error < 0.2

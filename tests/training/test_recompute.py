@@ -13,7 +13,7 @@ from torch import nn
 from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
-from stages.params import HeadParams
+from stages.parameters.heads import HeadParams
 from stages.training.critic import Critic
 from stages.training.recompute import recompute_layers
 from stages.training.shared_prefixes import can_share
@@ -71,7 +71,7 @@ def test_a_copy_recomputes_its_own_layers(tiny_policy: Path) -> None:
     assert loss_and_gradient(other)[0] != pytest.approx(expected, rel=1e-2)
     critic = Critic(model, HeadParams())
     nn.init.normal_(critic.output.weight)
-    critic.loss(IDS, MASK, torch.ones(2, 12)).mean().backward()
+    critic.loss(IDS, MASK, torch.ones(2, 12))[0].mean().backward()
     assert float(critic.backbone.layers[0].mlp.up_proj.weight.grad.norm()) > 0
     model.zero_grad()
     assert model.model.layers[0].mlp.up_proj.weight.grad is None

@@ -44,7 +44,10 @@ def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: 
     extra = {"scaling_inter": {"steps": 3, "group_size": 8}}.get(name, {})
     if resolve(Rl(algorithm=name)).needs_critic:
         extra = {"critic": {"warmup_steps": 0}}
-    context = make_context("rl", rl={**RL, **extra, "algorithm": name})
+    annotate = {"progress": {"kind": "spa"}} if resolve(Rl(algorithm=name)).needs_progress else {}
+    context = make_context("rl", rl={**RL, **extra, "algorithm": name}, annotate=annotate)
+    if annotate:
+        store_progress(context, tiny_policy, 0.25)
     history = run(context)
     report = json.loads((context.root / "reports/rl/toy.json").read_text())
     assert report["algorithm"] == name
@@ -53,6 +56,37 @@ def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: 
     assert report["environment_steps"] == sum(row["environment_steps"] for row in history)
     trained, start = (load_file(folder / "model.safetensors") for folder in (context.root / "data/models/rl/toy", tiny_policy))
     assert any(not trained[tensor].equal(start[tensor]) for tensor in start)
+
+
+def store_progress(context, tiny_policy, contribution: float) -> None:
+    """A progress estimator that says the same of every turn."""
+    import torch
+
+    from stages.agent.policy import load_policy
+    from stages.parameters.heads import HeadParams
+    from stages.values.progress import ProgressEstimator
+
+    model = ProgressEstimator(load_policy(tiny_policy).model.base_model, HeadParams(loss="mse"))
+    torch.nn.init.constant_(model.output.bias, contribution)
+    model.save(context.root / "data/annotated/toy/progress_model")
+
+
+def test_progress_credits_turns_and_is_told(make_context, tiny_policy):
+    """spa_rl: every turn is rewarded with its contribution, in place of the return; the history tells what was understood and how
+    far contributions are from returns."""
+    settings = {**RL, "steps": 1, "algorithm": "grpo", "advantage": {"level": "turn", "mean": "none", "std": "none"}}
+    context = make_context("rl", rl={**settings, "credit": {"kind": "progress"}}, annotate={"progress": {"kind": "spa"}})
+    with pytest.raises(FileNotFoundError, match="progress_model"):
+        rl.run(context)
+    store_progress(context, tiny_policy, 0.25)
+    (row,) = run(context)
+    assert row["grounded"] == 1.0
+    samples = read_rows(context.root / "data/rl/toy/samples.parquet")
+    expected = sum(abs(sample["reward"] - 0.5) for sample in samples) / len(samples)
+    assert row["progress_residual"] == pytest.approx(expected, abs=1e-5)
+    for sample in samples:
+        tokens = zip(sample["advantages"], sample["turn"], sample["owner"], strict=True)
+        assert {(turn, round(value, 5)) for value, turn, owner in tokens if owner == 1} == {(0, 0.5), (1, 0.25)}
 
 
 def half_dead(context, monkeypatch, dead: set[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from stages import rl
 from stages.agent.episode import Owner, read_rows
-from stages.params import HeadParams
+from stages.parameters.heads import HeadParams
 from stages.training import reinforcement
 from training.toys import KilledError, kill_at_step, outputs
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from stages.params import HeadParams
+from stages.parameters.heads import HeadParams
 from stages.values.heads import C51Head, HlGaussHead, TwoHotHead, cross_entropy, make_head
 
 CATEGORICAL = ["two_hot", "hl_gauss", "c51"]

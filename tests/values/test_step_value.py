@@ -11,8 +11,10 @@ import torch
 
 from stages.annotation.calibration import calibration
 from stages.annotation.paths import mean_success, value_paths
-from stages.params import Annotate, HeadParams, ValueModel
-from stages.values.step_value import StepValueModel, ValuePath, epoch_batches, fit, predict, split_paths
+from stages.parameters.heads import HeadParams
+from stages.params import Annotate, ValueModel
+from stages.values.fitting import epoch_batches
+from stages.values.step_value import StepValueModel, ValuePath, fit, predict, split_paths
 
 
 def backbone(seed: int = 0) -> Any:

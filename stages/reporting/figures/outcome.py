@@ -16,7 +16,9 @@ PANELS_PER_ROW = 2
 
 
 def model_colour(model: str, domains: Sequence[str]) -> str:
-    """Palette name of a model: specialists have their domain's colour; models of no known kind are grey."""
+    """Palette name of a model: specialists have their domain's colour, models that choose among their actions that of the model;
+    models of no known kind are grey."""
+    model = model.partition("+")[0]
     if model.startswith("rl@") and model[3:] in domains:
         return domain_colour(list(domains).index(model[3:]))
     return {"sft": "sft", "merged": "merged", "merged_linear": "merged"}.get(model, "base")

@@ -85,7 +85,7 @@ def lead(inputs: Inputs) -> str:
 def compared_with(model: str, domain: str) -> tuple[str, ...]:
     """What a model is held against on `domain`: the step before it on the way, and the fine-tuned model."""
     against = {"base": (), "sft": ("base",), "merged": (f"rl@{domain}", "sft"), "merged_linear": ("merged",)}
-    return against.get(model, ("sft",))
+    return (model.partition("+")[0],) if "+" in model else against.get(model, ("sft",))
 
 
 def results_table(inputs: Inputs) -> Table:

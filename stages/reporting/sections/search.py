@@ -45,6 +45,11 @@ FACTS = (
     ("value_model.calibration.explained_variance", "explained variance"),
     ("value_model.calibration.correlation", "correlation"),
     ("value_model.calibration.ece", "expected calibration error"),
+    ("q_model.kind", "Q-model"),
+    ("q_model.held_out.pairs", "held-out pairs of actions for the Q-model"),
+    ("q_model.held_out.accuracy", "share that it orders right"),
+    ("q_model.held_out.correlation", "correlation of its differences with those of q"),
+    ("progress.held_out.explained_variance", "explained variance of returns by the progress estimator"),
 )
 """Dotted key of reports/annotate/<domain>.json -> what it is."""
 

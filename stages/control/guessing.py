@@ -1,0 +1,107 @@
+"""A small word-guessing game, played by many at once: where value heads are put to the test offline.
+
+Wordle's rules with few letters: a guess is answered letter by letter (right place, wrong place, absent), the reward is 0 for the
+hidden word and -1 for any other guess, and a game ends when it is solved or after `guesses` of them. As in LMRL-Gym (Abdulhai et
+al., arXiv 2311.18232) the hidden word is not fixed: each guess is answered for one drawn from those that are still consistent, so
+that the game is stochastic to whoever plays it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.control.settings import Game
+from stages.seeding import key64, permutation
+
+Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""(guesses so far [N, u], answers so far [N, u], which words are consistent [N, W]) -> the next guesses [N]."""
+
+
+def feedback(guess: tuple[int, ...], hidden: tuple[int, ...]) -> int:
+    """The answer as a number in base 3, first letter lowest: 2 right place, 1 wrong place, 0 absent; a letter of the hidden word
+    answers for one letter of the guess alone, right places first."""
+    marks = [2 if letter == own else 0 for letter, own in zip(guess, hidden, strict=True)]
+    left = [own for own, mark in zip(hidden, marks, strict=True) if mark != 2]
+    for place, letter in enumerate(guess):
+        if marks[place] == 0 and letter in left:
+            marks[place] = 1
+            left.remove(letter)
+    return sum(mark * 3**place for place, mark in enumerate(marks))
+
+
+@dataclass(frozen=True)
+class Games:
+    """N games of at most U guesses; all arrays [N, U]."""
+
+    guess: np.ndarray
+    """Number of the word; -1 past the end."""
+    answer: np.ndarray
+    reward: np.ndarray
+    real: np.ndarray
+    """Whether the guess was made."""
+    last: np.ndarray
+    """Whether the game ended with it."""
+
+    @property
+    def solved(self) -> np.ndarray:
+        """[N]."""
+        return (self.real & self.last & (self.reward == 0)).any(1)
+
+    def returns(self, gamma: float) -> np.ndarray:
+        """Discounted sum of the rewards from each guess on, [N, U]."""
+        found = np.where(self.real, self.reward, 0.0)
+        for place in range(found.shape[1] - 2, -1, -1):
+            found[:, place] += gamma * np.where(self.real[:, place + 1], found[:, place + 1], 0.0)
+        return found
+
+
+class Guessing:
+    """The game of `settings`; its words are drawn by `seed`."""
+
+    def __init__(self, settings: Game, seed: int) -> None:
+        self.settings = settings
+        every = list(itertools.product(range(settings.alphabet), repeat=settings.letters))
+        self.words = sorted(permutation(every, seed, "guessing.words")[: settings.words])
+        self.answers = np.array([[feedback(guess, hidden) for hidden in self.words] for guess in self.words])
+        """[W, W]: the answer to a guess (row) for a hidden word (column)."""
+        self.solved = 3**settings.letters - 1
+
+    def play(self, count: int, choose: Choose, *key: object) -> Games:
+        """`count` games at once; `key` names the random draws of the hidden words."""
+        rng = np.random.default_rng(key64(*key, "hidden"))
+        shape = (count, self.settings.guesses)
+        guess, answer = np.full(shape, -1), np.full(shape, -1)
+        reward, real, last = np.zeros(shape), np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        consistent = np.ones((count, len(self.words)), dtype=bool)
+        going = np.ones(count, dtype=bool)
+        for place in range(self.settings.guesses):
+            chosen = choose(guess[:, :place], answer[:, :place], consistent)
+            hidden = _draw(consistent, rng)
+            told = self.answers[chosen, hidden]
+            guess[going, place], answer[going, place] = chosen[going], told[going]
+            reward[going, place] = np.where(told[going] == self.solved, 0.0, -1.0)
+            real[:, place] = going
+            consistent[going] &= self.answers[chosen[going]] == told[going, None]
+            ends = going & ((told == self.solved) | (place + 1 == self.settings.guesses))
+            last[:, place] = ends
+            going = going & ~ends
+        return Games(guess, answer, reward, real, last)
+
+    def careless(self, noise: float, *key: object) -> Choose:
+        """A player who guesses a consistent word, and with probability `noise` any word."""
+        rng = np.random.default_rng(key64(*key, "careless"))
+
+        def choose(guess: np.ndarray, answer: np.ndarray, consistent: np.ndarray) -> np.ndarray:
+            careful, any_word = _draw(consistent, rng), rng.integers(len(self.words), size=len(consistent))
+            return np.where(rng.random(len(consistent)) < noise, any_word, careful)
+
+        return choose
+
+
+def _draw(allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random one of the words allowed in each row of [N, W]: [N]."""
+    return np.where(allowed, rng.random(allowed.shape), -1.0).argmax(1)

@@ -1,0 +1,151 @@
+"""Rewards of steps from a progress estimator: numbers worked out by hand, limits, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stages.algorithms.compose import resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.gae import gae
+from stages.algorithms.progress import contributions, left_out, progress_rewards
+from stages.parameters.rl import Credit, Rl
+from stages.params import parse_params
+from stages.validation import ParamsError
+
+
+def credited(make_batch: Any, c: list[float], reward: float, accepted: list[bool] | None = None) -> TrajectoryBatch:
+    """One episode with a turn of two tokens for each contribution."""
+    batch = make_batch([[reward]], turns=[[2] * len(c)])
+    accepted = accepted or [True] * len(c)
+    return batch.with_(turn_progress=torch.tensor([c]), accepted=torch.tensor([accepted]))
+
+
+def close(found: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_grounding_by_hand(make_batch) -> None:
+    """spa_rl 2: alpha 1, beta 0.5, g = (1, 0, 1): 0.6, 0.2, 1.0; as a share of 3 turns; as a penalty."""
+    batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0, [True, False, True])
+    for kind, expected in (
+        ("bonus", [0.6, 0.2, 1.0]),
+        ("share", [0.1 + 0.5 / 3, 0.2, 0.5 + 0.5 / 3]),
+        ("penalty", [0.1, -0.3, 0.5]),
+    ):
+        found = progress_rewards(batch, Credit(kind="progress", grounding=kind, grounding_coef=0.5))
+        close(found.turn_rewards, expected)
+        torch.testing.assert_close(found.rewards, found.turn_rewards.sum(1))
+        assert found.metrics["grounded"] == pytest.approx(2 / 3)
+        assert found.metrics["progress_residual"] == pytest.approx(0.2)
+
+
+def test_residual_by_hand(make_batch) -> None:
+    """spa_rl 3: R - sum(c) = 0.2 on the last turn: (0.1, 0.2, 0.7), sum exactly 1; spread: 0.0667 more each."""
+    batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0)
+    close(contributions(batch, Credit(residual="last_step")), [0.1, 0.2, 0.7])
+    close(contributions(batch, Credit(residual="spread")), [0.1 + 0.2 / 3, 0.2 + 0.2 / 3, 0.5 + 0.2 / 3])
+    close(contributions(batch, Credit(residual="none")), [0.1, 0.2, 0.5])
+
+
+def test_residuals_stay_within_their_episode(make_batch) -> None:
+    batch = make_batch([[1.0, 0.0]], turns=[[1, 1, 1], [1]])
+    batch = batch.with_(turn_progress=torch.tensor([[0.1, 0.2, 0.3], [0.4, 9.0, 9.0]]))
+    for residual in ("last_step", "spread"):
+        found = contributions(batch, Credit(residual=residual))
+        torch.testing.assert_close(found.sum(1), batch.rewards)
+        assert found[1, 1:].tolist() == [0.0, 0.0]
+
+
+def test_steps_to_go_by_hand(make_batch) -> None:
+    """spa_rl 4: the authors' code weighs turn i by N - 1 - i: (0.2, 0.2, 0)."""
+    batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0)
+    close(progress_rewards(batch, Credit(step_weight="steps_to_go")).turn_rewards, [0.2, 0.2, 0.0])
+
+
+def test_leave_one_out_by_hand(make_batch) -> None:
+    """spa_rl 5: returns 1, 0, 0.5: 0.75, -0.75, 0; alone: its own. Every turn of an episode gets it."""
+    torch.testing.assert_close(left_out(torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)), torch.tensor([0.75, -0.75, 0.0]))
+    torch.testing.assert_close(left_out(torch.tensor([0.3]), torch.zeros(1)), torch.tensor([0.3]))
+    batch = make_batch([[1.0, 0.0, 0.5]], turns=[[1, 1], [1], [2]])
+    found = progress_rewards(batch, Credit(step_reward="rloo_broadcast")).turn_rewards
+    torch.testing.assert_close(found, torch.tensor([[0.75, 0.75], [-0.75, 0.0], [0.0, 0.0]]))
+
+
+def test_advantages_skip_the_environments_tokens() -> None:
+    """spa_rl 6: two one-token turns, V = (0.5, 0.8), return 1 at the end: lam 1: A_0 = 0.5; lam 0.5: 0.40."""
+    rewards, values, valid = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.8]]), torch.ones(1, 2, dtype=torch.bool)
+    assert gae(rewards, values, valid, 1.0, 1.0)[0, 0].item() == pytest.approx(0.5)
+    assert gae(rewards, values, valid, 1.0, 0.5)[0, 0].item() == pytest.approx(0.40)
+
+
+def prepared(make_batch: Any, algorithm: str, credit: dict[str, Any] | None = None, c: list[float] | None = None) -> Any:
+    """Two episodes of two and three turns."""
+    rl = Rl(algorithm=algorithm, group_size=2, advantage={"level": "turn", "lam": 0.95}, credit=credit or {})
+    batch = make_batch([[1.0, 0.0]], turns=[[2, 1], [1, 1, 2]])
+    batch = batch.with_(values=0.3 * batch.mask, turn_progress=torch.tensor([[*(c or [0.0, 0.0]), 0.0], [0.0, 0.0, 0.0]]))
+    return resolve(rl, 64).prepare(batch)
+
+
+def test_without_contributions_it_is_ppo_on_the_return(make_batch) -> None:
+    """Limit: grounding_coef 0, residual last_step and c = 0 are PPO's advantages, bit for bit."""
+    sparse = prepared(make_batch, "spa_rl", {"grounding_coef": 0.0, "residual": "last_step"})
+    assert sparse.advantages.equal(prepared(make_batch, "ppo").advantages)
+    assert sparse.returns.equal(prepared(make_batch, "ppo").returns)
+
+
+def test_an_episode_of_one_turn_is_terminal_ppo(make_batch) -> None:
+    """spa_rl 8: with N = 1 the contribution of a perfect estimator is the return."""
+    batch = make_batch([[1.0, 0.0]], turns=[[2], [3]])
+    batch = batch.with_(values=0.3 * batch.mask, turn_progress=batch.rewards[:, None].clone())
+    spa, ppo = (resolve(Rl(algorithm=name, group_size=2, advantage={"level": "turn"}), 64) for name in ("spa_rl", "ppo"))
+    torch.testing.assert_close(spa.prepare(batch).advantages, ppo.prepare(batch).advantages)
+
+
+def test_success_probabilities_make_potential_based_credit(make_batch) -> None:
+    """Limit: with c_i = p_i - p_{i-1} (p_0 in c_1) the rewards from turn i on are R - p_{i-1}: what was not due yet."""
+    batch = credited(make_batch, [0.3, 0.4, 0.3], 1.0)
+    advantage, credit = {"level": "turn", "mean": "none"}, {"kind": "progress", "grounding_coef": 0.0}
+    rl = Rl(algorithm="reinforce", advantage=advantage, credit=credit)
+    found = resolve(rl, 64).prepare(batch).advantages
+    torch.testing.assert_close(found[batch.mask], torch.tensor([1.0, 1.0, 0.7, 0.7, 0.3, 0.3]))
+
+
+def test_more_turns_earn_nothing_unless_a_bonus_is_paid(make_batch) -> None:
+    """Contract: a turn that is understood and contributes nothing changes no sum; the published bonus pays for it."""
+    short, idle = credited(make_batch, [0.5, 0.5], 1.0), credited(make_batch, [0.5, 0.0, 0.0, 0.5], 1.0)
+    for kind, differs in (("penalty", False), ("share", False), ("bonus", True)):
+        sums = [progress_rewards(one, Credit(grounding=kind, grounding_coef=0.5)).rewards.item() for one in (short, idle)]
+        assert (sums[0] != pytest.approx(sums[1])) is differs
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"algorithm": "grpo", "credit": {"kind": "progress"}}, "set level to turn"),
+        ({"algorithm": "grpo", "credit": {"residual": "spread"}}, r"rl\.credit\.residual has no effect here"),
+        ({"credit": {"step_reward": "rloo_broadcast", "residual": "spread"}}, r"rl\.credit\.residual has no effect here"),
+        ({"credit": {"step_reward": "rloo_broadcast"}, "group_size": 1}, "compares the episodes of a group"),
+        ({"reward": {"correct": 1.0, "wrong": -1.0}}, "residual: none puts the estimator's contributions"),
+        ({"critic": {"head": {"loss": "hl_gauss"}}}, r"rl\.critic\.head: returns lie in \[-0\.5, 1\]"),
+        ({"credit": {"grounding": "bonus"}, "critic": {"head": {"loss": "two_hot"}}}, r"returns lie in \[0, 1\.5\]"),
+    ],
+)
+def test_senseless_combinations_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ParamsError, match=reason):
+        resolve(Rl(**{"algorithm": "spa_rl", **changes}), 64)
+
+
+def test_the_estimator_must_be_asked_of_annotate() -> None:
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "rl": {"algorithm": "spa_rl"}}
+    with pytest.raises(ParamsError, match=r"annotate\.progress\.kind is none: set it to spa"):
+        parse_params(values)
+    parse_params({**values, "annotate": {"progress": {"kind": "spa"}}})
+    parse_params({**values, "rl": {"algorithm": "spa_rl", "credit": {"step_reward": "rloo_broadcast"}}})
+
+
+def test_contributions_are_needed(make_batch) -> None:
+    with pytest.raises(ValueError, match="carries none"):
+        progress_rewards(make_batch([[1.0]], turns=[[1, 1]]), Credit(kind="progress"))

@@ -1,0 +1,160 @@
+"""The word game against Wordle's rules, and offline Q-learning against exact targets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stages.control import offline_q
+from stages.control.guessing import Games, Guessing, feedback
+from stages.control.offline_q import Learner, pairs_of
+from stages.control.settings import Game, OfflineQ
+
+TINY = {"letters": 2, "alphabet": 3, "words": 6, "guesses": 3}
+SMALL: dict[str, Any] = {"game": TINY, "games": 60, "updates": 3, "batch": 8, "layers": 1, "width": 16, "play": 20, "seed": 4}
+RIGHT, WRONG, ABSENT = 2, 1, 0
+
+
+def answer(*marks: int) -> int:
+    return sum(mark * 3**place for place, mark in enumerate(marks))
+
+
+@pytest.mark.parametrize(
+    ("guess", "hidden", "marks"),
+    [
+        ((0, 1, 2), (0, 1, 2), (RIGHT, RIGHT, RIGHT)),
+        ((0, 1, 2), (2, 0, 1), (WRONG, WRONG, WRONG)),
+        ((0, 0, 1), (0, 2, 2), (RIGHT, ABSENT, ABSENT)),
+        ((0, 0, 1), (2, 0, 0), (WRONG, RIGHT, ABSENT)),
+        ((0, 0, 0), (1, 0, 2), (ABSENT, RIGHT, ABSENT)),
+        ((1, 1, 0), (0, 1, 1), (WRONG, RIGHT, WRONG)),
+    ],
+)
+def test_feedback_by_hand(guess: tuple, hidden: tuple, marks: tuple) -> None:
+    """Contract: a letter of the hidden word answers for one letter of the guess, right places first."""
+    assert feedback(guess, hidden) == answer(*marks)
+
+
+def test_games_follow_the_rules() -> None:
+    """Contract: all answers of a game fit some word, -1 for every guess but a right one, and a game ends when it is solved."""
+    game = Guessing(Game(**TINY), 1)
+    games = game.play(200, game.careless(0.5, 0), 0)
+    assert 0.1 < games.solved.mean() < 1.0
+    for row in range(200):
+        fits = np.ones(len(game.words), dtype=bool)
+        count = int(games.real[row].sum())
+        assert games.real[row].tolist() == [place < count for place in range(3)]
+        for place in range(count):
+            told = games.answer[row, place]
+            fits &= game.answers[games.guess[row, place]] == told
+            assert fits.any()
+            assert games.reward[row, place] == (0.0 if told == game.solved else -1.0)
+            assert games.last[row, place] == (told == game.solved or place == 2)
+        assert games.last[row].sum() == 1
+
+
+def test_returns_by_hand() -> None:
+    rewards = np.array([[-1.0, -1.0, 0.0], [-1.0, 0.0, 0.0]])
+    real = np.array([[True, True, True], [True, True, False]])
+    games = Games(np.zeros((2, 3), int), np.zeros((2, 3), int), rewards, real, np.zeros((2, 3), bool))
+    np.testing.assert_allclose(games.returns(0.5), [[-1.5, -1.0, 0.0], [-1.0, 0.0, 0.0]])
+
+
+def test_states_do_not_depend_on_the_order_of_guesses_nor_on_what_comes_later() -> None:
+    learner = Learner(OfflineQ(**SMALL))
+    torch.nn.init.normal_(learner.network.output.weight)
+    guess, answer = np.array([[2, 4, 1], [4, 2, 1], [2, 4, 3]]), np.array([[5, 0, 1], [0, 5, 1], [5, 0, 8]])
+    with torch.no_grad():
+        q = learner.network.values(pairs_of(learner.game, guess, answer))
+    torch.testing.assert_close(q[0, 2], q[1, 2])
+    assert not torch.allclose(q[0, 1], q[1, 1])
+    torch.testing.assert_close(q[0], q[2])
+    every = {int(pairs_of(learner.game, np.array([[g]]), np.array([[a]]))) for g in range(6) for a in range(9)}
+    assert every == set(range(1, 55)), "each guess with each answer is told apart"
+
+
+def fixed(learner: Learner) -> torch.Tensor:
+    """Give the target network values that are easy to follow: Q = -(number of the word) / 10 everywhere, by its output's bias."""
+    head = learner.target.head
+    values = -torch.arange(len(learner.game.words)) / 10
+    with torch.no_grad():
+        encoded = head.encode(values)
+        bias = encoded[:, None] if head.outputs == 1 else encoded.clamp(min=1e-9).log()
+        learner.target.output.bias.copy_(bias.flatten())
+        learner.target.output.weight.zero_()
+    return head.decode(learner.target.output.bias.detach().view(len(values), -1))
+
+
+@pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss"])
+@pytest.mark.parametrize("target", ["max", "sarsa", "monte_carlo"])
+def test_targets_by_brute_force(loss: str, target: str) -> None:
+    """Contract: r + gamma max_a Q(s', a), r + gamma Q(s', a') or the return, with noise; nothing after a game's end."""
+    head = {"loss": loss, "v_min": -6.0, "v_max": 2.0, "bins": 161}
+    learner = Learner(OfflineQ(**{**SMALL, "target": target, "noise": 0.5, "head": head, "conservative": 0.0}))
+    q = fixed(learner)
+    rows = np.arange(10)
+    games, gamma = learner.games, learner.settings.gamma
+    expected = torch.zeros(10, 3)
+    for row, place in itertools.product(rows, range(3)):
+        if not games.real[row, place]:
+            continue
+        following = games.guess[row, min(place + 1, 2)]
+        after = {"max": q.max(), "sarsa": q[following], "monte_carlo": 0.0}[target]
+        expected[row, place] = learner.rewards[row, place] + gamma * (0.0 if games.last[row, place] else float(after))
+        if target == "monte_carlo":
+            left = range(int(games.real[row, place:].sum()))
+            expected[row, place] = sum(gamma**k * learner.rewards[row, place + k] for k in left)
+    seen = {}
+    head_of = learner.network.head
+    original = head_of.loss
+    head_of.loss = lambda logits, y: seen.setdefault("target", y) is None or original(logits, y)
+    learner.loss(rows)
+    real = torch.from_numpy(games.real[rows])
+    torch.testing.assert_close(seen["target"][real], expected[real], atol=1e-4, rtol=0)
+
+
+def test_noise_is_uniform_and_added_once() -> None:
+    plain, noisy = (Learner(OfflineQ(**{**SMALL, "games": 2000, "noise": noise})) for noise in (0.0, 1.0))
+    added = (noisy.rewards - plain.rewards)[plain.games.real]
+    assert (added.min() >= 0.0, added.max() <= 1.0) == (True, True)
+    assert added.mean() == pytest.approx(0.5, abs=0.02)
+    assert (plain.rewards == plain.games.reward).all()
+
+
+@pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
+def test_every_head_learns_who_the_hidden_word_is(loss: str) -> None:
+    """Contract: from stored games alone the greedy player wins clearly more often than the stored one."""
+    head = {"loss": loss, "v_min": -6.0, "v_max": 2.0, "bins": 31}
+    learning = {"games": 400, "updates": 200, "batch": 64, "width": 32, "learning_rate": 5e-3, "target_every": 20}
+    settings = OfflineQ(game=TINY, layers=1, play=300, carelessness=1.0, head=head, **learning)
+    found = offline_q.run(settings)
+    assert found["loss_last"] < found["loss_first"]
+    assert found["win_rate"] > 0.75, "three different guesses at random win 1/2"
+
+
+def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, result = tmp_path / "s.json", tmp_path / "r.json"
+    settings.write_text(json.dumps(SMALL))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("sys.argv", ["offline_q", "--settings", str(settings), "--result", str(result)])
+    assert offline_q.main() == 0
+    torch.set_num_threads(threads)
+    assert json.loads(result.read_text()) == pytest.approx(offline_q.run(OfflineQ(**SMALL)), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"game": {"letters": 1, "alphabet": 3, "words": 4}}, "there are 3; lower words"),
+        ({"head": {"loss": "hl_gauss", "v_min": -2.0, "v_max": 2.0}}, "discounted returns lie in"),
+        ({"noise": 3.0}, "v_max at least"),
+    ],
+)
+def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        OfflineQ(**changes)

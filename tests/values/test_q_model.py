@@ -1,0 +1,225 @@
+"""Q-models: losses by hand, what is scored, what is learnt from trees; on tiny models."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.agent.policy import load_policy
+from stages.annotation.pairs import pair_rows
+from stages.parameters.values import QModel
+from stages.params import Annotate
+from stages.values.decisions import Decision, Rows, sibling_decisions, step_pairs, trajectory_pairs
+from stages.values.fitting import within
+from stages.values.q_fitting import fit_preferences, fit_regression, judge, logprobs, preference_loss
+from stages.values.q_model import PreferenceQ, load_q_model, save_none
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_policy: Path) -> Any:
+    return load_policy(tiny_policy, attention="sdpa")
+
+
+def node(index: int, parent: int, n: int, c: int, tokens: list[int], context: list[int], **changes: Any) -> dict[str, Any]:
+    base = {"task_id": "t", "node": index, "parent": parent, "depth": 0, "N": n, "W": float(c), "reward": float(c > 0)}
+    base |= {"n_success": c, "n_rollouts": n, "terminal": not context, "truncated": False, "action": str(tokens)}
+    return {**base, "token_ids": tokens, "context_ids": context, **changes}
+
+
+def tree(task_id: str = "t") -> list[dict[str, Any]]:
+    """The root's children: 1 (Q 2/3) and 2 (Q 0, an end); below 1: 3 (an end that succeeds) and 4 (an end that fails)."""
+    rows = [
+        node(0, -1, 4, 2, [], [1, 2, 3]),
+        node(1, 0, 3, 2, [4, 5], [6]),
+        node(2, 0, 1, 0, [7, 8], []),
+        node(3, 1, 2, 2, [10], []),
+        node(4, 1, 1, 0, [12, 13], []),
+    ]
+    return [{**row, "task_id": task_id} for row in rows]
+
+
+PARAMS = Annotate(pairs={"min_visits": 1})
+
+
+def test_loss_by_hand() -> None:
+    """step_q 4 and 5: ln 2 where both log-ratios are 0; beta 0.1, h 0.5 and -1: 0.6210; its gradient by finite differences."""
+    assert preference_loss(torch.zeros(1), torch.zeros(1), 0.1).item() == pytest.approx(math.log(2))
+    assert preference_loss(torch.tensor([0.5]), torch.tensor([-1.0]), 0.1).item() == pytest.approx(0.6210, abs=5e-5)
+    win = torch.tensor([0.5, -2.0], requires_grad=True, dtype=torch.float64)
+    lose = torch.tensor([-1.0, 3.0], dtype=torch.float64)
+    preference_loss(win, lose, 0.7).sum().backward()
+    slope = (preference_loss(win + 1e-6, lose, 0.7) - preference_loss(win - 1e-6, lose, 0.7)) / 2e-6
+    torch.testing.assert_close(win.grad, slope.detach(), atol=1e-6, rtol=0)
+
+
+def test_summed_and_per_token_scores_choose_differently() -> None:
+    """step_q 7: A with h -2.0 over 4 tokens, B with h -1.8 over 2: sums pick B, means pick A."""
+    h, tokens = torch.tensor([-2.0, -1.8]), torch.tensor([4, 2])
+    plain, mean = (PreferenceQ(torch.nn.Identity(), None, QModel(kind="step_dpo", length_normalise=on)) for on in (False, True))
+    assert plain.scaled(h, tokens).argmax() == 1
+    assert mean.scaled(h, tokens).argmax() == 0
+    torch.testing.assert_close(mean.scaled(h, tokens), torch.tensor([-0.5, -0.9]))
+
+
+def test_untrained_it_has_no_opinion(policy: Any) -> None:
+    """step_q 4: while policy and reference are one, scores are 0, and accuracy counts ties as half."""
+    model = PreferenceQ(policy.model, policy.model, QModel(kind="step_dpo"))
+    assert model.scores([1, 2, 3], [[4, 5], [6], [7, 8, 9]]).tolist() == [0.0, 0.0, 0.0]
+    judged = judge(model, sibling_decisions(tree(), PARAMS), 0.25)
+    assert judged == {"pairs": 2, "accuracy": 0.5, "correlation": 0.0}
+
+
+def test_scores_are_those_of_whole_rows_whatever_else_is_scored(policy: Any) -> None:
+    """Contract: reading the history once gives the log-ratios of whole forward passes; only the action's tokens count; and an
+    action's score is the same alone and beside others (bit for bit beside the same ones)."""
+    other = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    model = PreferenceQ(other, policy.model, QModel(kind="step_dpo", beta=0.5))
+    history, actions = (5, 6, 7, 8), ((9, 10, 11), (12,), (13, 14))
+    decision = Decision("t", history, actions, tuple((True,) * len(one) for one in actions), (0.0,) * 3, (1.0,) * 3)
+    rows = Rows.of([decision])
+    with torch.no_grad():
+        h = model.logprobs(other, rows.token_ids, rows.mask) - model.logprobs(policy.model, rows.token_ids, rows.mask)
+    found = model.scores(history, actions)
+    torch.testing.assert_close(found, 0.5 * h, atol=1e-5, rtol=1e-5)
+    assert found.abs().min() > 0
+    alone = torch.cat([model.scores(history, [action]) for action in actions])
+    torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
+    assert model.scores(history, actions).equal(found)
+
+
+def test_decisions_of_a_tree() -> None:
+    """step_q 2: Q of a step is its node's own value; siblings weigh as many rollouts as their Q is a mean of."""
+    first, second = sibling_decisions(tree(), PARAMS)
+    assert (first.history, first.actions) == ((1, 2, 3), ((4, 5), (7, 8)))
+    assert (first.q, first.weight) == ((2 / 3, 0.0), (3.0, 1.0))
+    assert second.history == (1, 2, 3, 4, 5, 6)
+    assert (second.q, second.weight) == ((1.0, 0.0), (2.0, 1.0))
+    rows = Rows.of([first, second])
+    assert rows.token_ids.tolist()[0] == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert rows.token_ids.tolist()[3] == [1, 2, 3, 4, 5, 6, 12, 13]
+    assert rows.last.tolist() == [4, 4, 6, 7]
+    assert rows.mask.sum(1).tolist() == [2, 2, 1, 2]
+
+
+def test_pairs_of_steps_and_of_whole_episodes() -> None:
+    """step_q 8: a pair of whole episodes is a winner and a loser after the task's start, scored over all their actions."""
+    pairs = step_pairs(tree(), pair_rows(tree(), PARAMS))
+    assert [(pair.actions, pair.total) for pair in pairs] == [(((4, 5), (7, 8)), 1.0), (((10,), (12, 13)), 1.0)]
+    whole = trajectory_pairs(tree(), PARAMS)
+    assert [pair.actions for pair in whole] == [((4, 5, 6, 10), (7, 8)), ((4, 5, 6, 10), (4, 5, 6, 12, 13))]
+    assert whole[0].policy == ((True, True, False, True), (True, True))
+    assert sum(pair.total for pair in whole) == 1.0
+    assert whole[0].history == (1, 2, 3)
+
+
+def test_runs_hold_whole_decisions_of_at_most_the_budget() -> None:
+    decisions = sibling_decisions(tree("a") + tree("b"), PARAMS)
+    assert [[one.task_id for one in run] for run in within(decisions, 40)] == [["a", "a"], ["b", "b"]]
+    assert [len(run) for run in within(decisions, 10)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["step_dpo", "trajectory_dpo"])
+def test_preferences_are_learnt_and_the_policy_is_left_alone(policy: Any, kind: str, tmp_path: Path) -> None:
+    rows = [row for task in "abcd" for row in tree(task)]
+    pairs = step_pairs(rows, pair_rows(rows, PARAMS)) if kind == "step_dpo" else trajectory_pairs(rows, PARAMS)
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    params = QModel(kind=kind, epochs=6, learning_rate=2e-3, batch_tokens=256, beta=0.5)
+    model, report = fit_preferences(policy.model, pairs, params, 0, 64)
+    assert report.history[0] == pytest.approx(math.log(2), abs=1e-6), "the first batch is seen before any step"
+    assert report.history[-1] < report.history[0]
+    assert judge(model, sibling_decisions(rows, PARAMS), 0.25)["accuracy"] == 1.0
+    assert all(before[name].equal(value) for name, value in policy.model.state_dict().items())
+    whole, _ = fit_preferences(policy.model, pairs, params, 0, 100_000)
+    for name, value in whole.policy.state_dict().items():
+        torch.testing.assert_close(value, model.policy.state_dict()[name], atol=2e-5, rtol=1e-4)
+
+    model.save(tmp_path / "q", policy.hash)
+    loaded = load_q_model(tmp_path / "q", policy.folder)
+    action = ((4, 5), (7, 8))
+    torch.testing.assert_close(loaded.scores((1, 2, 3), action), model.scores((1, 2, 3), action))
+    model.save(tmp_path / "other", "another")
+    with pytest.raises(ValueError, match="is not the policy that"):
+        load_q_model(tmp_path / "other", policy.folder)
+
+
+@pytest.mark.parametrize("loss", ["mse", "hl_gauss", "two_hot", "c51"])
+def test_regression_learns_the_labels(policy: Any, loss: str, tmp_path: Path) -> None:
+    """Contract: with any head scores come near the labels' Q; a saved model scores the same."""
+    decisions = sibling_decisions([row for task in "abcd" for row in tree(task)], PARAMS)
+    params = QModel(kind="regression", epochs=40, learning_rate=3e-3, batch_tokens=256, head={"loss": loss})
+    model, report = fit_regression(policy.model.base_model, decisions, params, 0, 10_000)
+    assert report.clamped == 0.0
+    scores = model.scores((1, 2, 3), ((4, 5), (7, 8)))
+    assert scores.tolist() == pytest.approx([2 / 3, 0.0], abs=0.15)
+    assert judge(model, decisions, 0.25)["accuracy"] == 1.0
+    model.save(tmp_path, policy.hash)
+    assert load_q_model(tmp_path, policy.folder).scores((1, 2, 3), ((4, 5), (7, 8))).equal(scores)
+
+
+def test_the_conservative_term_draws_scores_to_what_the_policy_does(policy: Any) -> None:
+    """Contract: with labels all equal, a large weight makes softmax(Q) the policy's shares: 3 to 1 is ln 3 apart."""
+    decision = sibling_decisions(tree(), PARAMS)[0]
+    flat = Decision(**{**decision.__dict__, "q": (0.5, 0.5)})
+    params = QModel(kind="regression", epochs=60, learning_rate=1e-2, conservative=50.0, head={"loss": "mse"})
+    model, _ = fit_regression(policy.model.base_model, [flat] * 4, params, 0, 10_000)
+    scores = model.scores(flat.history, flat.actions)
+    assert (scores[0] - scores[1]).item() == pytest.approx(math.log(3), abs=0.1)
+
+
+def test_constants_of_a_history_change_no_choice(policy: Any) -> None:
+    """step_q 6: Q is known up to a term of the history alone; judging compares actions of one history only."""
+
+    class Shifted:
+        def scores(self, history: Any, actions: Any) -> torch.Tensor:
+            return torch.tensor([float(len(action)) for action in actions]) + 1000.0 * len(history)
+
+    class Plain:
+        def scores(self, history: Any, actions: Any) -> torch.Tensor:
+            return torch.tensor([float(len(action)) for action in actions])
+
+    decisions = sibling_decisions(tree(), PARAMS)
+    assert judge(Shifted(), decisions, 0.0) == pytest.approx(judge(Plain(), decisions, 0.0))
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"q_model\.json is missing; run the annotate stage"):
+        load_q_model(tmp_path / "toy", tmp_path)
+    save_none(tmp_path / "toy")
+    with pytest.raises(ValueError, match=r"set annotate\.q_model\.kind to step_dpo"):
+        load_q_model(tmp_path / "toy", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"kind": "step_dpo", "conservative": 0.1},
+            r"q_model\.conservative: 0\.1 belongs to kind: regression, and",
+        ),
+        ({"kind": "none", "init": "value_model"}, r"q_model\.init: value_model belongs to kind: regression"),
+        ({"kind": "regression", "length_normalise": True}, r"q_model\.length_normalise: true belongs to kinds step_dpo"),
+        ({"kind": "regression", "head": {"v_max": 0.9}}, r"let v_min be at most"),
+    ],
+)
+def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Annotate(q_model=changes)
+
+
+def test_logprobs_of_pairs_are_winners_then_losers(policy: Any) -> None:
+    (pair, *_) = trajectory_pairs(tree(), PARAMS)
+    model = PreferenceQ(policy.model, policy.model, QModel(kind="trajectory_dpo"))
+    with torch.no_grad():
+        found = logprobs(model, policy.model, [pair, pair])
+        ids = torch.tensor([[*pair.history, *pair.actions[0]]])
+        logits = torch.log_softmax(policy.model(input_ids=ids).logits, -1)[0]
+    expected = sum(logits[place - 1, ids[0, place]] for place, own in enumerate([*[False] * 3, *pair.policy[0]]) if own)
+    torch.testing.assert_close(found[:, 0], expected.expand(2), atol=1e-5, rtol=1e-5)

@@ -20,8 +20,11 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.parameters.annotate import Annotate
+from stages.parameters.annotate import ValueModel as ValueModel
 from stages.parameters.rl import Rl
-from stages.parameters.shared import HeadParams, SamplingParams
+from stages.parameters.shared import HeadParams as HeadParams
+from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
@@ -93,64 +96,6 @@ class Rollout(Section):
     chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
-
-
-class Selection(Section):
-    rule: Literal["uct", "uct_2ln", "puct"] = "uct"
-    c: NonNegative = 1.0
-    prior_temperature: Positive = 1.0
-
-
-class LeafEvaluation(Section):
-    kind: Literal["rollout"] = "rollout"
-    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
-
-
-class Labels(Section):
-    q: Literal["rollout", "tree"] = "rollout"
-    """Which mean the value model learns: the policy's own rollouts (Q of the policy) or the tree's."""
-    min_visits: Count = 2
-
-
-class Pairs(Section):
-    top: Count = 2
-    bottom: Count = 2
-    min_margin: Share = 0.25
-    min_visits: Count = 2
-
-
-class ValueModel(Section):
-    epochs: Positive = 2.0
-    learning_rate: Positive = 5e-4
-    batch_tokens: Annotated[int, Field(ge=256)] = 4096
-    valid_share: Annotated[float, Field(gt=0.0, lt=0.9)] = 0.15
-    head: HeadParams = HeadParams()
-
-
-class Annotate(Section):
-    tasks: Count = 48
-    iterations: Count = 16
-    expand_k: Annotated[int, Field(ge=1, le=64)] = 4
-    max_depth: Count = 12
-    chunk: Count = 128
-    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
-    selection: Selection = Selection()
-    evaluation: LeafEvaluation = LeafEvaluation()
-    backup: Literal["mean", "max", "discounted_max"] = "mean"
-    gamma: Share = 1.0
-    stop_on_success: bool = False
-    sampling: SamplingParams = SamplingParams()
-    labels: Labels = Labels()
-    pairs: Pairs = Pairs()
-    value_model: ValueModel = ValueModel()
-
-    @model_validator(mode="after")
-    def _discount(self) -> Annotate:
-        if self.gamma != 1.0 and self.backup != "discounted_max":
-            raise ValueError(
-                f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1"
-            )
-        return self
 
 
 class Ram(Section):

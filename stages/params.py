@@ -234,6 +234,12 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
+        leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
+        if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
+                f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
+            )
         if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
             raise ParamsError(
                 f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "

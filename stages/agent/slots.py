@@ -35,8 +35,8 @@ class Prefix:
 class Session:
     """`tokens`: all of them; the first `cached` are in the cache: in row `slot`, or if that is -1, in `prefix`.
 
-    `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the hidden
-    state [D] after the last token, where the session was read and has not grown since.
+    `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the
+    hidden state [D] after the last token, where the session was read and has not grown since.
     """
 
     __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")

@@ -113,11 +113,11 @@ def best_values(tree: Sequence[Row], gamma: float) -> list[float]:
 
 
 def first_error(tree: Sequence[Row], end: int) -> int | None:
-    """The first node on the way to `end` from which no rollout succeeded (OmegaPRM's first wrong step); None for a right end."""
-    path = [end]
+    """The first node on the way to `end` below which no right end is known (OmegaPRM's first wrong step); None for a right end."""
+    away, path = steps_to(tree, success=True), [end]
     while path[-1]:
         path.append(tree[path[-1]]["parent"])
-    return next((node for node in path[::-1][1:] if not hard(tree[node])), None)
+    return next((node for node in path[::-1][1:] if away[node] is None), None)
 
 
 def min_max(values: Sequence[float]) -> list[float]:

@@ -1,9 +1,9 @@
 """The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown.
 
-On the policy's own states (`evaluation.backbone: policy`) it is a head alone: the pass that the policy draws its next action from
-gives its state, so that value and prior cost one pass. On an `own` backbone, a fine-tuned copy, it has an engine of its own, whose
-sessions read what is new along a tree. Either way all histories that wait are read in one batch over all trees, and a value does
-not depend on that batch: the engine's passes do not, and the head is applied to blocks of a fixed size.
+On the policy's own states (`evaluation.backbone: policy`) it is a head alone: the pass that the policy draws its next action
+from gives its state, so that value and prior cost one pass. On an `own` backbone, a fine-tuned copy, it has an engine of its own,
+whose sessions read what is new along a tree. Either way all histories that wait are read in one batch over all trees, and a value
+does not depend on that batch: the engine's passes do not, and the head is applied to blocks of a fixed size.
 """
 
 from __future__ import annotations

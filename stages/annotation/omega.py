@@ -1,9 +1,10 @@
 """OmegaPRM (2406.06592): bisection of wrong rollouts for their first error.
 
 A state is worth MC = the share of `evaluation.rollouts` rollouts from it that succeed. The pool holds the wrong rollouts of all
-states with 0 < MC < 1. An iteration takes the one of highest score (`selection.omega_score`) out of it, for good, and halves it: if
-MC of the state in the middle is above 0 the first error comes later, else it is there or before. So a rollout of M steps takes
-about log2 M measurements in place of M; every state that is measured on the way brings its own wrong rollouts into the pool.
+states with 0 < MC < 1. An iteration takes the one of highest score (`selection.omega_score`) out of it, for good, and halves it:
+if MC of the state in the middle is above 0 the first error comes later, else it is there or before. So a rollout of M steps takes
+about log2 M measurements in place of M; every state that is measured on the way brings its own wrong rollouts into the pool. In a
+node's counts the rollouts that passed it stand beside those that measured it.
 """
 
 from __future__ import annotations

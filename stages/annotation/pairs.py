@@ -1,8 +1,8 @@
 """Preference pairs between actions taken from the same history: a pure function of the stored nodes (NODE_SCHEMA).
 
 Rules, for the children of one parent:
-  top_bottom  rStar-Math (2501.04519): winners are the `top` children of highest Q, losers the `bottom` of lowest Q; `lone` of a side
-              where the other has a single child. A parent's pairs weigh 1 / (winners x losers), counting those that are in a pair
+  top_bottom  rStar-Math (2501.04519): winners are the `top` children of highest Q, losers the `bottom` of lowest Q; `lone` of a
+              side where the other has a single child. A parent's pairs weigh 1 / (winners x losers), counting those in a pair
   threshold   Agent Q (2408.07199): any two whose Q differs by more than min_margin; a parent's pairs weigh 1 / their number
   best_path   step_q: along the best path of the tree (highest return, then highest mean Q, then fewest steps, then the first),
               the action on it against the sibling of lowest Q (of equals the one with more visits, then the first)
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -147,7 +148,7 @@ class _Judged:
     def along(self, path: Sequence[int]) -> list[tuple[int, int, int, float]]:
         """(parent, win, lose, weight) along the best path."""
         found = []
-        for parent, win in zip(path, path[1:], strict=False):
+        for parent, win in pairwise(path):
             seen = self.candidates(parent)
             losers = [node for node in seen if node != win and self.loses(node)]
             if win not in seen or not losers or not self.wins(win):

@@ -1,14 +1,14 @@
-"""How a tree is grown: a plan is a generator that asks for work (turns to be played, histories to be valued) and enters what comes
-back. It knows nothing of engines and environments, and one tree's plan knows nothing of another's.
+"""How a tree is grown: a plan is a generator that asks for work (turns to be played, histories to be valued) and enters what
+comes back. It knows nothing of engines and environments, and one tree's plan knows nothing of another's.
 
-lazy   descend to the first node whose next action was not drawn `expand_k` times; let the policy play from there to the end. Every
-       rollout is a draw at all nodes that it passes, so expansion and evaluation are one.
-eager  descend to a leaf; draw `expand_k` actions there at once; value the leaf by a rollout from one of its children (LATS, rStar),
-       by the value model (ReST-MCTS*), or by both. The model's word on the leaf and the draws come out of the same pass.
+lazy   descend to the first node whose next action was not drawn `expand_k` times; let the policy play from there to the end.
+       Every rollout is a draw at all nodes that it passes, so expansion and evaluation are one.
+eager  descend to a leaf; draw `expand_k` actions there at once; value the leaf by a rollout from one of its children (LATS,
+       rStar), by the value model (ReST-MCTS*), or by both. The model's word on the leaf and the draws come out of the same pass.
 omega  stages/annotation/omega.py
 
-With `leaves_per_tree` above 1, leaves are chosen one after the other, those before them counting as under way; all are evaluated at
-once, then entered in the order of their choice. So what becomes of a tree never depends on which of them was finished first.
+With `leaves_per_tree` above 1, leaves are chosen one after the other, those before them counting as under way; all are evaluated
+at once, then entered in the order of their choice: what becomes of a tree never depends on which of them was finished first.
 """
 
 from __future__ import annotations

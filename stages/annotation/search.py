@@ -1,16 +1,16 @@
 """Monte-Carlo tree search with the policy, over environment snapshots and forked key/value caches, for many trees at once.
 
-Each tree has a plan (stages/annotation/plans.py) that asks for turns and values; here they are played and read: the turns of all trees
-in one batch of the engine, and the histories of all trees that wait for a value in one pass of the value model. By default an
-iteration descends to the first node whose next action the policy has not drawn `expand_k` times, lets the policy play from there
-to the end, enters the whole rollout into the tree and backs it up. So a node is expanded lazily, one draw per visit, every sampled
-token ends up in the tree, exactly equal actions share a node, and expansion and evaluation are one rollout. Parts of a tree where
-nothing is left to learn are passed over; when that is all of it, iterations only count visits.
+Each tree has a plan (stages/annotation/plans.py) that asks for turns and values; here they are played and read: the turns of all
+trees in one batch of the engine, and the histories of all trees that wait for a value in one pass of the value model. By default
+an iteration descends to the first node whose next action the policy has not drawn `expand_k` times, lets the policy play from
+there to the end, enters the whole rollout into the tree and backs it up. So a node is expanded lazily, one draw per visit, every
+sampled token ends up in the tree, exactly equal actions share a node, and expansion and evaluation are one rollout. Parts of a
+tree where nothing is left to learn are passed over; when that is all of it, iterations only count visits.
 
 The environment is stepped only for actions that the tree does not know: a rollout that follows known nodes reads their outcomes,
 and its environment is brought to the place where it leaves the tree. This assumes that an action has the same outcome each time
-it is taken from a state, which snapshots that include the random state guarantee; a state that differs when it is come back to ends
-the search with an error.
+it is taken from a state, which snapshots that include the random state guarantee; a state that differs when it is come back to
+ends the search with an error.
 
 What a tree becomes depends on its own key alone: trees never wait for each other, and each draw is keyed by (seed, "annotate",
 task, path of the start node, draw, turn), so that 1 tree and 64 at once give the same bytes.
@@ -110,6 +110,9 @@ class _Growth:
     """Tokens of each node's history, by node."""
     rollouts: list[_Rollout] = field(default_factory=list)
     running: int = 0
+    taken: dict[int, Any] = field(default_factory=dict)
+    """Snapshots of the starts of rollouts under way. Others may go back to them once all of these are over, since which of them
+    comes first must change nothing."""
 
 
 @dataclass
@@ -251,7 +254,8 @@ class Search:
                 growth.prefixes.add(child, *rollout.prefix)
             if rollout.snapshot is not None:
                 growth.snapshots.setdefault(child, rollout.snapshot)
-        growth.rollouts = []
+        growth.snapshots.update(growth.taken)
+        growth.rollouts, growth.taken = [], {}
 
     def _open(self, engine: Engine, store: PrefixStore, tree: Tree, node: int) -> int:
         """A session of a node's whole history."""
@@ -324,13 +328,15 @@ class Search:
         if rollout.environment is None:
             rollout.environment = self._environment(growth)
             path = tree.path(rollout.node)
-            place = max(place for place, index in enumerate(path) if index in growth.snapshots)
-            rollout.environment.restore(growth.snapshots[path[place]])
+            start = rollout.play.start
+            known = {**growth.snapshots, start: growth.taken[start]} if start in growth.taken else growth.snapshots
+            place = max(place for place, index in enumerate(path) if index in known)
+            rollout.environment.restore(known[path[place]])
             for index in path[place + 1 :]:
                 rollout.environment.step(tree.nodes[index].edge.action)
                 replayed += 1
-                if index == rollout.play.start:
-                    growth.snapshots[index] = rollout.environment.snapshot()
+                if index == start:
+                    growth.taken[index] = rollout.environment.snapshot()
             self._check(growth, path[-1], rollout.environment)
         step = rollout.environment.step(action)
         if step.done:

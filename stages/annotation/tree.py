@@ -97,8 +97,8 @@ def backed_up(
 
     mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
     visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
-    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * the value model's word where
-    there is one. The first three are in units of the episode's return, the last of the return from this action on.
+    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * the value model's word
+    where there is one. The first three are in units of the episode's return, the last of the return from this action on.
     """
     visited = [(visits, value) for visits, value in children if visits]
     if params.backup == "discounted_max":
@@ -352,7 +352,7 @@ def action_of(edge: Edge, dedupe: str) -> object:
 
 
 def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
-    """Q of siblings mixed with the critic's 1/rank, in the tree's units; a sibling that the value model has not read is the last."""
+    """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
     evaluation = params.evaluation
     judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
     scale = params.high - params.low

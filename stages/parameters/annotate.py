@@ -1,5 +1,5 @@
-"""Section `annotate` of params.yaml: the search, its labels and pairs, and the step-value model. What a setting means for the tree
-says stages/annotation; here stands what goes together."""
+"""Section `annotate` of params.yaml: the search, its labels and pairs, and the step-value model. What the settings do says
+stages/annotation; here stands what goes together."""
 
 from __future__ import annotations
 
@@ -213,8 +213,13 @@ class Annotate(Section):
             raise ValueError(f"reward_range must rise, as [0.0, 1.0] or [-1.0, 1.0] do; it is {self.reward_range}")
         if self.reward_range != [0.0, 1.0] and (self.backup == "discounted_max" or self.labels.q == "best"):
             raise ValueError(
-                "backup 'discounted_max' and labels.q 'best' add up single rewards, which reward_range does not change: set it to "
-                "[0.0, 1.0]"
+                "backup 'discounted_max' and labels.q 'best' add up single rewards, which reward_range does not change: set it "
+                "to [0.0, 1.0]"
+            )
+        if self.backup == "discounted_max" and (self.cut_return is not None or self.evaluation.kind == "mixed"):
+            raise ValueError(
+                "backup 'discounted_max' adds up single rewards, so that cut_return and evaluation.kind 'mixed' would change "
+                "nothing: set cut_return to null and evaluation.kind to rollout or value_model"
             )
         if self.cut_return is not None and not self.low <= self.cut_return <= self.high:
             raise ValueError(f"cut_return ({self.cut_return}) lies outside reward_range {self.reward_range}")
@@ -230,7 +235,8 @@ class Annotate(Section):
         if expansion.kind == "eager":
             if self.values_children and not evaluation.reads_values:
                 raise ValueError(
-                    f"selection.unvisited '{self.unvisited}' scores a child by the value model; evaluation.kind 'rollout' has none"
+                    f"selection.unvisited '{self.unvisited}' scores children by the value model, which evaluation.kind 'rollout' "
+                    "has none of"
                 )
             if evaluation.kind == "value_model" and self.labels.q in ("rollout", "hard"):
                 raise ValueError(
@@ -279,6 +285,7 @@ class Annotate(Section):
                 )
         if evaluation.rollouts < 2:
             raise ValueError(
-                "selection.rule 'omega' measures a state by several rollouts: set evaluation.rollouts to at least 2 (the paper's: 8)"
+                "selection.rule 'omega' measures a state by several rollouts: set evaluation.rollouts to at least 2 (the paper "
+                "has 8)"
             )
         return self

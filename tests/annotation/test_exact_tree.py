@@ -6,9 +6,10 @@ import math
 from collections import defaultdict
 
 import pytest
-from tabular import ARMS, DEPTH, actions_of, grow, leaf, value
+from tabular import grow
 
 from stages.annotation.tree import tree_values
+from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
 from stages.params import Annotate
 
 MOVES = [(arm,) for arm in range(ARMS)]

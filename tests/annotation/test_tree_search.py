@@ -1,10 +1,11 @@
 """The search: the same trees in any company, its limits, its frugality."""
 
 import pytest
-from tabular import DEPTH, Chat, FakeEngine, Pool, World, actions_of, grow, task
+from tabular import grow
 
 from stages.agent.episode import NODE_SCHEMA, write_table
 from stages.annotation.search import PrefixStore, Search
+from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
 from stages.params import Annotate
 
 

@@ -151,6 +151,8 @@ class Evaluate(Section):
 class Report(Section):
     episodes: Annotated[int, Field(ge=0, le=1000)] = 24
     """Sample episodes per domain in the browser."""
+    trees: Annotated[int, Field(ge=0, le=100)] = 3
+    """Search trees per domain in the viewer."""
 
 
 class PerDomain(Section):

@@ -113,7 +113,7 @@ def best_values(tree: Sequence[Row], gamma: float) -> list[float]:
 
 
 def first_error(tree: Sequence[Row], end: int) -> int | None:
-    """The first node on the way to `end` below which no right end is known (OmegaPRM's first wrong step); None for a right end."""
+    """The first node on the way to `end` below which no right end is known: OmegaPRM's first wrong step. None for a right end."""
     away, path = steps_to(tree, success=True), [end]
     while path[-1]:
         path.append(tree[path[-1]]["parent"])

@@ -38,6 +38,7 @@ NODE_COLUMNS = (
     "terminal",
     "truncated",
     "observation",
+    "context_ids",
     "drawn",
     "model_value",
 )

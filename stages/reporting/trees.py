@@ -84,6 +84,11 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def _two(value: float) -> str:
+    """Two digits, halves up, as the page's script rounds."""
+    return f"{value + 1e-9:.2f}"
+
+
 def story(known: _Known) -> str:
     """What a tree shows, in plain sentences: how often the policy succeeds, what the search preferred, the clearest pair."""
     tree, root = known.tree, known.tree[0]
@@ -94,22 +99,21 @@ def story(known: _Known) -> str:
             f"Left to itself, the policy succeeds in {root['n_success']} of {root['n_rollouts']} rollouts from the start."
         )
     found = f"{_count(root['N'], 'visit')} made {_count(len(tree), 'node')}"
-    parts = [
-        f"{kinds.count(kind)} {name}" for kind, name in (("success", "solve"), ("failure", "fail"), ("truncated", "are cut off"))
-    ]
-    said.append(f"{found}; of the {_count(len(kinds), 'end')}, {', '.join(parts)}.")
+    names = {"success": "solve the task", "failure": "fail", "truncated": "are cut off"}
+    parts = [f"{kinds.count(kind)} {name}" for kind, name in names.items() if kind in kinds]
+    said.append(found + (f"; of the ends, {', '.join(parts)}." if parts else ", and no end."))
     if len(known.path) > 1:
         first = tree[known.path[1]]
         said.append(
-            f"Most visits ({first['N']}) went to {_quoted(first)}, worth {known.values[first['node']]:.2f}, against "
-            f"{known.values[0]:.2f} for the start."
+            f"Most visits ({first['N']}) went to {_quoted(first)}, worth {_two(known.values[first['node']])}, against "
+            f"{_two(known.values[0])} for the start."
         )
     if known.pairs:
         best = min(known.pairs, key=lambda pair: (-pair["margin"], pair["parent"], pair["win"], pair["lose"]))
         count, win, lose = _count(len(known.pairs), "pair"), tree[best["win"]], tree[best["lose"]]
         said.append(
             f"It gives {count} to learn from, the clearest at depth {win['depth']}: {_quoted(win)} rather than {_quoted(lose)}, "
-            f"{best['margin']:.2f} apart."
+            f"{_two(best['margin'])} apart."
         )
     else:
         said.append("No two actions differ enough for a pair.")
@@ -121,6 +125,13 @@ def _number(value: float | None, digits: int = 3) -> float | int | None:
         return None
     rounded = round(float(value), digits)
     return int(rounded) if rounded == int(rounded) else rounded
+
+
+def opening_text(root: Row, tokenizer: Any | None) -> str:
+    """What the policy reads before its first action; without a tokenizer the environment's part of it alone."""
+    if tokenizer is None or not root.get("context_ids"):
+        return root["observation"]
+    return tokenizer.decode(list(root["context_ids"]), skip_special_tokens=True).strip()
 
 
 def _node(known: _Known, row: Row, probability: float | None) -> dict[str, Any]:
@@ -141,44 +152,58 @@ def _node(known: _Known, row: Row, probability: float | None) -> dict[str, Any]:
         "end": known.ends.get(row["node"]),
         "error": _number(label.get("stderr")),
         "advantage": _number(label.get("advantage")),
-        "process": _number(label.get("process")),
+        "process": _number(label.get("process")) if row["node"] else None,
         "away": label.get("steps_to_success"),
     }
     return {name: value for name, value in packed.items() if value is not None and value != ""}
 
 
-def pack(
-    domain: str, pick: str, tree: Sequence[Row], labels: Sequence[Row], pairs: Sequence[Row], params: Annotate
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Grown:
+    """A domain's trees: rows of nodes, labels and pairs, and the section annotate that they were made with."""
+
+    nodes: Sequence[Row]
+    labels: Sequence[Row]
+    pairs: Sequence[Row]
+    params: Annotate
+
+    def of(self, task: str) -> Grown:
+        """One task's."""
+        own = [[row for row in rows if row["task_id"] == task] for rows in (self.nodes, self.labels, self.pairs)]
+        return Grown(*own, self.params)
+
+
+def pack(domain: str, pick: str, grown: Grown, tokenizer: Any | None) -> dict[str, Any]:
     """One tree for the page: `nodes` by number, `path` the most visited way, `pairs` [win, lose, margin, weight]."""
-    known = _Known.of(tree, labels, pairs, params)
+    (tree,) = trees_of(grown.nodes).values()
+    known = _Known.of(tree, grown.labels, grown.pairs, grown.params)
     probabilities: dict[int, float] = {}
     for siblings in filter(None, known.children):
-        priors = softmax([tree[child]["prior"] for child in siblings], params.selection.prior_temperature)
+        priors = softmax([tree[child]["prior"] for child in siblings], grown.params.selection.prior_temperature)
         probabilities |= dict(zip(siblings, priors, strict=True))
+    nodes = [_node(known, row, probabilities.get(row["node"])) for row in tree]
+    nodes[0]["answer"] = short(opening_text(tree[0], tokenizer), OBSERVATION)
     return {
         "task": tree[0]["task_id"],
         "domain": domain,
         "pick": pick,
         "story": story(known),
-        "nodes": [_node(known, row, probabilities.get(row["node"])) for row in tree],
+        "nodes": nodes,
         "path": known.path,
-        "pairs": [[pair["win"], pair["lose"], _number(pair["margin"]), _number(pair["weight"])] for pair in pairs],
+        "pairs": [[pair["win"], pair["lose"], _number(pair["margin"]), _number(pair["weight"])] for pair in grown.pairs],
     }
 
 
 def forest(
-    domains: Mapping[str, tuple[Sequence[Row], Sequence[Row], Sequence[Row], Annotate]], count: int, seed: int, limit: int = BYTES
+    domains: Mapping[str, Grown], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
 ) -> tuple[list[dict[str, Any]], int]:
-    """`count` packed trees per domain ({domain: (nodes, labels, pairs, section annotate)}) within `limit` bytes of JSON, and how
-    many were chosen before the limit."""
+    """`count` packed trees per domain within `limit` bytes of JSON, and how many were chosen before the limit."""
     packed, asked = [], 0
-    for domain, (nodes, labels, pairs, params) in domains.items():
-        left, trees = limit // len(domains), trees_of(nodes)
-        for task, pick in choose(nodes, pairs, count, seed, "report_trees", domain):
+    for domain, grown in domains.items():
+        left = limit // len(domains)
+        for task, pick in choose(grown.nodes, grown.pairs, count, seed, "report_trees", domain):
             asked += 1
-            own = [[row for row in rows if row["task_id"] == task] for rows in (labels, pairs)]
-            one = pack(domain, pick, trees[task], own[0], own[1], params)
+            one = pack(domain, pick, grown.of(task), tokenizer)
             left -= len(json.dumps(one, separators=(",", ":")))
             if left >= 0:
                 packed.append(one)

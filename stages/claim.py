@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from stages.claims.experiment import FOLDER, Experiment, check_experiment, load_experiment, slugs
+from stages.claims.experiment import FOLDER, Experiment, check_experiment, common_values, load_experiment, slugs
 from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.parent import die_with_parent
@@ -54,9 +54,12 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
     print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
 
     def play(run: Run) -> dict[str, Any]:
+        name, metrics = f"{slug}-{run.arm}-{run.seed}-{run.key}", metrics_of(experiment)
         values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
+        if experiment.lane == "labels":
+            return workshop.judge_labels(name, values, common_values(experiment, params), metrics)
         results.starts[run.arm] = workshop.start_success(values)
-        return workshop.play(f"{slug}-{run.arm}-{run.seed}-{run.key}", values, metrics_of(experiment))
+        return workshop.play(name, values, metrics)
 
     failed = 0
     for run, outcome in outcomes(missing, play, jobs):
@@ -99,8 +102,8 @@ def main() -> int:
         if options.check:
             for slug, experiment in experiments.items():
                 runs = len(experiment.arms) * len(experiment.seeds)
-                steps = runs * experiment.budget.environment_steps
-                print(f"claim: {slug}: {runs} runs, {steps:,} environment steps, {len(experiment.claims)} claims")
+                steps = f"{runs * experiment.budget.environment_steps:,} environment steps, " if experiment.budget else ""
+                print(f"claim: {slug}: {runs} runs, {steps}{len(experiment.claims)} claims")
             return 0
         workshop = Workshop(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
         failed = sum(one_experiment(root, slug, one, params, workshop, jobs) for slug, one in experiments.items())

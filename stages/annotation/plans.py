@@ -5,7 +5,7 @@ lazy   descend to the first node whose next action was not drawn `expand_k` time
        Every rollout is a draw at all nodes that it passes, so expansion and evaluation are one.
 eager  descend to a leaf; draw `expand_k` actions there at once; value the leaf by a rollout from one of its children (LATS,
        rStar), by the value model (ReST-MCTS*), or by both. The model's word on the leaf and the draws come out of the same pass.
-omega  stages/annotation/omega.py
+flat, omega  stages/annotation/solutions.py
 
 With `leaves_per_tree` above 1, leaves are chosen one after the other, those before them counting as under way; all are evaluated
 at once, then entered in the order of their choice: what becomes of a tree never depends on which of them was finished first.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stages.annotation.omega import omega
+from stages.annotation.solutions import flat, omega
 from stages.annotation.tree import Tree
 from stages.annotation.work import Plan, Play, Read, stopped
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def plan_of(tree: Tree) -> Plan:
     """The plan that the tree's parameters name."""
-    if tree.params.selection.rule == "omega":
-        return omega(tree)
+    if tree.params.selection.rule in ("flat", "omega"):
+        return flat(tree) if tree.params.selection.rule == "flat" else omega(tree)
     return eager(tree) if tree.params.expansion.kind == "eager" else lazy(tree)
 
 

@@ -45,7 +45,11 @@ def stopped(tree: Tree) -> bool:
         worth = tree.params.low + (tree.params.high - tree.params.low) * stop.value
         if any(node.model_value is not None and node.model_value >= worth for node in tree.nodes):
             return True
-    return any(
-        limit is not None and tree.counters[name] >= limit
-        for name, limit in (("environment_steps", stop.environment_steps), ("policy_tokens", stop.policy_tokens))
-    )
+    return spent(tree)
+
+
+def spent(tree: Tree) -> bool:
+    """Whether the tree has used up its environment steps or tokens."""
+    stop = tree.params.stop
+    limits = {"environment_steps": stop.environment_steps, "policy_tokens": stop.policy_tokens}
+    return any(limit is not None and tree.counters[name] >= limit for name, limit in limits.items())

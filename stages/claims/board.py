@@ -13,6 +13,8 @@ from stages.claims.results import result_path
 from stages.validation import ParamsError
 
 PAGE = FOLDER / "README.md"
+LANES = {"labels": "nothing is trained: trees are grown, and their labels and pairs judged by exact values"}
+"""What a run is, where it is no training of a specialist."""
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
 
 
@@ -127,9 +129,9 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
             for arm, values in experiment.arms.items()
         ),
     )
+    steps = f"{experiment.budget.environment_steps:,} environment steps per run" if experiment.budget else LANES[experiment.lane]
     told = (
-        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, "
-        f"{experiment.budget.environment_steps:,} environment steps per run. "
+        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, {steps}. "
         f"Shared by all arms: {', '.join(_override(experiment.shared)) or 'nothing beyond params.yaml'}."
     )
     parts = [f'<a id="{slug}"></a>', f"## {experiment.method}", f"{experiment.paper}; `{experiment.switch}`.", told, arms]

@@ -33,11 +33,11 @@ class Claim(Section):
     """The claim in one sentence."""
     arm: str
     against: str
-    metric: Annotated[str, Field(pattern=r"^(panel|history|report)\.[\w.]+$")] = "panel.success"
+    metric: Annotated[str, Field(pattern=r"^(panel|history|report|labels)\.[\w.]+$")] = "panel.success"
     """`panel.<success|reward|turns|tokens|cost>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two up to
     evaluate.attempts, or these): on the frozen panel, after training.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
-    reports/rl/<domain>.json."""
+    reports/rl/<domain>.json. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py)."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -50,6 +50,9 @@ class Budget(Section):
     """Turns that each run may play; a run ends with the step that reaches it."""
 
 
+Lane = Literal["rl", "labels"]
+
+
 class Experiment(Section):
     method: str
     """The method's name, for people."""
@@ -59,7 +62,12 @@ class Experiment(Section):
     environment: str
     """A domain of params.yaml."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=MIN_SEEDS)]
-    budget: Budget
+    lane: Lane = "rl"
+    """What a run is. rl: the specialist is trained from a start that its seeds share, and plays the panel. labels: trees are
+    grown as the arm's `annotate` says, and their labels and pairs are judged by exact values (stages/claims/mcts_labels.py); all
+    arms and seeds share the SFT policy."""
+    budget: Budget | None = None
+    """Of rl; the other lanes have none."""
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in what comes before rl, since that is what is compared."""
     shared: dict[str, Any] = Field(default_factory=dict)
@@ -71,6 +79,12 @@ class Experiment(Section):
     def _names(self) -> Experiment:
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds lists one twice: {self.seeds}")
+        if (self.budget is None) == (self.lane == "rl"):
+            raise ValueError(
+                "budget.environment_steps: runs of lane rl end with it, and it must be given"
+                if self.lane == "rl"
+                else f"budget: lane {self.lane} trains nothing; leave it out"
+            )
         for number, claim in enumerate(self.claims, start=1):
             unknown = sorted({claim.arm, claim.against} - set(self.arms))
             if unknown:
@@ -85,6 +99,8 @@ class Experiment(Section):
         values = self.model_dump(mode="json")
         for claim in values["claims"]:
             del claim["checked"]
+        if self.lane == "rl":
+            del values["lane"]
         return digest(values)
 
 
@@ -128,14 +144,22 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
     values = _settle({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
     for overrides in (experiment.shared, experiment.arms[arm]):
         values = _settle(deep_merge(values, overrides), domain)
+    values["evaluate"] = {**values.get("evaluate", {}), "models": [f"rl@{domain}" if experiment.lane == "rl" else "sft"]}
+    if experiment.budget is None:
+        return values
     rl = values["rl"]
     budget = experiment.budget.environment_steps
     if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
         # An episode has at least one turn: so many steps are sure to reach the budget.
         rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
     rl["environment_steps"] = budget
-    values["evaluate"] = {**values.get("evaluate", {}), "models": [f"rl@{domain}"]}
     return values
+
+
+def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
+    """params.yaml of what all arms of lane labels start from: the arms' own overrides are of the trees that are judged."""
+    bare = experiment.model_copy(update={"arms": {"": {}}})
+    return arm_values(bare, "", params)
 
 
 def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +186,7 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
     first = next(iter(starts))
     for arm, start in starts.items():
         differing = [name for name in start if start[name] != starts[first][name]]
-        if differing and experiment.start == "common":
+        if differing and experiment.start == "common" and experiment.lane == "rl":
             raise ParamsError(
                 f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from one "
                 f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"

@@ -15,15 +15,18 @@ import numpy as np
 
 from stages import seeding
 from stages.agent.engine import Sampling, Turn
-from stages.annotation.tree import Tree
+from stages.annotation.tree import Row, Tree
 from stages.environments.protocol import Observation, Step, Task
 
 ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
+SURE = 0.2
+"""Share of the leaves that solve the task in worlds of kind sure."""
 Actions = tuple[int, ...]
 
 
 def task(name: str, world: int = 0, kind: str = "coin") -> Task:
-    """`coin`: after 4 moves the policy tosses a coin of the leaf's bias; `paid`: the leaf itself pays its number."""
+    """`coin`: after 4 moves the policy tosses a coin of the leaf's bias; `paid`: the leaf itself pays its number; `sure`: some
+    leaves pay 1, the others 0."""
     return Task(name, "tabular", "train", 0, "", {"world": world, "kind": kind}, 1.0)
 
 
@@ -31,6 +34,13 @@ def task(name: str, world: int = 0, kind: str = "coin") -> Task:
 def leaf(world: int, actions: Actions) -> float:
     """Bias of the coin at a leaf: most are small."""
     return round(random.Random(seeding.key64("leaf", world, actions)).random() ** 4, 3)
+
+
+def pay(world: int, actions: Actions, kind: str) -> float:
+    """What is to be expected at a leaf."""
+    if kind == "sure":
+        return float(random.Random(seeding.key64("sure", world, actions)).random() < SURE)
+    return leaf(world, actions)
 
 
 @cache
@@ -44,11 +54,11 @@ def policy(world: int, actions: Actions) -> list[float]:
     return [weight / sum(weights) for weight in weights] + [0.0, 0.0]
 
 
-def value(world: int, actions: Actions, best: bool = False) -> float:
+def value(world: int, actions: Actions, best: bool = False, kind: str = "coin") -> float:
     """Exact value of the policy after these moves, or of the best moves."""
     if len(actions) == DEPTH:
-        return leaf(world, actions)
-    below = [value(world, (*actions, arm), best) for arm in range(ARMS)]
+        return pay(world, actions, kind)
+    below = [value(world, (*actions, arm), best, kind) for arm in range(ARMS)]
     return max(below) if best else sum(p * v for p, v in zip(policy(world, actions), below, strict=False))
 
 
@@ -76,9 +86,10 @@ class World:
             self.done = True
             return Step(Observation("end"), float(number == WIN), True, True, False)
         self.actions = (*self.actions, number)
-        paid = self.task.spec["kind"] == "paid" and len(self.actions) == DEPTH
+        kind = self.task.spec["kind"]
+        paid = kind != "coin" and len(self.actions) == DEPTH
         self.done = paid
-        reward = leaf(self.task.spec["world"], self.actions) if paid else 0.0
+        reward = pay(self.task.spec["world"], self.actions, kind) if paid else 0.0
         return Step(Observation(f"at {self.actions}"), reward, True, paid, False)
 
     def snapshot(self) -> Any:
@@ -192,4 +203,14 @@ class ExactReader:
 
 
 def actions_of(tree: Tree, index: int) -> Actions:
+    """Moves on the way to a node."""
     return tuple(tree.nodes[node].edge.token_ids[0] for node in tree.path(index)[1:])
+
+
+def actions_in(tree: Sequence[Row], index: int) -> Actions:
+    """The same of a stored tree."""
+    actions = []
+    while index:
+        actions.append(tree[index]["token_ids"][0])
+        index = tree[index]["parent"]
+    return tuple(actions[::-1])

@@ -9,11 +9,14 @@ from typing import Any
 
 from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
+from stages.claims.label_metrics import METRICS, WORLDS
 from stages.evaluation.aggregates import claim_verdict, paired_difference
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
-"""Measured in every run, whatever is claimed."""
+"""Measured in every run, whatever is claimed ..."""
+ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
+"""... and in every run of lane labels."""
 DIGITS = 6
 
 
@@ -36,7 +39,8 @@ class Run:
 
 
 def metrics_of(experiment: Experiment) -> list[str]:
-    return sorted({*ALWAYS, *(claim.metric for claim in experiment.claims)})
+    always = ALWAYS if experiment.lane == "rl" else ALWAYS_LABELS
+    return sorted({*always, *(claim.metric for claim in experiment.claims)})
 
 
 def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
@@ -89,7 +93,7 @@ class Results:
             "arms": experiment.arms,
             "shared": experiment.shared,
             "seeds": experiment.seeds,
-            "budget": experiment.budget.model_dump(),
+            "budget": experiment.budget.model_dump() if experiment.budget else None,
             "confidence": CONFIDENCE,
             "claims": [self.judge(experiment, claim) for claim in experiment.claims],
             "start": dict(sorted(self.starts.items())),

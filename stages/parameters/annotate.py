@@ -11,6 +11,10 @@ from stages.parameters.shared import HeadParams, SamplingParams
 from stages.validation import Count, NonNegative, Positive, Section, Share
 
 Whole = Annotated[int, Field(ge=0)]
+MEASURING = ("flat", "omega")
+"""Selection rules that measure the states of solutions."""
+NO_SCORES = ("random", *MEASURING)
+"""Selection rules that do not score children."""
 
 
 class OmegaScore(Section):
@@ -25,8 +29,9 @@ class OmegaScore(Section):
 
 
 class Selection(Section):
-    rule: Literal["uct", "uct_2ln", "uct_1p", "puct", "random", "omega"] = "uct"
-    """`omega` is a search of its own: for the first wrong step of wrong rollouts, by bisection."""
+    rule: Literal["uct", "uct_2ln", "uct_1p", "puct", "random", "flat", "omega"] = "uct"
+    """`flat` and `omega` measure states of whole solutions in place of selecting: every one, or those that bisection of wrong
+    solutions leads to."""
     c: NonNegative = 1.0
     decay: Literal["none", "linear", "exponential"] = "none"
     decay_to: Share = 0.1
@@ -38,9 +43,9 @@ class Selection(Section):
 
     @model_validator(mode="after")
     def _exploration(self) -> Selection:
-        if self.decay != "none" and self.rule in ("random", "omega"):
+        if self.decay != "none" and self.rule in NO_SCORES:
             raise ValueError(f"decay '{self.decay}' lets c fall, which rule '{self.rule}' does not let fall: set it to none")
-        if self.unvisited is not None and self.rule in ("random", "omega"):
+        if self.unvisited is not None and self.rule in NO_SCORES:
             raise ValueError(f"rule '{self.rule}' does not score children without visits: set unvisited to null")
         return self
 
@@ -61,7 +66,7 @@ class Expansion(Section):
 class LeafEvaluation(Section):
     kind: Literal["rollout", "value_model", "mixed"] = "rollout"
     rollouts: Annotated[int, Field(ge=1, le=64)] = 1
-    """Per leaf; under selection.rule omega per state that is measured."""
+    """Per leaf; under selection.rule flat and omega per state that is measured."""
     temperature: Annotated[float, Field(gt=0.0, le=5.0)] | None = None
     """Of a rollout's turns beyond its expansion; null: sampling.temperature."""
     keep_rollouts: bool = True
@@ -153,7 +158,7 @@ class ValueModel(Section):
 class Annotate(Section):
     tasks: Count = 48
     iterations: Count = 16
-    """Of a tree; under selection.rule omega searches for a first error."""
+    """Of a tree; under selection.rule flat and omega solutions."""
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
     chunk: Count = 128
@@ -268,7 +273,8 @@ class Annotate(Section):
         evaluation = self.evaluation
         if self.stop.value is not None and not evaluation.reads_values:
             raise ValueError("stop.value is a value of the value model, which evaluation.kind 'rollout' has none of")
-        if self.selection.rule != "omega":
+        rule = self.selection.rule
+        if rule not in MEASURING:
             return self
         lacking = {
             "expansion.kind": (self.expansion.kind, "lazy"),
@@ -280,12 +286,12 @@ class Annotate(Section):
         for name, (given, needed) in lacking.items():
             if given != needed:
                 raise ValueError(
-                    f"selection.rule 'omega' searches wrong rollouts for their first error and backs up nothing to choose by: "
+                    f"selection.rule '{rule}' measures the states of solutions by rollouts and backs up nothing to choose by: "
                     f"set {name} to {needed} (it is {given})"
                 )
         if evaluation.rollouts < 2:
             raise ValueError(
-                "selection.rule 'omega' measures a state by several rollouts: set evaluation.rollouts to at least 2 (the paper "
-                "has 8)"
+                f"selection.rule '{rule}' measures a state by several rollouts: set evaluation.rollouts to at least 2 (the "
+                "papers: 8)"
             )
         return self

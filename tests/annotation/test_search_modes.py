@@ -10,10 +10,10 @@ from tabular import grow
 
 from stages.agent.episode import read_rows, write_table
 from stages.annotation.labels import first_error, label_rows
-from stages.annotation.omega import omega
 from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import lazy
 from stages.annotation.search import Search
+from stages.annotation.solutions import omega
 from stages.annotation.tree import Edge, Tree, node_schema, tree_values
 from stages.annotation.work import Play
 from stages.claims.known_tree import (
@@ -53,6 +53,7 @@ MODES: dict[str, dict[str, Any]] = {
     "signed": {"reward_range": [-1.0, 1.0], "cut_return": -0.5, "max_depth": 3},
     "random": {"selection": {"rule": "random"}},
     "omega": {"selection": {"rule": "omega", "c": 0.125}, "evaluation": {"rollouts": 4}},
+    "flat": {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 3}, "iterations": 4},
     "wu_uct": {"leaves_per_tree": 4},
     "virtual_loss": {**MODEL, "leaves_per_tree": 4, "virtual": "loss"},
     "budget": {"stop": {"policy_tokens": 60}},
@@ -85,7 +86,7 @@ def test_visits_add_up(mode: str):
     from the value model or as the start of rollouts without a child; nothing is left pending."""
     for tree in grow(["a", "b"], **{"iterations": 20, "expand_k": 3, **MODES[mode]}):
         params = tree.params
-        if params.selection.rule != "omega" and params.stop.policy_tokens is None:
+        if params.selection.rule not in ("flat", "omega") and params.stop.policy_tokens is None:
             assert tree.nodes[0].N == tree.iterations * params.evaluation.rollouts == 20 * params.evaluation.rollouts
         for node in tree.nodes:
             children = [tree.nodes[index] for index in node.children]
@@ -254,6 +255,17 @@ def test_a_searched_rollout_is_never_searched_again():
     certain = grow(["a"], kind="paid", iterations=3, **MODES["omega"])  # no return reaches 1: MC is 0
     assert certain[0].iterations == 0
     assert certain[0].nodes[0].N == 4
+
+
+def test_flat_measures_every_state_of_a_solution():
+    """Contract: one solution of M steps takes M measurements of k rollouts, and each state's MC is theirs."""
+    settings = {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 6}}
+    for tree in grow(["a", "b"], iterations=1, **settings):
+        assert tree.nodes[0].N == 1 + 6 * (DEPTH + 1)
+        way = [node for node in tree.nodes if node.iteration == 1][: DEPTH + 1]
+        assert all(node.n_rollouts >= 7 for node in way)
+    (tree,) = grow(["a"], iterations=50, stop={"policy_tokens": 200}, **settings)
+    assert 200 <= tree.counters["policy_tokens"] < 200 + 6 * 2 * (DEPTH + 1)
 
 
 # ---- several leaves at once -------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
-"""OmegaPRM (2406.06592): bisection of wrong rollouts for their first error.
+"""Searches that start from whole solutions and measure the states on their way, without a tree policy.
 
-A state is worth MC = the share of `evaluation.rollouts` rollouts from it that succeed. The pool holds the wrong rollouts of all
-states with 0 < MC < 1. An iteration takes the one of highest score (`selection.omega_score`) out of it, for good, and halves it:
-if MC of the state in the middle is above 0 the first error comes later, else it is there or before. So a rollout of M steps takes
-about log2 M measurements in place of M; every state that is measured on the way brings its own wrong rollouts into the pool. In a
-node's counts the rollouts that passed it stand beside those that measured it.
+A state is worth MC = the share of `evaluation.rollouts` rollouts from it that succeed.
+flat   Math-Shepherd (2312.08935): an iteration is a rollout from the start, each of whose states is measured: M measurements
+       for M steps.
+omega  OmegaPRM (2406.06592): the pool holds the wrong rollouts of all states with 0 < MC < 1. An iteration takes the one of
+       highest score (`selection.omega_score`) out of it, for good, and halves it: if MC of the state in the middle is above 0 the
+       first error comes later, else it is there or before. So a rollout of M steps takes about log2 M measurements; every state
+       that is measured on the way brings its own wrong rollouts into the pool.
+In a node's counts the rollouts that passed it stand beside those that measured it. Budgets are checked between measurements.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.selection import omega_score
 from stages.annotation.tree import SUCCESS, Tree
-from stages.annotation.work import Plan, Play, stopped
+from stages.annotation.work import Plan, Play, spent, stopped
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge
@@ -82,11 +85,23 @@ def omega(tree: Tree) -> Plan:
     while pool.candidates and not stopped(tree):
         way = pool.take().path
         right, wrong = 0, len(way) - 1
-        while wrong - right > 1:
+        while wrong - right > 1 and not spent(tree):
             middle = (right + wrong) // 2
             yield from _measure(pool, way[middle])
             if pool.mc[way[middle]] > 0.0:
                 right = middle
             else:
                 wrong = middle
+        tree.iterations += 1
+
+
+def flat(tree: Tree) -> Plan:
+    """The plan of a tree."""
+    pool = _Pool(tree)
+    while not tree.nodes[0].ended and not stopped(tree):
+        (edges,) = yield [Play(0, tree.nodes[0].n_rollouts)]
+        last = tree.insert(0, edges, tree.iterations + 1)
+        for state in tree.path(last)[:-1]:
+            if not spent(tree):
+                yield from _measure(pool, state)
         tree.iterations += 1

@@ -19,7 +19,7 @@ from stages.annotation.tree import Row, Tree
 from stages.environments.protocol import Observation, Step, Task
 
 ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
-SURE = 0.2
+SURE = 0.3
 """Share of the leaves that solve the task in worlds of kind sure."""
 Actions = tuple[int, ...]
 

@@ -4,7 +4,7 @@
 FILE's section `annotate` says, seeded by its `rl.seed`: in known worlds (stages/claims/known_tree.py), where Q of the policy and
 Q* come by recursion, and by the SFT policy on keydoor, where they come by dynamic programming: Q* exactly, Q of the policy under
 the action frequencies of many of its own episodes. `annotate.stop.policy_tokens` is what a tree on keydoor may cost; known trees,
-whose actions are two tokens long and whose episodes four turns, get KNOWN_TOKENS: 50 rollouts.
+whose actions are two tokens long and whose episodes four turns, get KNOWN_TOKENS: 40 rollouts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stages.validation import ParamsError
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
 
-KNOWN_WORLDS, KNOWN_TOKENS = 32, 400
+KNOWN_WORLDS, KNOWN_TOKENS = 48, 320
 TASKS, EPISODES = 24, 64
 """Of keydoor: tasks that are sometimes solved, and episodes of each that the policy's action frequencies are counted over."""
 

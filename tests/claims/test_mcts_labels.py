@@ -50,9 +50,9 @@ def test_known_worlds_are_known() -> None:
             policy, best = value(world, (arm,), kind="sure"), value(world, (arm,), best=True, kind="sure")
             assert best in (0.0, 1.0)
             assert policy <= best
-    few = mcts_labels.known(Annotate(iterations=1000), seed=1, worlds=8)
-    again = mcts_labels.known(Annotate(iterations=1000), seed=1, worlds=8)
-    other = mcts_labels.known(Annotate(iterations=1000), seed=2, worlds=8)
+    few = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=1, worlds=8)
+    again = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=1, worlds=8)
+    other = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=2, worlds=8)
     assert few == again != other
     assert mcts_labels.KNOWN_TOKENS * 8 <= few["tokens"] < (mcts_labels.KNOWN_TOKENS + 12) * 8
     assert few["pair_accuracy"] > 0.6
@@ -60,7 +60,8 @@ def test_known_worlds_are_known() -> None:
 
 
 def test_all_arms_cost_the_same() -> None:
-    """Contract: every arm of the experiment spends the same tokens in the known worlds, up to its last rollouts."""
+    """Contract: every arm of the experiment spends the same tokens in the known worlds, up to its last rollouts, but for
+    OmegaPRM's search, which may find nothing left to search."""
     experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     checked = check_experiment(experiment, params, "mcts_annotation.yaml")
@@ -68,7 +69,8 @@ def test_all_arms_cost_the_same() -> None:
         section = one.section("annotate", "keydoor")
         assert section.stop.policy_tokens == 2400, arm
         spent = mcts_labels.known(section, seed=0, worlds=4)["tokens"] / 4
-        assert mcts_labels.KNOWN_TOKENS <= spent <= mcts_labels.KNOWN_TOKENS + 40, (arm, spent)
+        least = 0 if arm == "omega" else mcts_labels.KNOWN_TOKENS
+        assert least <= spent <= mcts_labels.KNOWN_TOKENS + 64, (arm, spent)
 
 
 def test_arms_share_a_start_and_runs_a_seed() -> None:

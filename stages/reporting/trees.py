@@ -99,8 +99,12 @@ def story(known: _Known) -> str:
             f"Left to itself, the policy succeeds in {root['n_success']} of {root['n_rollouts']} rollouts from the start."
         )
     found = f"{_count(root['N'], 'visit')} made {_count(len(tree), 'node')}"
-    names = {"success": "solve the task", "failure": "fail", "truncated": "are cut off"}
-    parts = [f"{kinds.count(kind)} {name}" for kind, name in names.items() if kind in kinds]
+    names = {
+        "success": ("solves the task", "solve the task"),
+        "failure": ("fails", "fail"),
+        "truncated": ("is cut off", "are cut off"),
+    }
+    parts = [f"{kinds.count(kind)} {name[kinds.count(kind) > 1]}" for kind, name in names.items() if kind in kinds]
     said.append(found + (f"; of the ends, {', '.join(parts)}." if parts else ", and no end."))
     if len(known.path) > 1:
         first = tree[known.path[1]]

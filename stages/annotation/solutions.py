@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stages.annotation.selection import omega_score
-from stages.annotation.tree import SUCCESS, Tree
+from stages.annotation.tree import Tree
 from stages.annotation.work import Plan, Play, spent, stopped
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Pool:
             last = tree.insert(state, edges, tree.iterations + 1)
             path = tree.path(last)[tree.nodes[state].depth :]
             ways.append(Wrong(state, tuple(path), sum(len(edge.action.split()) for edge in edges)))
-        right = [tree.nodes[way.path[-1]].total >= SUCCESS for way in ways]
+        right = [tree.nodes[way.path[-1]].succeeded for way in ways]
         self.mc[state] = sum(right) / len(right)
         if 0.0 < self.mc[state] < 1.0:
             self.candidates += [way for way, good in zip(ways, right, strict=True) if not good]

@@ -45,6 +45,10 @@ class Edge:
     accepted: bool = True
     """Whether the environment understood the action."""
 
+    def solves(self, total: float) -> bool:
+        """Whether an episode of return `total` that ends with this turn has solved the task."""
+        return total >= SUCCESS
+
 
 @dataclass
 class Node:
@@ -77,6 +81,11 @@ class Node:
     @property
     def ended(self) -> bool:
         return self.edge.terminal or self.edge.truncated
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether an episode that ends here has solved the task."""
+        return self.edge.solves(self.total)
 
     @property
     def prior(self) -> float:
@@ -137,11 +146,11 @@ class Tree:
 
     @property
     def solved(self) -> bool:
-        return any(node.ended and node.total >= SUCCESS for node in self.nodes)
+        return any(node.ended and node.succeeded for node in self.nodes)
 
     def first_success(self) -> int | None:
         """The iteration that first brought a success, None before."""
-        return min((node.iteration for node in self.nodes if node.ended and node.total >= SUCCESS), default=None)
+        return min((node.iteration for node in self.nodes if node.ended and node.succeeded), default=None)
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
         """The child of a node by exactly this action, or None."""
@@ -211,18 +220,18 @@ class Tree:
         Without edges (`start` is an end known already) the visit counts for the tree, not as a rollout. With `model_value` what
         is backed up is mixed with it.
         """
-        final, cut = self.nodes[start].total, self.nodes[start].edge.truncated
+        final, last = self.nodes[start].total, self.nodes[start].edge
         current, depth = start, self.nodes[start].depth
         for edge in edges:
-            final, cut = final + edge.reward, edge.truncated
+            final, last = final + edge.reward, edge
             if self.params.evaluation.keep_rollouts:
                 known = self.child(current, edge.token_ids)
                 current = self._add(current, edge, iteration) if known is None else known
         below = set(self.path(current)[depth:]) if edges else set()
         for index in below:
             self.nodes[index].n_rollouts += 1
-            self.nodes[index].n_success += final >= SUCCESS
-        worth = self.worth(final, cut)
+            self.nodes[index].n_success += last.solves(final)
+        worth = self.worth(final, last.truncated)
         share = self.params.evaluation.value_share
         self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)
         return current
@@ -280,7 +289,7 @@ class Tree:
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
-            child.n_rollouts, child.n_success, child.known = 1, int(child.total >= SUCCESS), True
+            child.n_rollouts, child.n_success, child.known = 1, int(child.succeeded), True
             if self.params.evaluation.reads_values:
                 child.model_value = self.worth(child.total, child.edge.truncated)
         return child.index

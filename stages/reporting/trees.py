@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.annotation.labels import ended
+from stages.annotation.labels import ended, hard
 from stages.annotation.selection import softmax
 from stages.annotation.tree import Row, children_of, tree_values, trees_of
 from stages.reporting.figures.trees import most_visited_path, telling_tree
@@ -20,7 +20,6 @@ BYTES = 600_000
 """Limit of the viewer's data on the page, shared by the domains; what does not fit is left out and the page says so."""
 ACTION, OBSERVATION = 160, 700
 """Letters of an action and of an answer that are shown."""
-SUCCESS = 1.0 - 1e-9
 
 
 def short(text: str, limit: int) -> str:
@@ -63,13 +62,8 @@ class _Known:
 
     @classmethod
     def of(cls, tree: Sequence[Row], labels: Sequence[Row], pairs: Sequence[Row], params: Annotate) -> _Known:
-        totals = [0.0] * len(tree)
-        for row in tree:
-            totals[row["node"]] = row["reward"] + (totals[row["parent"]] if row["node"] else 0.0)
         ends = {
-            row["node"]: "success" if totals[row["node"]] >= SUCCESS else "truncated" if row["truncated"] else "failure"
-            for row in tree
-            if ended(row)
+            row["node"]: "success" if hard(row) else "truncated" if row["truncated"] else "failure" for row in tree if ended(row)
         }
         path = [row["node"] for row in most_visited_path(tree)]
         known = {label["node"]: label for label in labels}

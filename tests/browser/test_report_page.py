@@ -123,7 +123,7 @@ def test_figures_and_text_can_be_read_on_a_phone(browser: Browser, report: Path)
 
 
 def test_a_tree_can_be_walked_through(browser: Browser, report: Path) -> None:
-    """Contract: by mouse and by keyboard a reader unfolds nodes, sees their numbers and goes from a pair's winner to its loser."""
+    """Contract: by mouse and keyboard a reader unfolds nodes, sees their numbers, goes from a pair's winner to its loser."""
     browser.open(report)
     found = re.search(r'id="tree-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)
     assert found is not None

@@ -131,6 +131,8 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, required=True, help="the run's params.yaml")
     parser.add_argument("--result", type=Path, required=True, help="where its metrics are written")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--tasks", type=int, default=TASKS, help=f"tasks of keydoor (default: {TASKS})")
+    parser.add_argument("--episodes", type=int, default=EPISODES, help=f"episodes of each for the policy (default: {EPISODES})")
     options = parser.parse_args()
     die_with_parent()
     import torch
@@ -141,7 +143,7 @@ def main() -> int:
         section, seed = params.section("annotate", params.domains[0]), params.rl.seed or 0
         if section.evaluation.reads_values:
             raise ParamsError("lane labels compares ways to annotate by rollouts; set annotate.evaluation.kind to rollout")
-        on_keydoor, steps = Keydoor(params).measure(seed)
+        on_keydoor, steps = Keydoor(params, options.tasks, options.episodes).measure(seed)
     except ParamsError as error:
         print(f"mcts labels: {error}", file=sys.stderr)
         return 2

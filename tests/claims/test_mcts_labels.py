@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from stages.claims import mcts_labels
+from stages.agent.episode import write_json
+from stages.claims import mcts_labels, workshop
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
 from stages.claims.label_metrics import METRICS, WORLDS, judge, rank_correlation
 from stages.claims.results import metrics_of
+from stages.claims.workshop import Workshop
 from stages.params import ROOT, Annotate
 
 
@@ -94,3 +97,29 @@ def test_a_lane_without_training_has_no_budget_of_it() -> None:
         Experiment.model_validate({**values, "budget": {"environment_steps": 5}})
     with pytest.raises(ValueError, match="runs of lane rl end with it"):
         Experiment.model_validate({**values, "lane": "rl"})
+
+
+def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a run of lane labels works in the copy that all arms start from, with the arm's parameters, and is told whole."""
+    experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    started, asked = [], []
+    metrics = {name: 0.5 for name in metrics_of(experiment)}
+
+    def start(self: Workshop, values: Any) -> Path:
+        started.append(values)
+        return tmp_path
+
+    def command(arguments: list[str], folder: Path, threads: int) -> None:
+        asked.append(arguments[:2])
+        settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
+        assert settings["annotate"]["selection"]["rule"] == "flat"
+        write_json(folder / arguments[arguments.index("--result") + 1], {**metrics, "environment_steps": 7})
+
+    monkeypatch.setattr(Workshop, "start", start)
+    monkeypatch.setattr(workshop, "command", command)
+    values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
+    found = Workshop(tmp_path, "c" * 40).judge_labels("run", values, common, metrics_of(experiment))
+    assert started == [common]
+    assert asked == [["-m", "stages.claims.mcts_labels"]]
+    assert (found["metrics"], found["environment_steps"], found["commit"]) == (metrics, 7, "c" * 40)

@@ -104,7 +104,7 @@ def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.Mon
     experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     started, asked = [], []
-    metrics = {name: 0.5 for name in metrics_of(experiment)}
+    metrics = dict.fromkeys(metrics_of(experiment), 0.5)
 
     def start(self: Workshop, values: Any) -> Path:
         started.append(values)

@@ -26,7 +26,7 @@ from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, v
 from stages.claims.label_metrics import judge
 from stages.claims.step_credit import policy_table
 from stages.params import Params, parse_params
-from stages.runtime import die_with_parent
+from stages.parent import die_with_parent
 from stages.seeding import permutation
 from stages.validation import ParamsError
 

@@ -21,6 +21,7 @@ METRICS = (
     "rank_policy",
     "rank_best",
     "pair_accuracy",
+    "pair_accuracy_policy",
     "right_pairs",
     "trees_with_pairs",
     "labels",
@@ -48,9 +49,9 @@ def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> d
 
     rmse_policy, rmse_best: root mean squared difference of the labels' q and Q of the policy, Q*, over labelled actions that do
     not end their episode; rank_*: Spearman's correlation with them. pair_accuracy: share of the pairs whose winner has the higher
-    Q*, equal ones counting half; right_pairs: pairs that are right less those that are wrong, per 1,000 tokens; trees_with_pairs:
-    share of them; labels: labelled actions per 1,000 tokens. Without labels the differences are 1 and the correlations 0; without
-    pairs the accuracy is one half.
+    Q*, equal ones counting half; pair_accuracy_policy: the same by Q of the policy; right_pairs: pairs right by Q* less wrong
+    ones, per 1,000 tokens; trees_with_pairs: share of them; labels: labelled actions per 1,000 tokens. Without labels the
+    differences are 1 and the correlations 0; without pairs the accuracy is one half.
     """
     trees = trees_of(rows)
     values = [
@@ -60,16 +61,15 @@ def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> d
     ]
     given, policy, best = (np.array(column) for column in zip(*values, strict=True)) if values else (np.zeros(0),) * 3
     pairs = pair_rows(rows, params)
-    differences = [
-        exact(trees[pair["task_id"]], pair["win"])[1] - exact(trees[pair["task_id"]], pair["lose"])[1] for pair in pairs
-    ]
-    signs = np.sign(np.round(differences, 9))
+    sides = [[exact(trees[pair["task_id"]], pair[side]) for side in ("win", "lose")] for pair in pairs]
+    signs, by_policy = (np.sign(np.round([win[of] - lose[of] for win, lose in sides], 9)) for of in (1, 0))
     return {
         "rmse_policy": float(np.sqrt(((given - policy) ** 2).mean())) if values else 1.0,
         "rmse_best": float(np.sqrt(((given - best) ** 2).mean())) if values else 1.0,
         "rank_policy": rank_correlation(given, policy),
         "rank_best": rank_correlation(given, best),
         "pair_accuracy": float((signs.mean() + 1) / 2) if pairs else 0.5,
+        "pair_accuracy_policy": float((by_policy.mean() + 1) / 2) if pairs else 0.5,
         "right_pairs": float(1000 * signs.sum() / tokens),
         "trees_with_pairs": len({pair["task_id"] for pair in pairs}) / len(trees),
         "labels": 1000 * len(values) / tokens,

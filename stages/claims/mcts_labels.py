@@ -2,9 +2,9 @@
 
 `python -m stages.claims.mcts_labels --settings FILE --result FILE` in a folder where everything before rl is done grows trees as
 FILE's section `annotate` says, seeded by its `rl.seed`: in known worlds (stages/claims/known_tree.py), where Q of the policy and
-Q* come by recursion, and by the SFT policy on keydoor, where they come by dynamic programming: Q* exactly, Q of the policy under
-the action frequencies of many of its own episodes. `annotate.stop.policy_tokens` is what a tree on keydoor may cost; known trees,
-whose actions are two tokens long and whose episodes four turns, get KNOWN_TOKENS: 40 rollouts.
+Q* come by recursion, and by the SFT policy on keydoor, where they come by dynamic programming: Q* exactly and discounted, Q of
+the policy under the action frequencies of many of its own episodes. `annotate.stop.policy_tokens` is what a tree on keydoor may
+cost; known trees, whose actions are two tokens long and whose episodes four turns, get KNOWN_TOKENS: 40 rollouts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from stages.validation import ParamsError
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
 
+GAMMA = 0.95
+"""Of Q* on keydoor: its turn limit forgives detours, which would make nearly all actions equally good without a discount."""
 KNOWN_WORLDS, KNOWN_TOKENS = 48, 320
 TASKS, EPISODES = 24, 64
 """Of keydoor: tasks that are sometimes solved, and episodes of each that the policy's action frequencies are counted over."""
@@ -106,7 +108,7 @@ class Keydoor:
 
         table = from_table(self.table())
         of_policy = {one.task_id: ExactValues(one, self.domain.settings, table) for one in self.tasks}
-        of_best = {one.task_id: ExactValues(one, self.domain.settings) for one in self.tasks}
+        of_best = {one.task_id: ExactValues(one, self.domain.settings, gamma=GAMMA) for one in self.tasks}
         params = self.params.section("annotate", self.name)
         with self._pool() as pool:
             search = Search(self.player.engine, self.player.chat, pool, params, seed, self.params.model.max_length)

@@ -40,6 +40,7 @@ def test_the_numbers_by_hand() -> None:
     assert found["rmse_policy"] == pytest.approx((0.09 / 2) ** 0.5)
     assert found["rmse_best"] == pytest.approx(((0.36 + 0.16) / 2) ** 0.5)
     assert (found["rank_policy"], found["rank_best"]) == (pytest.approx(1.0), pytest.approx(-1.0))
+    assert found["pair_accuracy_policy"] == 1.0
     # 1 rather than 2 is wrong by Q*; below 2, the right end rather than the wrong one is right.
     assert (found["pair_accuracy"], found["right_pairs"], found["labels"]) == (0.5, 0.0, 4.0)
     assert found["trees_with_pairs"] == 1.0

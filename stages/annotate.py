@@ -11,20 +11,21 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.agent.episode import NODE_SCHEMA, read_json, read_tasks, write_json, write_table
+from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.summary import Forest, choose_tasks, summary
+from stages.annotation.tree import node_schema
 from stages.checkpoints import Checkpoints
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
-from stages.params import Annotate
+from stages.parameters.annotate import Annotate
 from stages.runtime import StageContext, stage_run
 
 if TYPE_CHECKING:
     from stages.agent.engines import Player
     from stages.agent.policy import Policy
-    from stages.annotation.search import Search
+    from stages.annotation.search import Reader, Search
     from stages.shards import Shard
     from stages.values.step_value import StepValueModel
 
@@ -49,6 +50,36 @@ def grow_forest(
     return forest
 
 
+def open_reader(context: StageContext, player: Player, params: Annotate, checkpoints: Checkpoints) -> Reader | None:
+    """The value model that leaves are read with, fitted on the episodes of rollout; None where rollouts alone value them.
+
+    Raises ValueError for a back end without hidden states."""
+    if not params.evaluation.reads_values:
+        return None
+    from stages.agent.policy import load_policy
+    from stages.agent.torch_engine import TorchEngine
+    from stages.annotation.leaf_values import HeadReader, episode_paths, fit_leaf_model, leaf_model, stored
+
+    resources = context.params.resources
+    own = params.evaluation.backbone == "own"
+    if not own and not isinstance(player.engine, TorchEngine):
+        raise ValueError(
+            f"annotate.evaluation.backbone 'policy' reads the states of the torch engine; resources.engine.kind is "
+            f"'{resources.engine.kind}', which gives none: set backbone to own"
+        )
+    policy = player.policy or load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
+    weights = checkpoints.load("leaf-values")
+    model = leaf_model(policy.model, params, weights)
+    if weights is None:
+        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"))
+        with context.progress("fitting leaf values", 1, "model"):
+            fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
+        checkpoints.save("leaf-values", stored(model, params))
+    model.eval()
+    engine = TorchEngine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
+    return HeadReader(engine, model)
+
+
 def search_trees(context: StageContext, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
     """The trees of all tasks, grown by the policy."""
     from stages.agent.rollout import EnvironmentPool
@@ -57,10 +88,11 @@ def search_trees(context: StageContext, player: Player, tasks: Sequence[Task], p
     assert context.domain is not None
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
-    max_length = context.params.model.max_length
+    max_length, checkpoints = context.params.model.max_length, Checkpoints(context)
+    reader = open_reader(context, player, params, checkpoints)
     with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
-        search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length)
-        return grow_forest(search, tasks, params.chunk, Checkpoints(context), bar, context.shard)
+        search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=reader)
+        return grow_forest(search, tasks, params.chunk, checkpoints, bar, context.shard)
 
 
 def fit_value_model(
@@ -160,7 +192,7 @@ def run(context: StageContext) -> None:
     if context.shard:
         return
     policy = player.policy or load_policy(start, device=resources.device, precision=resources.precision)
-    write_table(out / "nodes.parquet", NODE_SCHEMA, forest.rows)
+    write_table(out / "nodes.parquet", node_schema(params), forest.rows)
 
     # Labels and pairs follow from the nodes alone.
     labels, pairs = label_rows(forest.rows, params), pair_rows(forest.rows, params)

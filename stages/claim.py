@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from stages.claims.experiment import FOLDER, Experiment, check_experiment, load_experiment, slugs
+from stages.claims.experiment import FOLDER, Experiment, check_experiment, common_values, load_experiment, slugs
 from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.parent import die_with_parent
@@ -58,6 +58,8 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
         if experiment.lane == "offline_q":
             return workshop.learn_offline(name, run.values, metrics)
         values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
+        if experiment.lane == "labels":
+            return workshop.judge_labels(name, values, common_values(experiment, params), metrics)
         trains = experiment.lane == "rl"
         success = workshop.start_success(values)
         if trains:

@@ -20,9 +20,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.parameters.annotate import Annotate
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
-from stages.parameters.values import Progress, QModel, ValueModel
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
 
@@ -96,58 +96,6 @@ class Rollout(Section):
     sampling: SamplingParams = SamplingParams()
 
 
-class Selection(Section):
-    rule: Literal["uct", "uct_2ln", "puct"] = "uct"
-    c: NonNegative = 1.0
-    prior_temperature: Positive = 1.0
-
-
-class LeafEvaluation(Section):
-    kind: Literal["rollout"] = "rollout"
-    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
-
-
-class Labels(Section):
-    q: Literal["rollout", "tree"] = "rollout"
-    """Which mean the value model learns: the policy's own rollouts (Q of the policy) or the tree's."""
-    min_visits: Count = 2
-
-
-class Pairs(Section):
-    top: Count = 2
-    bottom: Count = 2
-    min_margin: Share = 0.25
-    min_visits: Count = 2
-
-
-class Annotate(Section):
-    tasks: Count = 48
-    iterations: Count = 16
-    expand_k: Annotated[int, Field(ge=1, le=64)] = 4
-    max_depth: Count = 12
-    chunk: Count = 128
-    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
-    selection: Selection = Selection()
-    evaluation: LeafEvaluation = LeafEvaluation()
-    backup: Literal["mean", "max", "discounted_max"] = "mean"
-    gamma: Share = 1.0
-    stop_on_success: bool = False
-    sampling: SamplingParams = SamplingParams()
-    labels: Labels = Labels()
-    pairs: Pairs = Pairs()
-    value_model: ValueModel = ValueModel()
-    q_model: QModel = QModel()
-    progress: Progress = Progress()
-
-    @model_validator(mode="after")
-    def _discount(self) -> Annotate:
-        if self.gamma != 1.0 and self.backup != "discounted_max":
-            raise ValueError(
-                f"gamma ({self.gamma}) discounts backup 'discounted_max' only; backup is '{self.backup}': set gamma to 1"
-            )
-        return self
-
-
 class Ram(Section):
     eps: Positive = 1e-3
     r: NonNegative = 0.1
@@ -212,6 +160,8 @@ class Evaluate(Section):
 class Report(Section):
     episodes: Annotated[int, Field(ge=0, le=1000)] = 24
     """Sample episodes per domain in the browser."""
+    trees: Annotated[int, Field(ge=0, le=100)] = 3
+    """Search trees per domain in the viewer."""
 
 
 class PerDomain(Section):
@@ -316,6 +266,12 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             raise ParamsError(
                 f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
                 f"annotate.q_model.kind is none: set it to step_dpo or regression"
+            )
+        leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
+        if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
+                f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
             )
         if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
             raise ParamsError(

@@ -13,8 +13,10 @@ import pyarrow as pa
 import yaml
 
 from stages.agent.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
+from stages.annotation.labels import LABEL_SCHEMA, label_rows
+from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.params import Params, parse_params
+from stages.params import Annotate, Params, parse_params
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import Run, append
 from stages.reporting.this_run import this_run
@@ -379,7 +381,11 @@ def make_run(root: Path, seed: int = 0) -> Params:
         write_json(reports / "annotate" / f"{domain}.json", _annotate(rng))
         (reports / "rl" / f"{domain}_history.csv").write_text(_history(domain, rng), encoding="utf-8")
         write_json(reports / "rl" / f"{domain}.json", {"algorithm": "grpo", "episodes": 2560, "success_last": 0.7})
-        write_table(root / "data" / "annotated" / domain / "nodes.parquet", NODE_SCHEMA, _nodes(domain, rng))
+        nodes = _nodes(domain, rng)
+        annotated, settings = root / "data" / "annotated" / domain, Annotate()
+        write_table(annotated / "nodes.parquet", NODE_SCHEMA, nodes)
+        write_table(annotated / "labels.parquet", LABEL_SCHEMA, label_rows(nodes, settings))
+        write_table(annotated / "pairs.parquet", PAIR_SCHEMA, pair_rows(nodes, settings))
         _write_episodes(root, domain, rng, tokenizer)
     write_table(root / "data" / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, _outcomes(rng))
     params = parse_params(values)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, readme_block
-from stages.params import ROOT, ParamsError, check_domains, load_params
+from stages.params import ROOT, Annotate, ParamsError, check_domains, load_params
 from stages.reporting.readme import replace_block
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -92,3 +92,12 @@ def test_every_picture_is_taken_by_the_script_and_small() -> None:
 def test_readme_shows_the_pictures_that_are_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert replace_block(text, "screenshots", readme_block(ROOT)) == text, "run 'python -m screenshots'"
+
+
+def test_annotation_settings_of_papers_are_accepted() -> None:
+    """Contract: the settings that docs/annotation.md gives for published methods are valid, and none is the default."""
+    text = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `(\{.*?\})`", text, re.M)
+    assert len(rows) == 9
+    for settings in rows:
+        assert Annotate.model_validate(yaml.safe_load(settings)) != Annotate()

@@ -24,6 +24,8 @@ class Prefix:
 
     token_ids: tuple[int, ...]
     cache: Tensor | None
+    state: Tensor | None = None
+    """The hidden state after the last token, where the session was read: its next turn then needs no pass to begin with."""
 
     @property
     def cached(self) -> int:
@@ -33,10 +35,11 @@ class Prefix:
 class Session:
     """`tokens`: all of them; the first `cached` are in the cache: in row `slot`, or if that is -1, in `prefix`.
 
-    `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`.
+    `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the
+    hidden state [D] after the last token, where the session was read and has not grown since.
     """
 
-    __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "tokens")
+    __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")
 
     def __init__(self, number: int, tokens: list[int], prefix: Tensor | None, cached: int) -> None:
         self.id, self.tokens, self.prefix, self.cached = number, tokens, prefix, cached
@@ -45,6 +48,7 @@ class Session:
         self.key = 0
         self.sampling: Sampling | None = None
         self.room_ends = False
+        self.state: Tensor | None = None
 
 
 def pending(session: Session) -> list[int]:

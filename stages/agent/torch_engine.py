@@ -37,6 +37,8 @@ CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Most tokens fed in one pass, each row's rounded up."""
+READING = Sampling()
+"""Stands for a turn in sessions that are read."""
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Tokens [N], their log-probabilities [N] and, where a row wants them, entropies [N]."""
 WIDER = 1.5
@@ -114,6 +116,8 @@ class TorchEngine:
         if not self._sessions:
             self._layers.refresh()
         session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
+        if prefix and not token_ids:
+            session.state = prefix.state
         self._next_id += 1
         self._sessions[session.id] = session
         self._counters["forked_tokens"] += session.cached
@@ -127,6 +131,8 @@ class TorchEngine:
                 f"session {session} has {len(state.tokens)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
             )
         state.tokens.extend(token_ids)
+        if token_ids:
+            state.state = None
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
         state = self._idle(session)
@@ -160,7 +166,40 @@ class TorchEngine:
         if not cached:
             return Prefix(tuple(state.tokens[:length]), None)
         held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
-        return Prefix(tuple(state.tokens[:length]), held)
+        return Prefix(tuple(state.tokens[:length]), held, state.state if cached == len(state.tokens) else None)
+
+    def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
+        """What the model makes of idle sessions: the hidden state after each one's last token, [D] float32 each.
+
+        Tokens not fed yet are fed in as few passes as slots allow. A turn asked for next, or from a `snapshot`, is drawn from the
+        same pass. Sessions that were read without a token since are not fed again.
+        """
+        waiting = [self._idle(session) for session in sessions]
+        with torch.inference_mode():
+            if self.model.training:
+                self.model.eval()
+            while waiting := [session for session in waiting if session.state is None]:
+                self._read(waiting)
+        states = [self._sessions[session].state for session in sessions]
+        return [state.float().cpu().numpy() for state in states if state is not None]
+
+    def _read(self, sessions: list[Session]) -> None:
+        """Read those of the sessions that get a slot together."""
+        placed = []
+        for session in sessions:
+            if not self.table.place(session):
+                break
+            session.sampling = READING  # so that the others do not take its slot
+            placed.append(session)
+        if not placed:
+            raise RuntimeError("no slot is free to read with: all of them are in the middle of a turn; advance() first")
+        for session in placed:
+            session.sampling = None
+            if session.cached == len(session.tokens):  # its last token is fed again, for what comes out of it
+                session.cached -= 1
+                self.table.position[session.slot] = session.cached
+        for number, state in self._feed(placed, keep=0).items():
+            self._sessions[number].state = state
 
     def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
@@ -300,8 +339,11 @@ class TorchEngine:
         self._queue = waiting
         if not entering:
             return turns
-        hidden = self._feed(entering, keep=0)
+        read = {session.id: session.state for session in entering if session.state is not None}
+        hidden = {**read, **self._feed(entering, keep=0)}
         states = torch.stack([hidden[session.id] for session in entering])
+        for session in entering:
+            session.state = None
         slots = np.array([session.slot for session in entering], dtype=np.int64)
         padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
         states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])

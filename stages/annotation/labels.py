@@ -4,24 +4,30 @@ For a node (the history after a step), with c of k policy rollouts through it th
   q_rollout  c / k, the soft Monte-Carlo label of Math-Shepherd (2312.08935) and OmegaPRM (2406.06592): Q of the policy
   hard       1 if c > 0, else 0
   q_tree     the tree's value under the backup rule: between Q of the policy and Q*
-  q          one of the two, by `annotate.labels.q`;  advantage = q(node) - q(parent)
+  best       QLASS (2502.02584), after the search: r + gamma * the best child's; r where nothing is known below. The best that was
+             seen, not what the policy can expect
   process    ReST-MCTS* (2406.03816): v = max(0, v_parent + sign (1 - v_parent) / m), v of the root 0; sign is +1 if a correct end
              is known below, else -1; m = fewest steps to a correct end counting this one (a wrong branch takes the m of its
              nearest correct ancestor)
+  q          one of these, by `annotate.labels.q`, scaled to [0, 1] within the tree under `labels.scale: min_max`;
+             advantage = q(node) - q(parent)
 Nodes with fewer than `min_visits` visits get no label. A visit to a node that is not expanded is a policy rollout, so the gate
-bounds k from below as well (by expand_k at most); an end needs no rollouts to be known.
+bounds k from below as well (by expand_k at most); an end needs no rollouts to be known. Under eager expansion selection chooses
+where rollouts begin, so there they are few: `rollout` and `hard` then label only nodes that have some.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from stages.annotation.tree import Row, children_of, tree_values, trees_of
-from stages.params import Annotate
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
 
 LABEL_SCHEMA = pa.schema(
     [
@@ -96,11 +102,55 @@ def process_values(tree: Sequence[Row]) -> list[float]:
     return values
 
 
-def node_q(tree: Sequence[Row], params: Annotate) -> list[float]:
+def best_values(tree: Sequence[Row], gamma: float) -> list[float]:
+    """QLASS's value of each node of one tree: r + gamma * the best child's."""
+    children = children_of(tree)
+    values = [0.0] * len(tree)
+    for row in reversed(tree):
+        below = [values[child] for child in children[row["node"]]]
+        values[row["node"]] = row["reward"] + (gamma * max(below) if below else 0.0)
+    return values
+
+
+def first_error(tree: Sequence[Row], end: int) -> int | None:
+    """The first node on the way to `end` below which no right end is known: OmegaPRM's first wrong step. None for a right end."""
+    away, path = steps_to(tree, success=True), [end]
+    while path[-1]:
+        path.append(tree[path[-1]]["parent"])
+    return next((node for node in path[::-1][1:] if away[node] is None), None)
+
+
+def min_max(values: Sequence[float]) -> list[float]:
+    """Scaled to [0, 1]; all 0 where they are equal."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.0 for value in values]
+
+
+def unscaled_q(tree: Sequence[Row], params: Annotate) -> list[float]:
     """The Q that `annotate.labels.q` names, of each node of one tree."""
-    if params.labels.q == "tree":
-        return tree_values(tree, params.expand_k, params.backup, params.gamma)
-    return [soft(row) for row in tree]
+    match params.labels.q:
+        case "tree":
+            return tree_values(tree, params)
+        case "best":
+            return best_values(tree, params.gamma)
+        case "process":
+            return process_values(tree)
+        case "hard":
+            return [float(hard(row)) for row in tree]
+        case _:
+            return [soft(row) for row in tree]
+
+
+def node_q(tree: Sequence[Row], params: Annotate) -> list[float]:
+    """`unscaled_q`, scaled as `annotate.labels.scale` says."""
+    q = unscaled_q(tree, params)
+    return min_max(q) if params.labels.scale == "min_max" else q
+
+
+def weighed(row: Row, params: Annotate, min_visits: int) -> bool:
+    """Whether a node's Q rests on something: enough visits and, where the policy's rollouts are what counts, any of these."""
+    counts = params.labels.q in ("rollout", "hard") and not ended(row)
+    return row["N"] >= min_visits and not (counts and not row["n_rollouts"])
 
 
 def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
@@ -108,9 +158,9 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
     labels = []
     for task_id, tree in trees_of(rows).items():
         q = node_q(tree, params)
-        q_tree = tree_values(tree, params.expand_k, params.backup, params.gamma)
+        q_tree = tree_values(tree, params)
         process, away = process_values(tree), steps_to(tree, success=True)
-        labelled = [row["N"] >= params.labels.min_visits for row in tree]
+        labelled = [weighed(row, params, params.labels.min_visits) for row in tree]
         for row in tree:
             node, parent = row["node"], row["parent"]
             if not labelled[node]:

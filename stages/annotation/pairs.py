@@ -1,20 +1,30 @@
 """Preference pairs between actions taken from the same history: a pure function of the stored nodes (NODE_SCHEMA).
 
-As in rStar-Math (2501.04519): below one parent, winners are the `top` children of highest Q with a correct end below, losers the
-`bottom` of lowest Q with a wrong end below; a pair needs Q(win) - Q(lose) >= min_margin (and > 0), min_visits on both sides and
-different actions. A parent's pairs weigh 1 / (winners x losers) each, counting those that are in a pair.
+Rules, for the children of one parent:
+  top_bottom  rStar-Math (2501.04519): winners are the `top` children of highest Q, losers the `bottom` of lowest Q; `lone` of a
+              side where the other has a single child. A parent's pairs weigh 1 / (winners x losers), counting those in a pair
+  threshold   Agent Q (2408.07199): any two whose Q differs by more than min_margin; a parent's pairs weigh 1 / their number
+  best_path   step_q: along the best path of the tree (highest return, then highest mean Q, then fewest steps, then the first),
+              the action on it against the sibling of lowest Q (of equals the one with more visits, then the first)
+Under every rule both sides have min_visits and their actions differ by min_edit_distance characters, case and white space aside;
+Q(win) - Q(lose) >= min_margin and > 0. With `outcome_gate` a winner has a right end below it and a loser a wrong one; with
+`continuation` the mean Q along the best way down from the winner must be above that of the loser, as rStar-Math asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.annotation.labels import node_q, steps_to
-from stages.annotation.tree import Row, children_of, trees_of
-from stages.params import Annotate, Pairs
+from stages.annotation.labels import ended, node_q, steps_to, weighed
+from stages.annotation.tree import Row, children_of, normal, trees_of
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
 
 PAIR_SCHEMA = pa.schema(
     [
@@ -31,47 +41,147 @@ PAIR_SCHEMA = pa.schema(
 """`parent`, `win` and `lose` are nodes of the task's tree; the winning and losing actions' tokens are theirs."""
 
 
-def _normal(action: str) -> str:
-    return " ".join(action.lower().split())
+def edit_distance(first: str, second: str, enough: int) -> int:
+    """Levenshtein's distance of two texts, or `enough` if it is at least that."""
+    if first == second or abs(len(first) - len(second)) >= enough:
+        return 0 if first == second else enough
+    row = list(range(len(second) + 1))
+    for place, letter in enumerate(first, start=1):
+        above, row[0] = row[0], place
+        for column, other in enumerate(second, start=1):
+            above, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, above + (letter != other))
+        if min(row) >= enough:
+            return enough
+    return min(row[-1], enough)
 
 
-def sibling_pairs(
-    tree: Sequence[Row], siblings: Sequence[int], q: Sequence[float], right: Sequence[bool], wrong: Sequence[bool], rule: Pairs
-) -> list[tuple[int, int]]:
-    """(win, lose) among the children of one parent, best winner first. `right`, `wrong`: a correct, a wrong end is below."""
-    seen = [node for node in siblings if tree[node]["N"] >= rule.min_visits]
-    winners = sorted((node for node in seen if right[node]), key=lambda node: (-q[node], node))[: rule.top]
-    losers = sorted((node for node in seen if wrong[node]), key=lambda node: (q[node], node))[: rule.bottom]
-    return [
-        (win, lose)
-        for win in winners
-        for lose in losers
-        if q[win] > q[lose]
-        and q[win] - q[lose] >= rule.min_margin
-        and _normal(tree[win]["action"]) != _normal(tree[lose]["action"])
-    ]
+def best_path(tree: Sequence[Row], q: Sequence[float]) -> list[int]:
+    """Nodes of the best path from the root to a visited end, the root first; [] if no end was visited or all ends are worth the
+    same."""
+    totals = [0.0] * len(tree)
+    for row in tree:
+        totals[row["node"]] = row["reward"] + (totals[row["parent"]] if row["node"] else 0.0)
+    ends = [row["node"] for row in tree if ended(row) and row["N"] and row["node"]]
+    if len({totals[end] for end in ends}) < 2:
+        return []
+    paths = []
+    for end in ends:
+        path = [end]
+        while path[-1]:
+            path.append(tree[path[-1]]["parent"])
+        paths.append(path[::-1])
+
+    def rank(path: list[int]) -> tuple[float, float, int, int]:
+        return (-totals[path[-1]], -sum(q[node] for node in path[1:]) / (len(path) - 1), len(path), path[-1])
+
+    return min(paths, key=rank)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One tree with what the rules look at, by node."""
+
+    tree: Sequence[Row]
+    children: list[list[int]]
+    q: list[float]
+    right: list[bool]
+    """A right end is below, or it is one."""
+    wrong: list[bool]
+    params: Annotate
+
+    @classmethod
+    def of(cls, tree: Sequence[Row], params: Annotate) -> _Judged:
+        right, wrong = ([steps is not None for steps in steps_to(tree, success)] for success in (True, False))
+        return cls(tree, children_of(tree), node_q(tree, params), right, wrong, params)
+
+    def candidates(self, parent: int) -> list[int]:
+        """Children that may be in a pair."""
+        visits = self.params.pairs.min_visits
+        return [node for node in self.children[parent] if weighed(self.tree[node], self.params, visits)]
+
+    def wins(self, node: int) -> bool:
+        return self.right[node] or not self.params.pairs.outcome_gate
+
+    def loses(self, node: int) -> bool:
+        return self.wrong[node] or not self.params.pairs.outcome_gate
+
+    def going_on(self, node: int) -> float:
+        """Mean Q from a node down the children of highest Q that were visited."""
+        found = [self.q[node]]
+        while below := [child for child in self.children[node] if self.tree[child]["N"]]:
+            node = max(below, key=lambda child: (self.q[child], -child))
+            found.append(self.q[node])
+        return sum(found) / len(found)
+
+    def apart(self, win: int, lose: int) -> bool:
+        """Whether margin, actions and continuations let the two be a pair."""
+        rule, margin = self.params.pairs, self.q[win] - self.q[lose]
+        if margin <= 0 or margin < rule.min_margin or (rule.rule == "threshold" and margin == rule.min_margin):
+            return False
+        actions = normal(self.tree[win]["action"]), normal(self.tree[lose]["action"])
+        if edit_distance(*actions, rule.min_edit_distance) < rule.min_edit_distance:
+            return False
+        return not rule.continuation or self.going_on(win) > self.going_on(lose)
+
+    # ---- rules: (win, lose) of each pair with its weight --------------------------------------------------------------------
+
+    def top_bottom(self, parent: int) -> list[tuple[int, int, float]]:
+        rule, seen = self.params.pairs, self.candidates(parent)
+        winners = sorted((node for node in seen if self.wins(node)), key=lambda node: (-self.q[node], node))
+        losers = sorted((node for node in seen if self.loses(node)), key=lambda node: (self.q[node], node))
+        top = rule.lone if rule.lone and len(losers) == 1 else rule.top
+        bottom = rule.lone if rule.lone and len(winners) == 1 else rule.bottom
+        found = [(win, lose) for win in winners[:top] for lose in losers[:bottom] if self.apart(win, lose)]
+        weight = 1.0 / (len({win for win, _ in found}) * len({lose for _, lose in found})) if found else 0.0
+        return [(win, lose, weight) for win, lose in found]
+
+    def threshold(self, parent: int) -> list[tuple[int, int, float]]:
+        ordered = sorted(self.candidates(parent), key=lambda node: (-self.q[node], node))
+        found = [
+            (win, lose)
+            for win in ordered
+            for lose in ordered[::-1]
+            if self.wins(win) and self.loses(lose) and self.apart(win, lose)
+        ]
+        return [(win, lose, 1.0 / len(found)) for win, lose in found]
+
+    def along(self, path: Sequence[int]) -> list[tuple[int, int, int, float]]:
+        """(parent, win, lose, weight) along the best path."""
+        found = []
+        for parent, win in pairwise(path):
+            seen = self.candidates(parent)
+            losers = [node for node in seen if node != win and self.loses(node)]
+            if win not in seen or not losers or not self.wins(win):
+                continue
+            lose = min(losers, key=lambda node: (self.q[node], -self.tree[node]["N"], node))
+            if self.apart(win, lose):
+                found.append((parent, win, lose, 1.0))
+        return found
+
+    def pairs(self) -> list[tuple[int, int, int, float]]:
+        """(parent, win, lose, weight) of the whole tree, by parent and rank."""
+        if self.params.pairs.rule == "best_path":
+            return self.along(best_path(self.tree, self.q))
+        rule = self.top_bottom if self.params.pairs.rule == "top_bottom" else self.threshold
+        return [(parent, *pair) for parent, below in enumerate(self.children) if len(below) > 1 for pair in rule(parent)]
 
 
 def pair_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
     """Rows of PAIR_SCHEMA over all trees, by task, parent and rank."""
     pairs = []
     for task_id, tree in trees_of(rows).items():
-        q = node_q(tree, params)
-        right, wrong = ([steps is not None for steps in steps_to(tree, success)] for success in (True, False))
-        for parent, siblings in enumerate(children_of(tree)):
-            found = sibling_pairs(tree, siblings, q, right, wrong, params.pairs) if len(siblings) > 1 else []
-            weight = 1.0 / (len({win for win, _ in found}) * len({lose for _, lose in found})) if found else 0.0
-            pairs += [
-                {
-                    "task_id": task_id,
-                    "parent": parent,
-                    "win": win,
-                    "lose": lose,
-                    "margin": q[win] - q[lose],
-                    "n_win": tree[win]["N"],
-                    "n_lose": tree[lose]["N"],
-                    "weight": weight,
-                }
-                for win, lose in found
-            ]
+        judged = _Judged.of(tree, params)
+        pairs += [
+            {
+                "task_id": task_id,
+                "parent": parent,
+                "win": win,
+                "lose": lose,
+                "margin": judged.q[win] - judged.q[lose],
+                "n_win": tree[win]["N"],
+                "n_lose": tree[lose]["N"],
+                "weight": weight,
+            }
+            for parent, win, lose, weight in judged.pairs()
+        ]
     return pairs

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from stages.annotation.labels import ended
-from stages.annotation.tree import Row, children_of, tree_values, trees_of
-from stages.params import Annotate
+from stages.annotation.labels import ended, unscaled_q
+from stages.annotation.tree import Row, children_of, trees_of
 from stages.values.step_value import ValuePath
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
 
 
 def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
     """Fewest paths that cover every node from which the policy acts (ended nodes need no prediction).
 
     A node is read at the last token of its context, where the policy's turn begins, on the first path that reaches it; its
-    target is the success share of the policy's rollouts from there (or the tree's value over its visits, by `annotate.labels.q`),
-    its weight their number.
+    target is the success share of the policy's rollouts from there, its weight their number; or, by `annotate.labels.q`, another
+    of the labels, in the units of an episode's return, with the visits for its weight. Nodes without weight are not learnt.
     """
     paths = []
+    by_visits = params.labels.q in ("tree", "best", "process")
+    # Only values of the tree itself are in its units.
+    low, scale = (params.low, params.high - params.low) if params.labels.q == "tree" else (0.0, 1.0)
     for task_id, tree in trees_of(rows).items():
         children = children_of(tree)
-        values = tree_values(tree, params.expand_k, params.backup, params.gamma) if params.labels.q == "tree" else None
+        values = None if params.labels.q == "rollout" else [(value - low) / scale for value in unscaled_q(tree, params)]
         covered: set[int] = set()
         for row in tree:
             if ended(row) or any(not ended(tree[child]) for child in children[row["node"]]):
@@ -33,11 +39,14 @@ def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
                 if node in covered:
                     continue
                 covered.add(node)
-                count = at["n_rollouts"] if values is None else at["N"]
+                count = at["N"] if by_visits else at["n_rollouts"]
+                if not count:
+                    continue
                 boundaries.append(len(token_ids) - 1)
                 rollouts.append(float(count))
                 successes.append(float(at["n_success"]) if values is None else values[node] * count)
-            paths.append(ValuePath(task_id, token_ids, boundaries, successes, rollouts))
+            if boundaries:
+                paths.append(ValuePath(task_id, token_ids, boundaries, successes, rollouts))
     return paths
 
 

@@ -1,11 +1,19 @@
-"""Which child a descent goes to next.
+"""Which child a descent goes to next, and which wrong rollout OmegaPRM searches next.
 
 Rules (Q = value of a child, n its visits, N those of its parent):
-  uct      Q + c sqrt(ln N / n)      rStar (2408.06195), rStar-Math (2501.04519)
-  uct_2ln  Q + c sqrt(2 ln N / n)    UCB1 as LATS (2310.04406) and ReST-MCTS* (2406.03816) write it
-  puct     Q + c P sqrt(N) / (1 + n) P = softmax over siblings of the length-normalised log-probability / temperature
-Under both UCT rules an unvisited child comes first; under PUCT it counts with Q = 0 and its prior decides. Equal scores go to
-the first child.
+  uct      Q + c sqrt(ln N / n)        rStar (2408.06195), rStar-Math (2501.04519): c = 2
+  uct_2ln  Q + c sqrt(2 ln N / n)      UCB1 as LATS (2310.04406; c = 1) and ReST-MCTS* (2406.03816; c = 0.7) write it
+  uct_1p   Q + c sqrt(ln N / (1 + n))  an implementation of Agent Q (2408.07199): c = 1
+  puct     Q + c P sqrt(N) / (1 + n)   P = softmax over siblings of the length-normalised log-probability / temperature
+  random   all alike                   the control
+Children without visits (n = 0), under a UCT rule:
+  first    before all others, the first of several     LATS
+  random   before all others, any of several           rStar
+  zero     0                                           rStar-Math; it starves them beside siblings of positive value
+  value    what the value model says of them           LATS on HotPotQA
+  bonus    that + 1                                    ReST-MCTS*
+Under puct their Q is the lowest return (zero) or the value model's word (value, bonus), and the prior counts as for the others.
+Equal scores go to the first child.
 """
 
 from __future__ import annotations
@@ -13,24 +21,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stages.params import Selection
+if TYPE_CHECKING:
+    from random import Random
+
+    from stages.parameters.annotate import Annotate, OmegaScore
+
+BONUS = 1.0
+UNVISITED_FIRST = ("first", "random")
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What selection knows of a child. `q` in reward units; `prior` the action's mean log-probability per token (nats)."""
+    """What selection knows of a child. `q` in the tree's units, without visits the value model's word or the lowest return;
+    `visits` those under way among them; `prior` the action's mean log-probability per token (nats)."""
 
     q: float
     visits: int
     prior: float
 
 
-def uct(q: float, visits: int, parent_visits: int, c: float, factor: float = 1.0) -> float:
-    """Q + c sqrt(factor ln N / n); infinite for an unvisited child."""
+def uct(q: float, visits: int, parent_visits: int, c: float, factor: float = 1.0, more: int = 0) -> float:
+    """Q + c sqrt(factor ln N / (n + more)); infinite for an unvisited child."""
     if visits == 0:
         return math.inf
-    return q + c * math.sqrt(factor * math.log(parent_visits) / visits)
+    return q + c * math.sqrt(factor * math.log(parent_visits) / (visits + more))
 
 
 def puct(q: float, visits: int, parent_visits: int, c: float, probability: float) -> float:
@@ -45,19 +61,74 @@ def softmax(priors: Sequence[float], temperature: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def scores(arms: Sequence[Arm], parent_visits: int, selection: Selection) -> list[float]:
-    """The score of every child under the chosen rule."""
-    if selection.rule == "puct":
-        probabilities = softmax([arm.prior for arm in arms], selection.prior_temperature)
+def exploration(params: Annotate, iteration: int) -> float:
+    """c in iteration `iteration`, from 0: it falls from c towards c * decay_to at the end, as rStar's does to a tenth."""
+    selection, done = params.selection, iteration / params.iterations
+    if selection.decay == "linear":
+        return selection.c * (1 - (1 - selection.decay_to) * done)
+    if selection.decay == "exponential":
+        return selection.c * selection.decay_to**done
+    return selection.c
+
+
+def virtual(params: Annotate, arm: Arm, pending: int) -> Arm:
+    """A child of which `pending` visits are under way. `loss`: they count as visits that brought the worst return; `wu_uct`
+    (Liu et al., 1810.11755): as visits alone, which leaves Q as it is."""
+    if not pending:
+        return arm
+    visits = arm.visits + pending
+    if params.virtual == "wu_uct":
+        return Arm(arm.q, visits, arm.prior)
+    return Arm((arm.q * arm.visits + pending * params.low) / visits, visits, arm.prior)
+
+
+def scores(arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float | None = None) -> list[float]:
+    """The score of every child under the chosen rule; rule random has none. `c`: null for `selection.c` itself."""
+    rule = params.selection.rule
+    c = params.selection.c if c is None else c
+    if rule == "puct":
+        probabilities = softmax([arm.prior for arm in arms], params.selection.prior_temperature)
         return [
-            puct(arm.q, arm.visits, parent_visits, selection.c, probability)
+            math.inf
+            if arm.visits == 0 and params.unvisited in UNVISITED_FIRST
+            else puct(arm.q, arm.visits, parent_visits, c, probability)
             for arm, probability in zip(arms, probabilities, strict=True)
         ]
-    factor = 2.0 if selection.rule == "uct_2ln" else 1.0
-    return [uct(arm.q, arm.visits, parent_visits, selection.c, factor) for arm in arms]
+    factor, more = (2.0 if rule == "uct_2ln" else 1.0), int(rule == "uct_1p")
+    own = {"zero": lambda arm: 0.0, "value": lambda arm: arm.q, "bonus": lambda arm: arm.q + BONUS}.get(params.unvisited)
+    return [own(arm) if own and arm.visits == 0 else uct(arm.q, arm.visits, parent_visits, c, factor, more) for arm in arms]
 
 
-def select(arms: Sequence[Arm], parent_visits: int, selection: Selection) -> int:
-    """Index of the child to go to: the highest score, the first of equals. Raises ValueError if there are no children."""
-    ranked = scores(arms, parent_visits, selection)
+def select(
+    arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float | None = None, stream: Random | None = None
+) -> int:
+    """Index of the child to go to: the highest score, the first of equals. `stream` draws where the rule does. Raises ValueError
+    if there are no children."""
+    if params.selection.rule == "random":
+        assert stream is not None
+        return stream.randrange(len(arms))
+    if params.unvisited == "random":
+        unvisited = [place for place, arm in enumerate(arms) if arm.visits == 0]
+        if unvisited:
+            assert stream is not None
+            return unvisited[stream.randrange(len(unvisited))]
+    ranked = scores(arms, parent_visits, params, c)
     return ranked.index(max(ranked))
+
+
+def critic_ranks(values: Sequence[float]) -> list[float]:
+    """1/rank of each sibling, the highest value first; equal values share the best rank of them."""
+    ordered = sorted(values, reverse=True)
+    return [1.0 / (ordered.index(value) + 1) for value in values]
+
+
+def mixed(search: float, critic: float, share: float) -> float:
+    """Agent Q (2408.07199): (1 - share) Q_search + share Q_critic."""
+    return (1 - share) * search + share * critic
+
+
+def omega_score(mc: float, words: int, visits: int, all_visits: int, params: OmegaScore, c: float) -> float:
+    """OmegaPRM (2406.06592, eq. 2 and 3) of a state of value `mc` and one of its wrong rollouts of `words` words: alpha^(1 - MC)
+    beta^(words / length) + c sqrt(visits of all states) / (1 + visits of this one)."""
+    worth = params.alpha ** (1 - mc) * params.beta ** (words / params.length)
+    return worth + c * math.sqrt(all_visits) / (1 + visits)

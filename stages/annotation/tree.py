@@ -10,15 +10,20 @@ Invariants, exact: N(root) = number of visits made; N(node) = sum of its childre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from stages.annotation.selection import Arm, select
+import pyarrow as pa
+
+from stages.agent.episode import NODE_SCHEMA
+from stages.annotation.selection import Arm, critic_ranks, exploration, mixed, select, virtual
 from stages.environments.protocol import SUCCESS_TERM, succeeded
-from stages.params import Selection
+from stages.seeding import stream
 
-Backup = Literal["mean", "max", "discounted_max"]
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Edge:
     terminal: bool
     truncated: bool
     state_key: str
+    accepted: bool = True
+    """Whether the environment understood the action."""
     success: float | None = None
     """The environment's term of that name, where it reports one (see `stages.environments.protocol.succeeded`)."""
 
@@ -56,9 +63,17 @@ class Node:
     """Sum of rewards from the root to here."""
     N: int = 0
     W: float = 0.0
+    W2: float = 0.0
+    """Sum of the squares of what W sums."""
     n_success: int = 0
     n_rollouts: int = 0
     value: float = 0.0
+    model_value: float | None = None
+    """What the value model says of this history, in the tree's units, and what an end that was drawn counts as; else None."""
+    drawn: bool = False
+    """Eager expansion: its children were drawn."""
+    pending: int = 0
+    """Visits under way."""
     known: bool = False
     """Nothing is left to learn below: the episode ended here, or the node is expanded and all its children are known."""
     children: list[int] = field(default_factory=list)
@@ -79,40 +94,63 @@ class Node:
 
 
 def backed_up(
-    backup: Backup, gamma: float, reward: float, n: int, w: float, children: Sequence[tuple[int, float]], expanded: bool
+    params: Annotate,
+    reward: float,
+    n: int,
+    w: float,
+    children: Sequence[tuple[int, float]],
+    expanded: bool,
+    model_value: float | None = None,
 ) -> float:
-    """A node's value from its own counts and its children's (visits, value).
+    """A node's value from its own counts and its children's (visits, value); children without visits have no say.
 
-    mean: W/N. max: the best child's value once the node is expanded, W/N before. discounted_max (QLASS, 2502.02584):
-    r + gamma * best child's value once expanded, r + gamma * their visit-weighted mean before; r where the episode ended. The
-    first two are in units of the episode's return, the third of the return from this action on.
+    mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
+    visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
+    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * the value model's word
+    where there is one. The first three are in units of the episode's return, the last of the return from this action on.
     """
-    if backup == "discounted_max":
-        if not children:
-            return reward
+    visited = [(visits, value) for visits, value in children if visits]
+    if params.backup == "discounted_max":
+        if not visited:
+            return reward if model_value is None else reward + params.gamma * model_value
         if expanded:
-            return reward + gamma * max(value for _, value in children)
-        return reward + gamma * sum(visits * value for visits, value in children) / sum(visits for visits, _ in children)
-    if backup == "max" and expanded and children:
-        return max(value for _, value in children)
+            return reward + params.gamma * max(value for _, value in visited)
+        return reward + params.gamma * _weighted(visited)
+    if params.backup == "max" and expanded and visited:
+        return max(value for _, value in visited)
+    if params.backup == "children_mean" and visited:
+        return _weighted(visited)
     return w / n if n else 0.0
 
 
-class Tree:
-    """Grown by `descend` and `insert` in turn. `expand_k`: draws of the policy's next action that make a node expanded."""
+def _weighted(children: Sequence[tuple[int, float]]) -> float:
+    return sum(visits * value for visits, value in children) / sum(visits for visits, _ in children)
 
-    def __init__(self, task_id: str, root: Edge, expand_k: int, backup: Backup = "mean", gamma: float = 1.0) -> None:
-        self.task_id, self.expand_k, self.backup, self.gamma = task_id, expand_k, backup, gamma
+
+class Tree:
+    """Grown by `descend`, then `insert`, or `draw` and `back_up`, in turn. `seed`: of what selection draws."""
+
+    def __init__(self, task_id: str, root: Edge, params: Annotate, seed: int = 0) -> None:
+        self.task_id, self.params, self.seed = task_id, params, seed
         self.nodes = [Node(0, -1, 0, root, "", 0, 0.0)]
         self.iterations = 0
         self.counters = {"environment_steps": 0, "replayed_steps": 0, "reused_steps": 0, "policy_tokens": 0, "known_ends": 0}
         """Counts of the search: environment steps made, those of them made again to get back to a state, steps spared because the
-        tree knew their outcome, tokens sampled, and iterations that led to an end known already."""
+        tree knew their outcome, tokens sampled, and iterations that led to an end known already. Eager expansion counts what it
+        dropped, and a value model the histories that it read."""
+        if params.expansion.kind == "eager":
+            self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
+        if params.evaluation.reads_values:
+            self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
     @property
     def solved(self) -> bool:
         return any(node.ended and node.succeeded for node in self.nodes)
+
+    def first_success(self) -> int | None:
+        """The iteration that first brought a success, None before."""
+        return min((node.iteration for node in self.nodes if node.ended and node.succeeded), default=None)
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
         """The child of a node by exactly this action, or None."""
@@ -125,46 +163,136 @@ class Tree:
             found.append(self.nodes[found[-1]].parent)
         return found[::-1]
 
-    def expanded(self, node: Node) -> bool:
-        """Whether the policy has drawn its next action here `expand_k` times (every rollout through a node is a draw)."""
-        return not node.ended and node.n_rollouts >= self.expand_k
+    def expanded(self, node: Node, under_way: int = 0) -> bool:
+        """Whether the policy has drawn its next action here `expand_k` times: lazily every rollout through a node is a draw, and
+        so are `under_way` more; eagerly they were drawn at once."""
+        if self.params.expansion.kind == "eager":
+            return node.drawn
+        return not node.ended and node.n_rollouts + under_way >= self.params.expand_k
 
-    def descend(self, selection: Selection) -> int:
-        """The node to go on from: down the best-scored children while nodes are expanded.
+    # ---- going down ---------------------------------------------------------------------------------------------------------
+
+    def descend(self, number: int = 0) -> int:
+        """The node to go on from: down the best-scored children while nodes are expanded. `number`: which of the leaves that are
+        chosen at once.
 
         Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open.
-        Once everything is known the descent is plain UCT (or PUCT) and leads to an end.
+        Once everything is known the descent is the plain rule and leads to an end.
         """
         node = self.nodes[0]
-        while self.expanded(node):
+        while self.expanded(node, node.pending):
             children = [self.nodes[index] for index in node.children]
             if not node.known:
                 children = [child for child in children if not child.known]
-            arms = [Arm(child.value, child.N, child.prior) for child in children]
-            node = children[select(arms, node.N, selection)]
+            if not children:
+                break
+            node = self.choose(node, children, number)
         return node.index
 
-    def insert(self, start: int, edges: Sequence[Edge], iteration: int) -> int:
-        """Enter one rollout of the policy from `start` and back it up; the index of the last node.
+    def choose(self, node: Node, children: Sequence[Node], number: int = 0) -> Node:
+        """The child that selection prefers."""
+        params = self.params
+        arms = [virtual(params, arm, child.pending) for arm, child in zip(self.arms(children), children, strict=True)]
+        drawing = params.selection.rule == "random" or params.unvisited == "random"
+        key = (self.seed, "annotate", self.task_id, "select", self.iterations, number, node.path)
+        c = exploration(params, self.iterations)
+        place = select(arms, node.N + node.pending, params, c, stream(*key) if drawing else None)
+        return children[place]
 
-        Without edges (`start` is an end known already) the visit counts for the tree, not as a rollout.
+    def arms(self, children: Sequence[Node]) -> list[Arm]:
+        """What selection knows of siblings; a critic's ranks are mixed into their Q."""
+        evaluation = self.params.evaluation
+        q = [child.value if child.N else self.foreseen(child.index) for child in children]
+        if evaluation.critic != "none":
+            q = with_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
+        return [Arm(value, child.N, child.prior) for value, child in zip(q, children, strict=True)]
+
+    def pend(self, index: int, visits: int) -> None:
+        """Note `visits` under way to a node, on all of its path; negative: they are over."""
+        for node in self.path(index):
+            self.nodes[node].pending += visits
+
+    # ---- growing ------------------------------------------------------------------------------------------------------------
+
+    def insert(self, start: int, edges: Sequence[Edge], iteration: int, model_value: float | None = None) -> int:
+        """Enter one rollout of the policy from `start` and back it up; the index of the last node that it has in the tree.
+
+        Without edges (`start` is an end known already) the visit counts for the tree, not as a rollout. With `model_value` what
+        is backed up is mixed with it.
         """
-        first, current = start, start
+        final, last = self.nodes[start].total, self.nodes[start].edge
+        current, depth = start, self.nodes[start].depth
         for edge in edges:
-            known = self.child(current, edge.token_ids)
-            current = self._add(current, edge, iteration) if known is None else known
-        below = set(self.path(current)[self.nodes[first].depth :]) if edges else set()
-        final, success = self.nodes[current].total, self.nodes[current].succeeded
-        for index in reversed(self.path(current)):
-            node = self.nodes[index]
+            final, last = final + edge.reward, edge
+            if self.params.evaluation.keep_rollouts:
+                known = self.child(current, edge.token_ids)
+                current = self._add(current, edge, iteration) if known is None else known
+        below = set(self.path(current)[depth:]) if edges else set()
+        for index in below:
+            self.nodes[index].n_rollouts += 1
+            self.nodes[index].n_success += last.solves(final)
+        worth = self.worth(final, last.truncated)
+        share = self.params.evaluation.value_share
+        self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)
+        return current
+
+    def worth(self, total: float, cut: bool) -> float:
+        """What an episode of return `total` counts as in the tree."""
+        params = self.params
+        if cut and params.cut_return is not None:
+            return params.cut_return
+        return params.low + (params.high - params.low) * total
+
+    def back_up(self, index: int, value: float) -> None:
+        """Count a visit of `value` at a node and above."""
+        for place in reversed(self.path(index)):
+            node = self.nodes[place]
             node.N += 1
-            node.W += final
-            if index in below:
-                node.n_rollouts += 1
-                node.n_success += success
+            node.W += value
+            node.W2 += value * value
             node.value = self._value(node)
             node.known = node.ended or (self.expanded(node) and all(self.nodes[child].known for child in node.children))
-        return current
+
+    def draw(self, index: int, edges: Sequence[Edge], iteration: int) -> list[int]:
+        """Eager expansion: enter the actions drawn at a node, each with what it brought about, without those that are refused or
+        repeat another. The new children. An end among them is known for what it is: its own rollout."""
+        node, dedupe = self.nodes[index], self.params.expansion.dedupe
+        node.drawn = True
+        seen = {action_of(self.nodes[child].edge, dedupe) for child in node.children}
+        added = []
+        for edge in edges:
+            name = action_of(edge, dedupe)
+            if self.params.expansion.drop_refused and not edge.accepted:
+                self.counters["refused_draws"] += 1
+            elif name in seen:
+                self.counters["duplicate_draws"] += 1
+            else:
+                seen.add(name)
+                added.append(self._add_unvisited(index, edge, iteration))
+        return added
+
+    def trace(self, start: int, edges: Sequence[Edge], iteration: int) -> list[int]:
+        """Enter turns from `start` that are no visit; their nodes."""
+        way = [start]
+        for edge in edges:
+            known = self.child(way[-1], edge.token_ids)
+            way.append(self._add_unvisited(way[-1], edge, iteration) if known is None else known)
+        return way[1:]
+
+    def foreseen(self, index: int) -> float:
+        """What a node is worth that was not visited: at an end its return, else the value model's word or the lowest return."""
+        node = self.nodes[index]
+        if node.ended:
+            return self.worth(node.total, node.edge.truncated)
+        return self.params.low if node.model_value is None else node.model_value
+
+    def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
+        child = self.nodes[self._add(parent, edge, iteration)]
+        if child.ended:
+            child.n_rollouts, child.n_success, child.known = 1, int(child.succeeded), True
+            if self.params.evaluation.reads_values:
+                child.model_value = self.worth(child.total, child.edge.truncated)
+        return child.index
 
     def _add(self, parent: int, edge: Edge, iteration: int) -> int:
         above = self.nodes[parent]
@@ -178,34 +306,67 @@ class Tree:
 
     def _value(self, node: Node) -> float:
         children = [(self.nodes[index].N, self.nodes[index].value) for index in node.children]
-        return backed_up(self.backup, self.gamma, node.edge.reward, node.N, node.W, children, self.expanded(node))
+        own = node.model_value if self.params.evaluation.kind == "value_model" and not node.ended else None
+        return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), own)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of NODE_SCHEMA, by node."""
-        return [
-            {
-                "task_id": self.task_id,
-                "node": node.index,
-                "parent": node.parent,
-                "depth": node.depth,
-                "action": node.edge.action,
-                "token_ids": list(node.edge.token_ids),
-                "logprob": list(node.edge.logprobs),
-                "prior": node.prior,
-                "N": node.N,
-                "W": node.W,
-                "n_success": node.n_success,
-                "n_rollouts": node.n_rollouts,
-                "reward": node.edge.reward,
-                "terminal": node.edge.terminal,
-                "truncated": node.edge.truncated,
-                "state_key": node.edge.state_key,
-                "iteration": node.iteration,
-                "observation": node.edge.observation,
-                "context_ids": list(node.edge.context_ids),
-            }
-            for node in self.nodes
-        ]
+        """Rows of `node_schema`, by node."""
+        return [self._row(node) for node in self.nodes]
+
+    def _row(self, node: Node) -> dict[str, Any]:
+        row = {
+            "task_id": self.task_id,
+            "node": node.index,
+            "parent": node.parent,
+            "depth": node.depth,
+            "action": node.edge.action,
+            "token_ids": list(node.edge.token_ids),
+            "logprob": list(node.edge.logprobs),
+            "prior": node.prior,
+            "N": node.N,
+            "W": node.W,
+            "n_success": node.n_success,
+            "n_rollouts": node.n_rollouts,
+            "reward": node.edge.reward,
+            "terminal": node.edge.terminal,
+            "truncated": node.edge.truncated,
+            "state_key": node.edge.state_key,
+            "iteration": node.iteration,
+            "observation": node.edge.observation,
+            "context_ids": list(node.edge.context_ids),
+        }
+        more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
+        return row if self.params.plain else row | more
+
+
+MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
+"""Beside NODE_SCHEMA, where not rollouts alone make the tree."""
+
+
+def node_schema(params: Annotate) -> pa.Schema:
+    """Columns of nodes.parquet."""
+    return NODE_SCHEMA if params.plain else pa.schema([*NODE_SCHEMA, *MORE])
+
+
+def normal(action: str) -> str:
+    """Equal for actions that differ in case or white space only."""
+    return " ".join(action.lower().split())
+
+
+def action_of(edge: Edge, dedupe: str) -> object:
+    """What makes two actions of a node the same. An end has no state key; there actions with the same text are the same."""
+    if dedupe == "tokens":
+        return edge.token_ids
+    return edge.state_key if dedupe == "state" and edge.state_key else normal(edge.action)
+
+
+def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
+    """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
+    evaluation = params.evaluation
+    judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
+    scale = params.high - params.low
+    ranks = critic_ranks(judged)
+    return [mixed(own, params.low + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]
 
 
 Row = Mapping[str, Any]
@@ -230,13 +391,31 @@ def children_of(tree: Sequence[Row]) -> list[list[int]]:
     return children
 
 
-def tree_values(tree: Sequence[Row], expand_k: int, backup: Backup, gamma: float) -> list[float]:
-    """Every node's value under a backup rule, from its stored row alone; equal to the live search's values, bit for bit."""
+def expanded_row(row: Row, params: Annotate) -> bool:
+    """`Tree.expanded` of a stored node."""
+    if params.expansion.kind == "eager":
+        return bool(row["drawn"])
+    return not (row["terminal"] or row["truncated"]) and row["n_rollouts"] >= params.expand_k
+
+
+def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
+    """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
+    a critic, mixed with its ranks."""
     children = children_of(tree)
     values = [0.0] * len(tree)
     for row in reversed(tree):  # a child is numbered after its parent
         node = row["node"]
-        expanded = not (row["terminal"] or row["truncated"]) and row["n_rollouts"] >= expand_k
         below = [(tree[child]["N"], values[child]) for child in children[node]]
-        values[node] = backed_up(backup, gamma, row["reward"], row["N"], row["W"], below, expanded)
-    return values
+        ended = row["terminal"] or row["truncated"]
+        own = row["model_value"] if params.evaluation.kind == "value_model" and not ended else None
+        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), own)
+    if params.evaluation.critic == "none":
+        return values
+    judged = list(values)
+    for siblings in filter(None, children):
+        q = [values[child] for child in siblings]
+        priors = [tree[child]["prior"] for child in siblings]
+        read = [tree[child].get("model_value") for child in siblings]
+        for child, value in zip(siblings, with_critic(q, priors, read, params), strict=True):
+            judged[child] = value
+    return judged

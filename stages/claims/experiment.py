@@ -36,12 +36,12 @@ class Claim(Section):
     """The claim in one sentence."""
     arm: str
     against: str
-    metric: Annotated[str, Field(pattern=r"^(panel|history|report|annotate|offline)\.[\w.]+$")] = "panel.success"
+    metric: Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline)\.[\w.]+$")] = "panel.success"
     """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two
     up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
-    reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `offline.<key>`: of a run of lane
-    offline_q."""
+    reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
+    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -54,7 +54,7 @@ class Budget(Section):
     """Turns that each run may play in rl; a run ends with the step that reaches it."""
 
 
-Lane = Literal["rl", "annotate", "offline_q"]
+Lane = Literal["rl", "annotate", "labels", "offline_q"]
 
 
 class Experiment(Section):
@@ -69,7 +69,9 @@ class Experiment(Section):
     lane: Lane = "rl"
     """What a run is. rl: the specialist is trained from a start that its seeds share, and plays the panel. annotate: nothing is
     trained after annotate, the SFT policy plays the panel as the arm's `evaluate.models` says, and the seed is that of the whole
-    run, SFT and trees included. offline_q: stages/control/offline_q.py learns from stored games; `environment` is `guessing`."""
+    run, SFT and trees included. labels: trees are grown as the arm's `annotate` says, and their labels and pairs are judged by
+    exact values (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py
+    learns from stored games; `environment` is `guessing`."""
     budget: Budget | None = None
     """Of rl; the other lanes have none."""
     start: Literal["common", "own"] = "common"
@@ -166,6 +168,12 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
         rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
     rl["environment_steps"] = budget
     return values
+
+
+def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
+    """params.yaml of what all arms of lane labels start from: the arms' own overrides are of the trees that are judged."""
+    bare = experiment.model_copy(update={"arms": {"": {}}})
+    return arm_values(bare, "", params)
 
 
 def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:

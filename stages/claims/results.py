@@ -9,11 +9,14 @@ from typing import Any
 
 from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
+from stages.claims.label_metrics import METRICS, WORLDS
 from stages.evaluation.aggregates import claim_verdict, paired_difference
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
 """Measured in every run, whatever is claimed ..."""
+ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
+"""... in every run of lane labels ..."""
 ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
 """... and in every run of lane offline_q."""
 DIGITS = 6
@@ -38,7 +41,7 @@ class Run:
 
 
 def metrics_of(experiment: Experiment) -> list[str]:
-    always = ALWAYS_OFFLINE if experiment.lane == "offline_q" else ALWAYS
+    always = {"labels": ALWAYS_LABELS, "offline_q": ALWAYS_OFFLINE}.get(experiment.lane, ALWAYS)
     return sorted({*always, *(claim.metric for claim in experiment.claims)})
 
 

@@ -153,6 +153,24 @@ class Workshop:
         domain = values["domains"][0]
         return float(read_json(self.start(values) / START)["models"]["sft"][domain]["success"]["mean"])
 
+    def judge_labels(
+        self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]
+    ) -> dict[str, Any]:
+        """One run of lane labels, in the copy that all of them start from; as `play`. Raises RunFailedError."""
+        folder = self.start(common)
+        began = time.monotonic()
+        settings, result = folder / f"{name}.yaml", folder / f"{name}.result.json"
+        settings.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+        files = ["--settings", settings.name, "--result", result.name, "--threads", str(self.threads)]
+        command(["-m", "stages.claims.mcts_labels", *files], folder, self.threads)
+        found = read_json(result)
+        return {
+            "metrics": {metric: found[metric] for metric in sorted(set(metrics))},
+            "environment_steps": found["environment_steps"],
+            "seconds": round(time.monotonic() - began, 1),
+            "commit": self.commit,
+        }
+
     def learn_offline(self, name: str, values: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
         """One run of lane offline_q; as `play`. Raises RunFailedError."""
         made = self.folder / "offline"

@@ -25,11 +25,6 @@ class ValueModel(Fitting):
 
     head: HeadParams = HeadParams()
 
-    @model_validator(mode="after")
-    def _support(self) -> ValueModel:
-        check_support(self.head, 0.0, 1.0, "shares of success")
-        return self
-
 
 class QModel(Fitting):
     """What ranks the actions that a policy could take: stages/values/q_model.py."""
@@ -52,7 +47,6 @@ class QModel(Fitting):
 
     @model_validator(mode="after")
     def _sense(self) -> QModel:
-        check_support(self.head, 0.0, 1.0, "shares of success")
         if self.kind != "regression":
             for name, value, off in (("conservative", self.conservative, 0.0), ("init", self.init, "sft")):
                 if value != off:

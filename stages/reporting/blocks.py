@@ -82,7 +82,17 @@ class Code:
     text: str
 
 
-Block = Figures | Table | Text | Heading | Code
+@dataclass(frozen=True)
+class TreeViewer:
+    """Search trees to walk through: what `stages.reporting.trees.forest` packs. At most one on the page."""
+
+    kind: ClassVar[str] = "trees"
+    trees: Sequence[Mapping[str, Any]]
+    asked: int
+    """Trees that were chosen before the limit in bytes."""
+
+
+Block = Figures | Table | Text | Heading | Code | TreeViewer
 
 
 @dataclass

@@ -29,6 +29,7 @@ NODE_COLUMNS = (
     "parent",
     "depth",
     "action",
+    "prior",
     "N",
     "W",
     "n_success",
@@ -36,7 +37,12 @@ NODE_COLUMNS = (
     "reward",
     "terminal",
     "truncated",
+    "observation",
+    "context_ids",
+    "drawn",
+    "model_value",
 )
+"""Of nodes.parquet; the last two are there if not rollouts alone made the trees."""
 
 
 NO_EFFECT = (
@@ -71,6 +77,8 @@ class DomainInputs:
     rl: Mapping[str, Any] | None = None
     rl_history: History | None = None
     nodes: list[dict[str, Any]] = field(default_factory=list)
+    labels: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
     episodes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Source ("sft rollout", "rl step 1", ...) -> rows of EPISODE_SCHEMA, with what the source adds."""
 
@@ -127,7 +135,15 @@ def read_history(path: Path) -> History | None:
 
 
 def optional_rows(path: Path, columns: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
-    return read_rows(path, columns) if path.exists() else []
+    """Rows of a Parquet file, with those of the columns that it has; [] if there is no such file."""
+    if not path.exists():
+        return []
+    if columns is not None:
+        import pyarrow.parquet as pq
+
+        there = pq.read_schema(path).names
+        columns = tuple(name for name in columns if name in there)
+    return read_rows(path, columns)
 
 
 def load_tokenizer(folder: Path) -> Any | None:
@@ -152,6 +168,8 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
         rl=optional_json(reports / "rl" / f"{domain}.json"),
         rl_history=read_history(reports / "rl" / f"{domain}_history.csv"),
         nodes=optional_rows(data / "annotated" / domain / "nodes.parquet", NODE_COLUMNS),
+        labels=optional_rows(data / "annotated" / domain / "labels.parquet"),
+        pairs=optional_rows(data / "annotated" / domain / "pairs.parquet"),
         episodes={name: rows for name, rows in sources.items() if rows},
     )
 

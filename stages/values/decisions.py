@@ -91,7 +91,7 @@ def sibling_decisions(rows: Sequence[Row], params: Annotate) -> list[Decision]:
     """Every node's children: what the policy did there, each with the Q that `annotate.labels.q` names, weighted by the rollouts
     (the visits, for the tree's Q) that it is a mean of."""
     found = []
-    counted = "n_rollouts" if params.labels.q == "rollout" else "N"
+    counted = "n_rollouts" if params.labels.q in ("rollout", "hard") else "N"
     for task_id, tree in trees_of(rows).items():
         q = node_q(tree, params)
         for parent, below in enumerate(children_of(tree)):

@@ -270,3 +270,67 @@ def test_counters_count_tokens(model):
     engine.reset()
     with pytest.raises(KeyError):
         engine.snapshot(session)
+
+
+def test_reading_gives_the_models_own_states_whoever_else_is_read(model):
+    """Contract: `read` returns the hidden state after each session's last token, that of the model itself to 1e-5, and bit for
+    bit the same alone and among more sessions than slots."""
+    crowd = TorchEngine(model, [STOP], slots=4, max_length=300)
+    sessions = [crowd.open(prompt(name)) for name in range(11)]
+    states = crowd.read(sessions)
+    for name in (0, 4, 10):
+        alone = TorchEngine(model, [STOP], slots=4, max_length=300)
+        (state,) = alone.read([alone.open(prompt(name))])
+        assert (state == states[name]).all()
+        with torch.no_grad():
+            own = model.base_model(input_ids=torch.tensor([prompt(name)])).last_hidden_state[0, -1]
+        assert state == pytest.approx(own.numpy(), abs=1e-5)
+    fed = crowd.counters["fed_tokens"]
+    assert all((first == again).all() for first, again in zip(states, crowd.read(sessions), strict=True))
+    assert crowd.counters["fed_tokens"] == fed, "what was read is not fed again"
+
+
+def test_a_turn_after_reading_comes_out_of_the_same_pass(model):
+    """Contract: turns asked for after `read`, of the session or of copies of it, are those it would take anyway, and feed nothing
+    to begin with; a session that grew in between is read anew."""
+    plain = TorchEngine(model, [STOP], slots=4, max_length=300)
+    expected = []
+    for key in range(3):
+        plain.request(plain.open(prompt(3)), key, Sampling(max_tokens=1))
+        expected += [(turn.token_ids, pytest.approx(turn.logprobs, abs=1e-6)) for turn in plain.advance()]
+    engine = TorchEngine(model, [STOP], slots=4, max_length=300)
+    session = engine.open(prompt(3))
+    engine.read([session])
+    prefix = engine.snapshot(session)
+    passes, fed = engine.counters["forward_passes"], engine.counters["fed_tokens"]
+    copies = [session, engine.open((), prefix), *engine.fork(session, 1)]
+    for key, copy_ in enumerate(copies):
+        engine.request(copy_, key, Sampling(max_tokens=1))
+    turns = []
+    while finished := engine.advance():
+        turns += finished
+    assert [(turn.token_ids, turn.logprobs) for turn in sorted(turns, key=lambda turn: turn.session)] == expected
+    assert (engine.counters["forward_passes"], engine.counters["fed_tokens"]) == (passes, fed)
+    (before,) = engine.read([engine.open((), prefix)])
+    (after,) = engine.read([engine.open([7], prefix)])
+    assert (before != after).any()
+
+
+def test_reading_leaves_turns_under_way_alone(model):
+    """Contract: with all slots but one in the middle of a turn, several sessions are read through that one; the turns go on as
+    they would have."""
+
+    def turns(reading: bool) -> dict[int, tuple[int, ...]]:
+        engine = TorchEngine(model, [], slots=4, max_length=300, batch_share=0.01)
+        for name in range(4):
+            engine.request(engine.open(prompt(name)), key64(name), Sampling(max_tokens=40 if name else 4))
+        others = [engine.open(prompt(5 + name)) for name in range(3)]
+        finished = engine.advance()
+        assert [turn.session for turn in finished] == [0]
+        if reading:
+            assert len(engine.read(others)) == 3
+        while more := engine.advance():
+            finished += more
+        return {turn.session: turn.token_ids for turn in finished}
+
+    assert turns(reading=True) == turns(reading=False)

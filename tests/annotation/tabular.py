@@ -1,183 +1,30 @@
-"""A tabular policy and world for tests of the search: exact values by recursion, any interleaving of turns."""
+"""Searches in the worlds of stages/claims/known_tree.py."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-import numpy as np
-
-from stages import seeding
-from stages.agent.engine import Sampling, Turn
 from stages.annotation.search import Search
 from stages.annotation.tree import Tree
-from stages.environments.protocol import Observation, Step, Task
+from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
 from stages.params import Annotate
-
-ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
-Actions = tuple[int, ...]
-
-
-def task(name: str, world: int = 0, kind: str = "coin") -> Task:
-    """`coin`: after 4 moves the policy tosses a coin of the leaf's bias; `paid`: the leaf itself pays its number."""
-    return Task(name, "tabular", "train", 0, "", {"world": world, "kind": kind}, 1.0)
-
-
-@cache
-def leaf(world: int, actions: Actions) -> float:
-    return round(random.Random(seeding.key64("leaf", world, actions)).random() ** 4, 3)
-
-
-@cache
-def policy(world: int, actions: Actions) -> list[float]:
-    """Probabilities of tokens 0..4 after these moves."""
-    if len(actions) == DEPTH:
-        bias = leaf(world, actions)
-        return [0.0, 0.0, 0.0, bias, 1.0 - bias]
-    draw = random.Random(seeding.key64("policy", world, actions))
-    weights = [0.2 + draw.random() for _ in range(ARMS)]
-    return [weight / sum(weights) for weight in weights] + [0.0, 0.0]
-
-
-def value(world: int, actions: Actions, best: bool = False) -> float:
-    """Exact value of the policy after these moves, or of the best moves."""
-    if len(actions) == DEPTH:
-        return leaf(world, actions)
-    below = [value(world, (*actions, arm), best) for arm in range(ARMS)]
-    return max(below) if best else sum(p * v for p, v in zip(policy(world, actions), below, strict=False))
-
-
-class World:
-    """The environment. `steps` counts calls over all worlds made since it was set to 0."""
-
-    steps = 0
-
-    def __init__(self) -> None:
-        self.task: Task | None = None
-        self.actions: Actions = ()
-        self.done = False
-
-    def reset(self, task: Task) -> Observation:
-        self.task, self.actions, self.done = task, (), False
-        return Observation(str(task.spec["world"]))
-
-    def step(self, action: str) -> Step:
-        assert self.task is not None
-        if self.done:
-            raise RuntimeError("over")
-        World.steps += 1
-        number = int(action)
-        if len(self.actions) == DEPTH:
-            self.done = True
-            return Step(Observation("end"), float(number == WIN), True, True, False)
-        self.actions = (*self.actions, number)
-        paid = self.task.spec["kind"] == "paid" and len(self.actions) == DEPTH
-        self.done = paid
-        reward = leaf(self.task.spec["world"], self.actions) if paid else 0.0
-        return Step(Observation(f"at {self.actions}"), reward, True, paid, False)
-
-    def snapshot(self) -> Any:
-        return self.task, self.actions, self.done
-
-    def restore(self, state: Any) -> None:
-        assert self.task == state[0], "restored on another task"
-        self.task, self.actions, self.done = state
-
-    def state_key(self) -> str:
-        return str(self.actions)
-
-    def admissible(self) -> Sequence[str]:
-        return ()
-
-    def close(self) -> None: ...
-
-
-class Pool:
-    def __init__(self) -> None:
-        self.free: list[World] = []
-
-    def take(self) -> World:
-        return self.free.pop() if self.free else World()
-
-    def give_back(self, environment: World) -> None:
-        self.free.append(environment)
-
-
-class Chat:
-    """Tokens 0..4 are actions, 10 closes a turn, 11 is an observation, 20 + world opens a conversation."""
-
-    def prompt_tokens(self, text: str) -> list[int]:
-        return [20 + int(text), 11]
-
-    def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
-        return []
-
-    def observation_tokens(self, text: str) -> list[int]:
-        return [11]
-
-    def action_text(self, turn_ids: Sequence[int]) -> str:
-        return str(turn_ids[0])
-
-
-class FakeEngine:
-    """Plays `policy`. `advance` finishes at most `width` turns, in an order that has nothing to do with the requests'."""
-
-    def __init__(self, width: int = 3) -> None:
-        self.width = width
-        self.sessions: dict[int, list[int]] = {}
-        self.asked: dict[int, int] = {}
-        self.opened = self.sampled = 0
-        self.given: list[int] = []
-
-    def open(self, token_ids: Sequence[int], prefix: Any | None = None) -> int:
-        self.sessions[self.opened] = [*(prefix or ()), *token_ids]
-        self.opened += 1
-        return self.opened - 1
-
-    def extend(self, session: int, token_ids: Sequence[int]) -> None:
-        self.sessions[session] += token_ids
-
-    def request(self, session: int, key: int, sampling: Sampling) -> None:
-        self.asked[session] = key
-        self.given.append(key)
-
-    def advance(self) -> list[Turn]:
-        order = sorted(self.asked, key=lambda session: seeding.key64(session, self.opened))[: self.width]
-        return [self._turn(session) for session in sorted(order)]
-
-    def _turn(self, session: int) -> Turn:
-        key = self.asked.pop(session)
-        tokens = self.sessions[session]
-        chances = policy(tokens[0] - 20, tuple(token for token in tokens if token < 10))
-        draw = seeding.uniform(np.array([key], dtype=np.uint64), np.zeros(1))[0]
-        token = min(int(np.searchsorted(np.cumsum(chances), draw, side="right")), 4)
-        tokens += [token, 10]
-        self.sampled += 2
-        return Turn(session, (token, 10), (float(np.log(chances[token])), 0.0), "stop")
-
-    def snapshot(self, session: int) -> Any:
-        return tuple(self.sessions[session])
-
-    def fork(self, session: int, count: int) -> list[int]:
-        return [self.open((), self.snapshot(session)) for _ in range(count)]
-
-    def close(self, session: int) -> None:
-        del self.sessions[session]
-
-    @property
-    def counters(self) -> dict[str, int]:
-        return {"sampled_tokens": self.sampled}
 
 
 def grow(
-    names: Sequence[str], *, world: int = 0, kind: str = "coin", width: int = 3, threaded: bool = True, **params: Any
+    names: Sequence[str],
+    *,
+    world: int = 0,
+    kind: str = "coin",
+    width: int = 3,
+    threaded: bool = True,
+    reader: ExactReader | None = None,
+    **params: Any,
 ) -> list[Tree]:
     """Trees of one world for tasks that differ in their names (and so in their random keys) alone."""
-    search = Search(FakeEngine(width), Chat(), Pool(), Annotate(**params), seed=5, max_length=10_000, threaded=threaded)
+    settings = Annotate(**params)
+    engine = FakeEngine(width)
+    if settings.evaluation.reads_values and reader is None:
+        reader = ExactReader(engine if settings.evaluation.backbone == "policy" else FakeEngine(width))
+    search = Search(engine, Chat(), Pool(), settings, seed=5, max_length=10_000, threaded=threaded, reader=reader)
     return search.grow([task(name, world, kind) for name in names])
-
-
-def actions_of(tree: Tree, index: int) -> Actions:
-    return tuple(tree.nodes[node].edge.token_ids[0] for node in tree.path(index)[1:])

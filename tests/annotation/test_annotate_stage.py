@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stages import annotate
 from stages.agent.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
@@ -16,6 +17,7 @@ from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
 from stages.annotation.summary import choose_tasks
+from stages.annotation.tree import node_schema
 from stages.environments.protocol import Observation, Step, Task
 from stages.params import Annotate, parse_params
 from stages.runtime import StageContext
@@ -148,6 +150,61 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
     assert made[0] == made[3]
 
 
+def play_episodes(context: StageContext) -> None:
+    """What the stage rollout leaves: episodes of the policy at the training tasks."""
+    from stages.agent.chat import Chat
+    from stages.agent.engine import Sampling
+    from stages.agent.episode import write_episodes
+    from stages.agent.policy import load_policy
+    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+    from stages.agent.torch_engine import TorchEngine
+
+    policy = load_policy(context.data / "models/sft")
+    chat = Chat(policy.tokenizer)
+    engine = TorchEngine(policy.model, [chat.end_of_turn], 8, 200)
+    with EnvironmentPool(Toy) as pool:
+        requests = attempts(tasks(8), 3)
+        sampling = Sampling(max_tokens=2, top_k=3)
+        episodes = collect(engine, chat, pool, requests, sampling, Labels(0), max_length=200, width=8)
+    write_episodes(context.data / "rollouts/toy/episodes.parquet", episodes)
+
+
+@pytest.mark.parametrize("backbone", ["policy", "own"])
+def test_leaves_valued_by_a_model(context: StageContext, monkeypatch: pytest.MonkeyPatch, backbone: str):
+    """Contract: with a value model, fitted on the episodes of rollout, the stage grows trees without rollouts; killed and run
+    again it ends with the same bytes, and the policy's weights are as before."""
+    evaluation = {"kind": "value_model", "backbone": backbone}
+    more = {"expansion": {"kind": "eager"}, "evaluation": evaluation, "labels": {"q": "tree", "min_visits": 1}, "backup": "max"}
+    params = parse_params({**VALUES, "annotate": {**VALUES["annotate"], **more}})
+    context = replace(context, params=params)
+    play_episodes(context)
+    weights = hashlib.sha256((context.data / "models/sft/model.safetensors").read_bytes()).hexdigest()
+    annotate.run(context)
+    whole = outputs(context)
+    nodes = read_rows(context.data / "annotated/toy/nodes.parquet")
+    read = [row["model_value"] for row in nodes if row["model_value"] is not None and not row["terminal"]]
+    assert len(set(read)) > 5
+    assert all(0.0 <= value <= 1.0 for value in read)
+    assert read_json(context.reports / "annotate/toy.json")["values_read"] == len(read)
+    for folder in ("data/annotated", "reports"):
+        shutil.rmtree(context.root / folder)
+    grow, grown = Search.grow, []
+
+    def dies_in_the_second_chunk(self: Search, part: Any, on_tree: Any = None) -> Any:
+        if grown:
+            raise KeyboardInterrupt
+        grown.append(len(part))
+        return grow(self, part, on_tree)
+
+    monkeypatch.setattr(Search, "grow", dies_in_the_second_chunk)
+    with pytest.raises(KeyboardInterrupt):
+        annotate.run(context)
+    monkeypatch.setattr(Search, "grow", grow)
+    annotate.run(context)
+    assert outputs(context) == whole
+    assert hashlib.sha256((context.data / "models/sft/model.safetensors").read_bytes()).hexdigest() == weights
+
+
 def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: killed between chunks and run again, or after shards have grown the trees, the stage grows only the missing ones
     and ends with the same bytes."""
@@ -215,6 +272,48 @@ def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_p
         for node in tree.nodes[1:]:
             assert node.edge.action == chat.action_text(node.edge.token_ids)
             assert len(node.edge.logprobs) == len(node.edge.token_ids)
+
+
+@pytest.mark.parametrize("backbone", ["policy", "own"])
+def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: Path, backbone: str):
+    """Contract: with the torch engine reading values and drawing from the same passes, a tree alone and one among 16 in fewer
+    slots have the same bytes."""
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy
+    from stages.agent.rollout import EnvironmentPool
+    from stages.agent.torch_engine import TorchEngine
+    from stages.annotation.leaf_values import HeadReader, leaf_model
+
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer)
+    params = Annotate(
+        iterations=10,
+        expand_k=3,
+        leaves_per_tree=2,
+        expansion={"kind": "eager"},
+        evaluation={"kind": "value_model", "backbone": backbone},
+        labels={"q": "tree"},
+        sampling={"max_tokens": 3, "top_k": 4},
+    )
+    model = leaf_model(policy.model, params)
+    with torch.no_grad():  # an untrained head says the same of everything
+        torch.manual_seed(0)
+        model.output.weight.normal_(0.0, 1.0)
+
+    def grow(part: list[Task], slots: int) -> list[Any]:
+        engine = TorchEngine(policy.model, [chat.end_of_turn], slots, 300)
+        own = TorchEngine(model.backbone, [], slots, 300) if backbone == "own" else engine
+        with EnvironmentPool(Toy) as pool:
+            return Search(engine, chat, pool, params, 0, 300, reader=HeadReader(own, model)).grow(part)
+
+    everything = tasks(16)
+    together = grow(everything, slots=8)
+    for place in (0, 7):
+        alone = grow(everything[place : place + 1], slots=4)
+        for name, trees in (("alone", alone), ("together", together[place : place + 1])):
+            write_table(tmp_path / name, node_schema(params), trees[0].rows())
+        assert (tmp_path / "alone").read_bytes() == (tmp_path / "together").read_bytes()
+    assert len({node.model_value for tree in together for node in tree.nodes if node.model_value is not None}) > 20
 
 
 def test_node_logprobs_are_those_of_training(tiny_policy: Path):

@@ -6,9 +6,11 @@ import math
 from collections import defaultdict
 
 import pytest
-from tabular import ARMS, DEPTH, actions_of, grow, leaf, value
+from tabular import grow
 
 from stages.annotation.tree import tree_values
+from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
+from stages.params import Annotate
 
 MOVES = [(arm,) for arm in range(ARMS)]
 
@@ -65,4 +67,4 @@ def test_discounted_max_of_an_exhausted_tree():
     assert len(leaves) == ARMS**DEPTH
     best = max(leaf(0, actions_of(tree, node.index)) for node in leaves)
     assert tree.nodes[0].value == pytest.approx(0.9**DEPTH * best)
-    assert tree_values(tree.rows(), 30, "max", 1.0)[0] == pytest.approx(best)
+    assert tree_values(tree.rows(), Annotate(expand_k=30, backup="max"))[0] == pytest.approx(best)

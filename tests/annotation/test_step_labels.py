@@ -8,8 +8,19 @@ import pytest
 from tabular import grow
 
 from stages.agent.episode import NODE_SCHEMA, read_rows, write_table
-from stages.annotation.labels import LABEL_SCHEMA, hard, label_rows, process_values, soft, standard_error, steps_to
-from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
+from stages.annotation.labels import (
+    LABEL_SCHEMA,
+    best_values,
+    first_error,
+    hard,
+    label_rows,
+    min_max,
+    process_values,
+    soft,
+    standard_error,
+    steps_to,
+)
+from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
 from stages.annotation.tree import trees_of
 from stages.params import Annotate
 
@@ -116,3 +127,78 @@ def test_a_gap_in_the_nodes_is_an_error():
     """Contract: a stored tree with a node missing is refused, not labelled."""
     with pytest.raises(ValueError, match="task t are not numbered"):
         label_rows([row(0, -1), row(2, 0)], Annotate())
+
+
+def test_best_values_are_the_published_recursion():
+    """Contract: reward 1 two steps below, gamma 0.9 -> 0.81, 0.9, 1 (QLASS), whatever the search backed up; then min-max."""
+    tree = [row(0, -1), row(1, 0), row(2, 1), row(3, 2, 4, 4, end=True), row(4, 1, 1, 0, end=True)]
+    assert best_values(tree, 0.9)[1:] == pytest.approx([0.81, 0.9, 1.0, 0.0])
+    assert min_max([0.2, 0.6, 1.0]) == pytest.approx([0.0, 0.5, 1.0])
+    assert min_max([0.4, 0.4]) == [0.0, 0.0]
+    params = Annotate(gamma=0.9, labels={"q": "best", "scale": "min_max", "min_visits": 1})
+    assert [label["q"] for label in label_rows(tree, params)] == pytest.approx([0.729, 0.81, 0.9, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(("q", "expected"), [("rollout", 0.25), ("hard", 1.0), ("tree", 0.5), ("best", 1.0), ("process", 0.5)])
+def test_every_definition_can_be_the_label(q: str, expected: float):
+    """Contract: `labels.q` names soft, hard, tree, best or process values; advantages are differences of these."""
+    tree = [row(0, -1, 8, 2), row(1, 0, 4, 1, W=2.0), row(2, 1, 1, 1, end=True)]
+    labels = label_rows(tree, Annotate(labels={"q": q, "min_visits": 1}))
+    assert labels[1]["q"] == pytest.approx(expected)
+    assert labels[1]["advantage"] == pytest.approx(expected - labels[0]["q"])
+
+
+def test_the_first_error_is_where_no_right_end_is_known_any_more():
+    """Contract: of the steps to a wrong end, the first that no rollout went right from; none for a right end."""
+    tree = [row(0, -1, c=1), row(1, 0, c=1), row(2, 1), row(3, 2, end=True), row(4, 1, c=1, end=True)]
+    assert first_error(tree, 3) == 2
+    assert first_error(tree, 4) is None
+
+
+def test_pairs_of_the_other_rules():
+    """Contract: threshold takes all siblings that differ by more than the margin, each parent's weights summing to 1; best_path
+    the action on the best path against the worst sibling that was visited."""
+    rows = siblings((4, 3), (4, 2), (4, 1))
+    rows.append(row(len(rows), 0, 0, 0))
+    assert found(rows, rule="threshold", min_margin=0.2, outcome_gate=False) == [
+        (0, 1, 3, 1 / 3),
+        (0, 1, 2, 1 / 3),
+        (0, 2, 3, 1 / 3),
+    ]
+    assert found(rows, rule="threshold", min_margin=0.25) == [(0, 1, 3, 1.0)]
+    assert found(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
+    assert found(siblings((4, 4), (4, 4)), rule="best_path", min_margin=0.0) == [], "all ends are worth the same"
+
+
+def test_the_best_path_may_start_with_a_lesser_action():
+    """Contract: winners of best_path are chosen by outcome; where their Q is not above the sibling's there is no pair."""
+    rows = siblings((4, 1), (4, 3))
+    for item in rows:
+        item["reward"] = 1.5 if item["parent"] == 1 and item["n_success"] else item["reward"]
+    assert found(rows, rule="best_path", min_margin=0.0) == []
+    assert best_path(rows, [0.0] * len(rows)) == [0, 1, 3]
+
+
+def test_lone_sides_edit_distance_and_continuations():
+    """Contract: a side alone meets `lone` of the other; actions closer than min_edit_distance are no pair; the way on from the
+    winner must be better where `continuation` is asked for."""
+    rows = siblings((4, 4), (4, 0), (4, 0), (4, 0), (4, 0), (4, 0))
+    assert len(found(rows)) == 2
+    assert len(found(rows, lone=4)) == 4
+    assert found(siblings((4, 4), (4, 0)), min_edit_distance=2) == [], "go 1 and go 2 differ by a character"
+    assert edit_distance("kitten", "sitting", 20) == 3
+    assert edit_distance("kitten", "sitting", 2) == 2
+    assert edit_distance("same", "same", 5) == 0
+    rows = siblings((4, 2), (4, 1))
+    assert len(found(rows, min_margin=0.25)) == 1
+    assert len(found(rows, min_margin=0.25, continuation=True)) == 1
+    rows[3]["n_rollouts"], rows[5]["n_success"], rows[5]["n_rollouts"] = 50, 3, 3
+    assert found(rows, min_margin=0.25, continuation=True) == []
+
+
+def test_a_node_without_rollouts_has_no_rollout_label():
+    """Contract: under eager expansion inner nodes may have visits and no rollout of their own; they get no soft label."""
+    params = Annotate(expansion={"kind": "eager"}, labels={"min_visits": 1})
+    tree = [row(0, -1, 4, 2, n_rollouts=0, n_success=0), row(1, 0, 4, 2), row(2, 1, 1, 1, end=True)]
+    stored = [{**item, "drawn": item["node"] < 2, "model_value": None} for item in tree]
+    assert [label["node"] for label in label_rows(stored, params)] == [1, 2]

@@ -1,10 +1,11 @@
 """The search: the same trees in any company, its limits, its frugality."""
 
 import pytest
-from tabular import DEPTH, Chat, FakeEngine, Pool, World, actions_of, grow, task
+from tabular import grow
 
 from stages.agent.episode import NODE_SCHEMA, write_table
 from stages.annotation.search import PrefixStore, Search
+from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
 from stages.params import Annotate
 
 
@@ -103,8 +104,8 @@ def test_history_longer_than_the_context_is_cut():
 
 
 def test_stop_on_success():
-    """Contract: with stop_on_success a tree ends with the iteration that first succeeds."""
-    trees = grow([f"t{number}" for number in range(8)], iterations=64, expand_k=3, stop_on_success=True)
+    """Contract: with stop.on_success a tree ends with the iteration that first succeeds."""
+    trees = grow([f"t{number}" for number in range(8)], iterations=64, expand_k=3, stop={"on_success": True})
     assert sum(tree.solved for tree in trees) >= 4
     for tree in trees:
         wins = [node for node in tree.nodes if node.total >= 1.0]

@@ -6,6 +6,7 @@ import pytest
 from tabular import grow
 
 from stages.annotation.tree import Edge, Tree, children_of, tree_values
+from stages.params import Annotate
 
 
 def edge(token: int, reward: float = 0.0, end: bool = False, cut: bool = False) -> Edge:
@@ -27,13 +28,13 @@ def check_invariants(tree: Tree, visits: int) -> None:
         assert below == pytest.approx(node.W)
         assert 0 <= node.n_success <= node.n_rollouts <= node.N
         # Visits to a node that is not expanded yet are rollouts of the policy.
-        assert node.ended or node.n_rollouts >= min(node.N, tree.expand_k)
+        assert node.ended or node.n_rollouts >= min(node.N, tree.params.expand_k)
     assert visits_at_ends == visits == sum(node.N for node in tree.nodes[:1])
 
 
 def test_outcomes_add_up():
     """Contract: outcomes +1, +1, -1, +1 give W = 2, N = 4, Q = 0.5."""
-    tree = Tree("t", ROOT, expand_k=9)
+    tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, outcome in enumerate([1.0, 1.0, -1.0, 1.0]):
         tree.insert(0, [edge(token, outcome, end=True)], token + 1)
     root = tree.nodes[0]
@@ -52,7 +53,7 @@ def test_success_is_told_by_a_term_where_returns_do_not():
 
 def test_rollouts_from_below_do_not_count_above():
     """Contract: a rollout counts as the policy's at its start and below; above, where selection led, only as a visit."""
-    tree = Tree("t", ROOT, expand_k=1)
+    tree = Tree("t", ROOT, Annotate(expand_k=1))
     tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 1)
     tree.insert(1, [edge(2, 0.0, end=True)], 2)
     root, child = tree.nodes[0], tree.nodes[1]
@@ -62,7 +63,7 @@ def test_rollouts_from_below_do_not_count_above():
 
 def test_equal_actions_share_a_node():
     """Contract: an action drawn again, token for token, is the same child."""
-    tree = Tree("t", ROOT, expand_k=4)
+    tree = Tree("t", ROOT, Annotate(expand_k=4))
     tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 1)
     tree.insert(0, [edge(0), edge(1, 1.0, end=True)], 2)
     tree.insert(0, [edge(0), edge(2, 0.0, end=True)], 3)
@@ -73,14 +74,14 @@ def test_equal_actions_share_a_node():
 
 def test_discounted_max_is_the_published_recursion():
     """Contract: reward 1 two steps below, gamma 0.9 -> 0.81, 0.9, 1 (QLASS)."""
-    tree = Tree("t", ROOT, expand_k=1, backup="discounted_max", gamma=0.9)
+    tree = Tree("t", ROOT, Annotate(expand_k=1, backup="discounted_max", gamma=0.9))
     tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
     assert [node.value for node in tree.nodes[1:]] == pytest.approx([0.81, 0.9, 1.0])
 
 
 def test_max_backup_waits_for_expansion():
     """Contract: a node is worth the mean of its rollouts until it is expanded, then its best child."""
-    tree = Tree("t", ROOT, expand_k=3, backup="max")
+    tree = Tree("t", ROOT, Annotate(expand_k=3, backup="max"))
     tree.insert(0, [edge(0, 1.0, end=True)], 1)
     tree.insert(0, [edge(1, 0.0, end=True)], 2)
     assert tree.nodes[0].value == 0.5
@@ -96,5 +97,5 @@ def test_values_and_invariants_of_grown_trees(backup: str, gamma: float, rollout
     evaluation = {"rollouts": rollouts}
     for tree in grow(["a", "b"], backup=backup, gamma=gamma, iterations=60, expand_k=3, evaluation=evaluation):
         check_invariants(tree, visits=60 * rollouts)
-        assert tree_values(tree.rows(), 3, backup, gamma) == [node.value for node in tree.nodes]
+        assert tree_values(tree.rows(), tree.params) == [node.value for node in tree.nodes]
         assert children_of(tree.rows()) == [node.children for node in tree.nodes]

@@ -13,6 +13,7 @@ from selenium.webdriver.support.ui import Select
 
 from screenshots.chromium import DESK, PHONE, Browser
 
+CHOSEN = "return document.querySelector('.outline [aria-selected=true]').dataset.node"
 SELECTED = "return document.querySelector('.list [aria-selected=true]').id"
 
 
@@ -119,3 +120,36 @@ def test_figures_and_text_can_be_read_on_a_phone(browser: Browser, report: Path)
             ".filter(item => !item.closest('.scroll, .panes') && item.getBoundingClientRect().right > innerWidth).length"
         )
         assert cut == 0
+
+
+def test_a_tree_can_be_walked_through(browser: Browser, report: Path) -> None:
+    """Contract: by mouse and keyboard a reader unfolds nodes, sees their numbers, goes from a pair's winner to its loser."""
+    browser.open(report)
+    found = re.search(r'id="tree-data">(.*?)</script>', report.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    trees = json.loads(found[1])
+    place = next(number for number, one in enumerate(trees) if one["pairs"])
+    Select(browser.driver.find_element(By.CSS_SELECTOR, "select[name=tree]")).select_by_value(str(place))
+    tree = trees[place]
+    assert browser.driver.find_element(By.CSS_SELECTOR, ".story").text == tree["story"]
+    rows = "return document.querySelectorAll('.outline .row').length"
+    browser.run("document.querySelector('[data-unfold=all]').click()")
+    assert browser.run(rows) == len(tree["nodes"])
+    browser.run("document.querySelector('[data-unfold=path]').click()")
+    assert browser.run("return document.querySelectorAll('.outline .row.way').length") == len(tree["path"])
+    # Up to the start, fold it away, unfold it, and down to its first child.
+    press(browser, ".outline", Keys.HOME, Keys.ARROW_LEFT)
+    assert browser.run(rows) == 1
+    press(browser, ".outline", Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    selected = browser.run("return document.querySelector('.outline [aria-selected=true]').dataset.node")
+    assert selected == str(tree["path"][1])
+    win = tree["pairs"][0][0]
+    browser.run("document.querySelector('[data-unfold=all]').click()")
+    browser.run("document.getElementById('tree-node-' + arguments[0]).click()", win)
+    panel = browser.driver.find_element(By.CSS_SELECTOR, ".node")
+    assert panel.find_element(By.CSS_SELECTOR, "h4").text == tree["nodes"][win]["action"]
+    assert "preferred to" in panel.text
+    panel.find_element(By.CSS_SELECTOR, ".pair .jump").click()
+    chosen = int(browser.run(CHOSEN))
+    assert [win, chosen] in [pair[:2] for pair in tree["pairs"]]
+    assert "rejected for" in browser.driver.find_element(By.CSS_SELECTOR, ".node").text

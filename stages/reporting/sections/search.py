@@ -13,6 +13,7 @@ from stages.reporting.blocks import (
     Section,
     Table,
     Text,
+    TreeViewer,
     all_numbers,
     draw,
     missing,
@@ -22,6 +23,7 @@ from stages.reporting.blocks import (
 from stages.reporting.figures.data import histogram, short
 from stages.reporting.figures.trees import most_visited_path, node_value, reliability, search_tree, telling_tree
 from stages.reporting.inputs import DomainInputs, Inputs
+from stages.reporting.trees import Grown, forest
 
 INTRO = (
     "Monte Carlo tree search from the fine-tuned policy: it returns to promising steps, tries other actions from there, and so "
@@ -147,6 +149,14 @@ def search_section(inputs: Inputs) -> Section:
     facts = facts_table({domain: given.annotate for domain, given in inputs.domains.items() if given.annotate is not None})
     if facts is not None:
         section.blocks.append(facts)
+    grown = {
+        domain: Grown(given.nodes, given.labels, given.pairs, inputs.params.section("annotate", domain))
+        for domain, given in inputs.domains.items()
+        if given.nodes
+    }
+    trees, asked = forest(grown, inputs.params.report.trees, inputs.tokenizer, inputs.params.seed)
+    if trees:
+        section.blocks += [Heading("Walk through a tree"), TreeViewer(trees, asked)]
     for index, (domain, given) in enumerate(inputs.domains.items()):
         section.blocks += _domain_blocks(domain, index, given)
     return section

@@ -5,21 +5,14 @@
   var form = root.querySelector("form"), list = root.querySelector(".list"), tip = root.querySelector(".tip");
   var content = root.querySelector(".content"), facts = root.querySelector(".facts"), key = root.querySelector(".key");
   var OWNERS = [["prompt", "--base"], ["policy", "--sft"], ["environment", "--domain1"], ["external", "--domain3"]];
-  var MARKS = { success: "✓", failure: "✗", truncated: "…" };
+  var MARKS = page.MARKS, element = page.element, format = page.format;
   var view = "chat", shown = [], current = null, tokens = [], marked = -1;
 
-  function element(tag, name, text) {
-    var made = document.createElement(tag);
-    if (name) made.className = name;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
   function spread(runs) {
     var values = [];
     (runs || []).forEach(function (run) { for (var i = 0; i < run[1]; i++) values.push(run[0]); });
     return values;
   }
-  function format(value, digits) { return value === null || value === undefined ? "none" : Number(value).toFixed(digits); }
 
   ["domain", "source", "outcome", "pick"].forEach(function (name) {
     var values = [];

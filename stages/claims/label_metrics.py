@@ -1,0 +1,77 @@
+"""Labels and pairs of search trees beside exact values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stages.annotation.labels import ended, label_rows
+from stages.annotation.pairs import pair_rows
+from stages.annotation.tree import Row, trees_of
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
+
+WORLDS = ("known", "keydoor")
+METRICS = (
+    "rmse_policy",
+    "rmse_best",
+    "rank_policy",
+    "rank_best",
+    "pair_accuracy",
+    "pair_accuracy_policy",
+    "right_pairs",
+    "trees_with_pairs",
+    "labels",
+    "tokens",
+)
+"""Of each world; see `judge`."""
+Exact = Callable[[Sequence[Row], int], tuple[float, float]]
+"""(a tree, a node of it) -> Q of the policy and Q* of the action that led there."""
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's; 0 where one of the two does not vary."""
+    from scipy.stats import rankdata
+
+    if len(first) < 2:
+        return 0.0
+    a, b = rankdata(first), rankdata(second)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> dict[str, float]:
+    """METRICS of trees (rows of `node_schema`) that cost `tokens` policy tokens.
+
+    rmse_policy, rmse_best: root mean squared difference of the labels' q and Q of the policy, Q*, over labelled actions that do
+    not end their episode; rank_*: Spearman's correlation with them. pair_accuracy: share of the pairs whose winner has the higher
+    Q*, equal ones counting half; pair_accuracy_policy: the same by Q of the policy; right_pairs: pairs right by Q* less wrong
+    ones, per 1,000 tokens; trees_with_pairs: share of them; labels: labelled actions per 1,000 tokens. Without labels the
+    differences are 1 and the correlations 0; without pairs the accuracy is one half.
+    """
+    trees = trees_of(rows)
+    values = [
+        (label["q"], *exact(trees[label["task_id"]], label["node"]))
+        for label in label_rows(rows, params)
+        if label["node"] and not ended(trees[label["task_id"]][label["node"]])
+    ]
+    given, policy, best = (np.array(column) for column in zip(*values, strict=True)) if values else (np.zeros(0),) * 3
+    pairs = pair_rows(rows, params)
+    sides = [[exact(trees[pair["task_id"]], pair[side]) for side in ("win", "lose")] for pair in pairs]
+    signs, by_policy = (np.sign(np.round([win[of] - lose[of] for win, lose in sides], 9)) for of in (1, 0))
+    return {
+        "rmse_policy": float(np.sqrt(((given - policy) ** 2).mean())) if values else 1.0,
+        "rmse_best": float(np.sqrt(((given - best) ** 2).mean())) if values else 1.0,
+        "rank_policy": rank_correlation(given, policy),
+        "rank_best": rank_correlation(given, best),
+        "pair_accuracy": float((signs.mean() + 1) / 2) if pairs else 0.5,
+        "pair_accuracy_policy": float((by_policy.mean() + 1) / 2) if pairs else 0.5,
+        "right_pairs": float(1000 * signs.sum() / tokens),
+        "trees_with_pairs": len({pair["task_id"] for pair in pairs}) / len(trees),
+        "labels": 1000 * len(values) / tokens,
+        "tokens": float(tokens),
+    }

@@ -1,0 +1,299 @@
+"""Section `annotate` of params.yaml: the search, its labels and pairs, and the step-value model. What the settings do says
+stages/annotation; here stands what goes together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stages.parameters.heads import check_support
+from stages.parameters.shared import SamplingParams
+from stages.parameters.values import Progress, QModel, ValueModel
+from stages.validation import Count, NonNegative, Positive, Section, Share
+
+Whole = Annotated[int, Field(ge=0)]
+MEASURING = ("flat", "omega")
+"""Selection rules that measure the states of solutions."""
+NO_SCORES = ("random", *MEASURING)
+"""Selection rules that do not score children."""
+
+
+class OmegaScore(Section):
+    """OmegaPRM's score of a state and one of its wrong rollouts."""
+
+    alpha: Share = 0.5
+    """Base of alpha^(1 - MC): how much likelier states that often succeed are searched."""
+    beta: Share = 0.9
+    """Base of beta^(words / length): how much less likely long rollouts are."""
+    length: Count = 500
+    """Words."""
+
+
+class Selection(Section):
+    rule: Literal["uct", "uct_2ln", "uct_1p", "puct", "random", "flat", "omega"] = "uct"
+    """`flat` and `omega` measure states of whole solutions in place of selecting: every one, or those that bisection of wrong
+    solutions leads to."""
+    c: NonNegative = 1.0
+    decay: Literal["none", "linear", "exponential"] = "none"
+    decay_to: Share = 0.1
+    """linear, exponential: share of c that is left at the last iteration."""
+    unvisited: Literal["first", "random", "zero", "value", "bonus"] | None = None
+    """Score of a child without visits; null: zero under puct, where the prior decides, else first."""
+    prior_temperature: Positive = 1.0
+    omega: OmegaScore = OmegaScore()
+
+    @model_validator(mode="after")
+    def _exploration(self) -> Selection:
+        if self.decay != "none" and self.rule in NO_SCORES:
+            raise ValueError(f"decay '{self.decay}' lets c fall, which rule '{self.rule}' does not let fall: set it to none")
+        if self.unvisited is not None and self.rule in NO_SCORES:
+            raise ValueError(f"rule '{self.rule}' does not score children without visits: set unvisited to null")
+        return self
+
+
+class Expansion(Section):
+    """How a node gets its children."""
+
+    kind: Literal["lazy", "eager"] = "lazy"
+    """`lazy`: one rollout per visit, until expand_k were drawn; `eager`: expand_k actions are drawn at once, each done in a copy
+    of the environment."""
+    dedupe: Literal["tokens", "text", "state"] = "tokens"
+    """When two actions of a node are one: the same tokens, the same text up to case and white space, or the same state after
+    them."""
+    drop_refused: bool = False
+    """eager: actions that the environment does not understand become no children."""
+
+
+class LeafEvaluation(Section):
+    kind: Literal["rollout", "value_model", "mixed"] = "rollout"
+    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
+    """Per leaf; under selection.rule flat and omega per state that is measured."""
+    temperature: Annotated[float, Field(gt=0.0, le=5.0)] | None = None
+    """Of a rollout's turns beyond its expansion; null: sampling.temperature."""
+    keep_rollouts: bool = True
+    """Whether the turns of a rollout become nodes."""
+    value_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """mixed: weight of the value model; the rollout's return has the rest."""
+    backbone: Literal["policy", "own"] = "policy"
+    """What the value model reads: the policy's own states, which the engine computes for its next turn anyway, or those of a
+    fine-tuned copy, in passes of their own."""
+    head_learning_rate: Positive = 0.01
+    """policy: of the head, which is all that is trained then."""
+    lookahead: Annotated[int, Field(ge=0, le=16)] = 0
+    """value_model: greedy turns beyond the leaf; V <- V/2 + (largest V among them)/2."""
+    critic: Literal["none", "prior", "value"] = "none"
+    """A child's Q is mixed with 1/rank among its siblings: by the policy's prior, or by the value model."""
+    critic_share: Share = 0.5
+    """Weight of 1/rank; Q of the search has the rest."""
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether the search needs a value model."""
+        return self.kind != "rollout"
+
+    @model_validator(mode="after")
+    def _together(self) -> LeafEvaluation:
+        if self.kind == "value_model" and self.rollouts != 1:
+            raise ValueError(f"kind 'value_model' plays no rollouts: set rollouts to 1 (it is {self.rollouts})")
+        if self.lookahead and self.kind != "value_model":
+            raise ValueError(f"lookahead ({self.lookahead}) looks ahead with the value model; kind is '{self.kind}': set it to 0")
+        if self.critic == "value" and not self.reads_values:
+            raise ValueError("critic 'value' ranks by the value model, which kind 'rollout' has none of: set kind or critic")
+        return self
+
+
+class Stop(Section):
+    """When a tree is finished before its iterations are over. Budgets are checked before each iteration."""
+
+    on_success: bool = False
+    extra_after_success: Whole = 0
+    """on_success: iterations after the first success, so that its siblings are visited too."""
+    environment_steps: Count | None = None
+    """Of one tree, replayed ones among them."""
+    policy_tokens: Count | None = None
+    """Sampled for one tree."""
+    value: Share | None = None
+    """The value model's V of any node from which the tree is finished; a model's word, not a verified success."""
+
+    @model_validator(mode="after")
+    def _success(self) -> Stop:
+        if self.extra_after_success and not self.on_success:
+            raise ValueError(f"extra_after_success ({self.extra_after_success}) needs on_success: true")
+        return self
+
+
+class Labels(Section):
+    q: Literal["rollout", "hard", "tree", "best", "process"] = "rollout"
+    """Which value counts as a step's Q, for advantages, pairs and the value model: see stages/annotation/labels.py."""
+    scale: Literal["none", "min_max"] = "none"
+    """min_max: to [0, 1] within each tree, for labels and pairs; the value model learns what can be compared between tasks."""
+    min_visits: Count = 2
+
+
+class Pairs(Section):
+    rule: Literal["top_bottom", "threshold", "best_path"] = "top_bottom"
+    """rStar-Math's; Agent Q's: siblings whose Q differs by more than min_margin; step_q's: the best path against the worst
+    siblings."""
+    top: Count = 2
+    bottom: Count = 2
+    lone: Count | None = None
+    """top_bottom: how many of the other side where one side has a single child; null: as many as ever."""
+    min_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.25
+    min_visits: Count = 2
+    min_edit_distance: Count = 1
+    """Characters to change between the two actions, case and white space aside."""
+    outcome_gate: bool = True
+    """A winner has a right end below it, a loser a wrong one."""
+    continuation: bool = False
+    """The mean Q along the best way below the winner must be above that below the loser."""
+
+
+class Annotate(Section):
+    tasks: Count = 48
+    iterations: Count = 16
+    """Of a tree; under selection.rule flat and omega solutions."""
+    expand_k: Annotated[int, Field(ge=1, le=64)] = 4
+    max_depth: Count = 12
+    chunk: Count = 128
+    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
+    leaves_per_tree: Annotated[int, Field(ge=1, le=64)] = 1
+    """Leaves of one tree that are evaluated at once."""
+    virtual: Literal["wu_uct", "loss"] = "wu_uct"
+    """What leaves under way count as: visits alone, or visits that brought the worst return."""
+    selection: Selection = Selection()
+    expansion: Expansion = Expansion()
+    evaluation: LeafEvaluation = LeafEvaluation()
+    backup: Literal["mean", "max", "discounted_max", "children_mean"] = "mean"
+    gamma: Share = 1.0
+    reward_range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    """What returns 0 and 1 count as in the tree."""
+    cut_return: float | None = None
+    """What an episode that a limit cut counts as, in reward_range; null: the rewards until then."""
+    stop: Stop = Stop()
+    sampling: SamplingParams = SamplingParams()
+    labels: Labels = Labels()
+    pairs: Pairs = Pairs()
+    value_model: ValueModel = ValueModel()
+    q_model: QModel = QModel()
+    progress: Progress = Progress()
+
+    @property
+    def low(self) -> float:
+        """The worst return, in the tree's units."""
+        return self.reward_range[0]
+
+    @property
+    def high(self) -> float:
+        """The best return, in the tree's units."""
+        return self.reward_range[1]
+
+    @property
+    def unvisited(self) -> str:
+        """`selection.unvisited`, resolved."""
+        return self.selection.unvisited or ("zero" if self.selection.rule == "puct" else "first")
+
+    @property
+    def values_children(self) -> bool:
+        """Whether the value model reads children as soon as they are there."""
+        return self.unvisited in ("value", "bonus") or self.evaluation.critic == "value"
+
+    @property
+    def plain(self) -> bool:
+        """Whether NODE_SCHEMA tells all there is of a tree: rollouts alone make its nodes and its values."""
+        return self.expansion.kind == "lazy" and not self.evaluation.reads_values
+
+    @model_validator(mode="after")
+    def _values(self) -> Annotate:
+        if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q != "best":
+            raise ValueError(
+                f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'best' only; backup is '{self.backup}': "
+                "set gamma to 1"
+            )
+        if self.low >= self.high:
+            raise ValueError(f"reward_range must rise, as [0.0, 1.0] or [-1.0, 1.0] do; it is {self.reward_range}")
+        if self.reward_range != [0.0, 1.0] and (self.backup == "discounted_max" or self.labels.q == "best"):
+            raise ValueError(
+                "backup 'discounted_max' and labels.q 'best' add up single rewards, which reward_range does not change: set it "
+                "to [0.0, 1.0]"
+            )
+        if self.backup == "discounted_max" and (self.cut_return is not None or self.evaluation.kind == "mixed"):
+            raise ValueError(
+                "backup 'discounted_max' adds up single rewards, so that cut_return and evaluation.kind 'mixed' would change "
+                "nothing: set cut_return to null and evaluation.kind to rollout or value_model"
+            )
+        if self.cut_return is not None and not self.low <= self.cut_return <= self.high:
+            raise ValueError(f"cut_return ({self.cut_return}) lies outside reward_range {self.reward_range}")
+        if self.pairs.min_margin > self.high - self.low:
+            raise ValueError(
+                f"pairs.min_margin ({self.pairs.min_margin}) is more than Q can differ by in reward_range {self.reward_range}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _supports(self) -> Annotate:
+        for model in (self.value_model, self.q_model):
+            check_support(model.head, self.low, self.high, "what annotate.reward_range counts")
+        return self
+
+    @model_validator(mode="after")
+    def _expansion(self) -> Annotate:
+        evaluation, expansion = self.evaluation, self.expansion
+        if expansion.kind == "eager":
+            if self.values_children and not evaluation.reads_values:
+                raise ValueError(
+                    f"selection.unvisited '{self.unvisited}' scores children by the value model, which evaluation.kind 'rollout' "
+                    "has none of"
+                )
+            if evaluation.kind == "value_model" and self.labels.q in ("rollout", "hard"):
+                raise ValueError(
+                    f"labels.q '{self.labels.q}' counts the policy's rollouts, and evaluation.kind 'value_model' plays none: set "
+                    "it to tree, best or process"
+                )
+            return self
+        reasons = {
+            "evaluation.kind 'value_model'": (evaluation.kind == "value_model", "it values leaves without rollouts"),
+            "evaluation.keep_rollouts false": (not evaluation.keep_rollouts, "rollouts are all that its nodes are made of"),
+            f"selection.unvisited '{self.selection.unvisited}'": (
+                self.selection.unvisited is not None,
+                "every child comes with a visit",
+            ),
+            "evaluation.critic 'value'": (evaluation.critic == "value", "children are not read when they come into being"),
+            "expansion.drop_refused": (expansion.drop_refused, "a rollout goes on from what the environment answered"),
+            f"expansion.dedupe '{expansion.dedupe}'": (
+                expansion.dedupe != "tokens",
+                "a rollout's later turns follow the action as it was written",
+            ),
+        }
+        for what, (given, reason) in reasons.items():
+            if given:
+                raise ValueError(f"{what} does not go with expansion.kind 'lazy', where {reason}: set that to eager")
+        return self
+
+    @model_validator(mode="after")
+    def _search(self) -> Annotate:
+        evaluation = self.evaluation
+        if self.stop.value is not None and not evaluation.reads_values:
+            raise ValueError("stop.value is a value of the value model, which evaluation.kind 'rollout' has none of")
+        rule = self.selection.rule
+        if rule not in MEASURING:
+            return self
+        lacking = {
+            "expansion.kind": (self.expansion.kind, "lazy"),
+            "evaluation.kind": (evaluation.kind, "rollout"),
+            "evaluation.critic": (evaluation.critic, "none"),
+            "backup": (self.backup, "mean"),
+            "leaves_per_tree": (self.leaves_per_tree, 1),
+        }
+        for name, (given, needed) in lacking.items():
+            if given != needed:
+                raise ValueError(
+                    f"selection.rule '{rule}' measures the states of solutions by rollouts and backs up nothing to choose by: "
+                    f"set {name} to {needed} (it is {given})"
+                )
+        if evaluation.rollouts < 2:
+            raise ValueError(
+                f"selection.rule '{rule}' measures a state by several rollouts: set evaluation.rollouts to at least 2 (the "
+                "papers: 8)"
+            )
+        return self

@@ -1,0 +1,66 @@
+"""Settings of annotate that contradict each other are refused, with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stages.params import Annotate, ParamsError, parse_params
+
+EAGER = {"kind": "eager"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"gamma": 0.9}, "set gamma to 1"),
+        ({"reward_range": [1.0, 0.0]}, "reward_range must rise"),
+        ({"reward_range": [-1.0, 1.0], "backup": "discounted_max"}, "single rewards"),
+        ({"reward_range": [-1.0, 1.0], "labels": {"q": "best"}}, "single rewards"),
+        ({"backup": "discounted_max", "cut_return": 0.0}, "would change nothing"),
+        ({"backup": "discounted_max", "evaluation": {"kind": "mixed"}}, "would change nothing"),
+        ({"cut_return": -0.5}, "outside reward_range"),
+        ({"pairs": {"min_margin": 1.5}}, "more than Q can differ by"),
+        ({"evaluation": {"kind": "value_model"}}, "set that to eager"),
+        ({"evaluation": {"keep_rollouts": False}}, "set that to eager"),
+        ({"selection": {"unvisited": "zero"}}, "every child comes with a visit"),
+        ({"expansion": {"drop_refused": True}}, "a rollout goes on"),
+        ({"expansion": {"dedupe": "state"}}, "follow the action as it was written"),
+        ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "which evaluation.kind 'rollout' has none of"),
+        ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "which evaluation.kind 'rollout' has none of"),
+        ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "ranks by the value model"),
+        ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "plays none: set it to tree"),
+        (
+            {"expansion": EAGER, "evaluation": {"kind": "value_model", "rollouts": 2}, "labels": {"q": "tree"}},
+            "plays no rollouts",
+        ),
+        ({"evaluation": {"lookahead": 2}}, "looks ahead with the value model"),
+        ({"stop": {"extra_after_success": 3}}, "needs on_success"),
+        ({"stop": {"value": 0.9}}, "has none of"),
+        ({"selection": {"rule": "random", "decay": "linear"}}, "does not let fall"),
+        ({"selection": {"rule": "random", "unvisited": "first"}}, "set unvisited to null"),
+        ({"selection": {"rule": "omega"}}, "at least 2"),
+        ({"selection": {"rule": "omega"}, "evaluation": {"rollouts": 8}, "backup": "max"}, "set backup to mean"),
+        ({"selection": {"rule": "omega"}, "evaluation": {"rollouts": 8}, "expansion": EAGER}, "set expansion.kind to lazy"),
+        ({"selection": {"rule": "omega"}, "evaluation": {"rollouts": 8}, "leaves_per_tree": 2}, "set leaves_per_tree to 1"),
+    ],
+)
+def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str):
+    """Contract: what would have no effect, or no meaning, ends before anything is run and says why."""
+    with pytest.raises(ValueError, match=says):
+        Annotate(**settings)
+
+
+def test_states_are_read_where_there_are_some():
+    """Contract: a value model on the policy's states needs the engine that has them; one of its own does not."""
+    values: dict[str, Any] = {
+        "domains": ["search"],
+        "per_domain": {"search": {}},
+        "resources": {"engine": {"kind": "openai"}},
+        "annotate": {"evaluation": {"kind": "mixed"}},
+    }
+    with pytest.raises(ParamsError, match="set backbone to own"):
+        parse_params(values)
+    values["annotate"]["evaluation"]["backbone"] = "own"
+    parse_params(values)

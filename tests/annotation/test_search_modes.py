@@ -1,0 +1,398 @@
+"""Everything beside the default search: eager expansion, value models, OmegaPRM, several leaves at once, limits of a tree."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from tabular import grow
+
+from stages.agent.episode import read_rows, write_table
+from stages.annotation.labels import first_error, label_rows
+from stages.annotation.pairs import pair_rows
+from stages.annotation.plans import lazy
+from stages.annotation.search import Search
+from stages.annotation.solutions import omega
+from stages.annotation.tree import Edge, Tree, node_schema, tree_values
+from stages.annotation.work import Play
+from stages.claims.known_tree import (
+    ARMS,
+    DEPTH,
+    Chat,
+    ExactReader,
+    FakeEngine,
+    Pool,
+    World,
+    actions_of,
+    policy,
+    task,
+    value,
+)
+from stages.params import Annotate
+
+EAGER = {"expansion": {"kind": "eager"}}
+MODEL = {**EAGER, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {**EAGER, "labels": {"q": "tree"}},
+    "eager_state": {"expansion": {"kind": "eager", "dedupe": "state", "drop_refused": True}, "evaluation": {"rollouts": 2}},
+    "thrown_away": {**EAGER, "evaluation": {"keep_rollouts": False}, "labels": {"q": "tree"}},
+    "value_model": MODEL,
+    "rest": {
+        **MODEL,
+        "evaluation": {"kind": "value_model", "lookahead": 3},
+        "selection": {"rule": "uct_2ln", "c": 0.7, "unvisited": "bonus"},
+        "backup": "children_mean",
+    },
+    "own_engine": {**MODEL, "evaluation": {"kind": "value_model", "backbone": "own"}, "selection": {"rule": "puct"}},
+    "lats": {**EAGER, "evaluation": {"kind": "mixed"}, "selection": {"rule": "uct_2ln", "unvisited": "value"}},
+    "mixed": {"evaluation": {"kind": "mixed", "value_share": 0.3}},
+    "critic": {**MODEL, "evaluation": {"kind": "value_model", "critic": "value"}, "selection": {"rule": "uct_1p"}},
+    "qlass": {**MODEL, "backup": "discounted_max", "gamma": 0.9, "evaluation": {"kind": "value_model"}},
+    "rstar": {**EAGER, "selection": {"c": 2.0, "decay": "exponential", "unvisited": "random"}},
+    "signed": {"reward_range": [-1.0, 1.0], "cut_return": -0.5, "max_depth": 3},
+    "random": {"selection": {"rule": "random"}},
+    "omega": {"selection": {"rule": "omega", "c": 0.125}, "evaluation": {"rollouts": 4}},
+    "flat": {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 3}, "iterations": 4},
+    "wu_uct": {"leaves_per_tree": 4},
+    "virtual_loss": {**MODEL, "leaves_per_tree": 4, "virtual": "loss"},
+    "budget": {"stop": {"policy_tokens": 60}},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_tree_or_many_and_stored_or_live(tmp_path, mode: str):
+    """Contract: in every mode a tree has the same bytes alone and among others, in another order of turns, and its labels, pairs
+    and values follow from the stored rows alone."""
+    settings = {"iterations": 20, "expand_k": 3, **MODES[mode]}
+    together = grow([f"task{number:02d}" for number in range(10)], width=7, **settings)
+    for tree in together[::4]:
+        (alone,) = grow([tree.task_id], width=1, threaded=False, **settings)
+        assert alone.counters == tree.counters
+        for name, grown in (("alone", alone), ("together", tree)):
+            write_table(tmp_path / f"{name}.parquet", node_schema(tree.params), grown.rows())
+        assert (tmp_path / "alone.parquet").read_bytes() == (tmp_path / "together.parquet").read_bytes()
+        stored = read_rows(tmp_path / "together.parquet")
+        assert label_rows(stored, tree.params) == label_rows(tree.rows(), tree.params)
+        assert pair_rows(stored, tree.params) == pair_rows(tree.rows(), tree.params)
+        if tree.params.evaluation.critic == "none":
+            assert tree_values(stored, tree.params) == [node.value for node in tree.nodes]
+    assert len({str(tree.rows()).replace(tree.task_id, "") for tree in together}) > 5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_visits_add_up(mode: str):
+    """Contract: root N = iterations x rollouts; N = the children's N + the node's own evaluations, which an inner node has only
+    from the value model or as the start of rollouts without a child; nothing is left pending."""
+    for tree in grow(["a", "b"], **{"iterations": 20, "expand_k": 3, **MODES[mode]}):
+        params = tree.params
+        if params.selection.rule not in ("flat", "omega") and params.stop.policy_tokens is None:
+            assert tree.nodes[0].N == tree.iterations * params.evaluation.rollouts == 20 * params.evaluation.rollouts
+        for node in tree.nodes:
+            children = [tree.nodes[index] for index in node.children]
+            own = node.N - sum(child.N for child in children)
+            assert own >= 0
+            assert node.pending == 0
+            assert node.n_success <= node.n_rollouts
+            if own and not node.ended:
+                assert params.evaluation.kind == "value_model" or not params.evaluation.keep_rollouts
+            assert max(1.0, params.low**2) * node.N + 1e-9 >= node.W2
+            below = sum(child.W for child in children)
+            if not own:
+                assert below == pytest.approx(node.W)
+
+
+def test_eager_expansion_draws_once_and_drops_what_repeats():
+    """Contract: a node is drawn at once, `expand_k` actions; equal ones count as one, and children wait without visits."""
+    (tree,) = grow(["a"], iterations=1, expand_k=12, **EAGER)
+    root = tree.nodes[0]
+    drawn = [tree.nodes[index] for index in root.children]
+    assert len(drawn) == ARMS
+    assert tree.counters["duplicate_draws"] == 12 - ARMS
+    assert [child.N for child in drawn] == [1, 0, 0]
+    assert root.n_rollouts == 0
+    assert drawn[0].n_rollouts == 1
+
+
+class Grumpy(World):
+    """Refuses move 0; move 2 leads where move 1 does."""
+
+    def step(self, action: str):
+        if len(self.actions) < DEPTH:
+            refused = action == "0"
+            step = super().step("1" if action == "2" else action)
+            return type(step)(step.observation, step.reward, not refused, step.terminated, step.truncated)
+        return super().step(action)
+
+
+class GrumpyPool(Pool):
+    def take(self) -> World:
+        return self.free.pop() if self.free else Grumpy()
+
+
+@pytest.mark.parametrize(
+    ("expansion", "children", "refused"),
+    [({}, 3, 0), ({"dedupe": "state"}, 2, 0), ({"dedupe": "state", "drop_refused": True}, 1, 1)],
+)
+def test_equal_states_and_refused_actions(expansion: dict[str, Any], children: int, refused: int):
+    """Contract: dedupe state makes one child of actions that lead to one state; drop_refused leaves out what was refused."""
+    params = Annotate(iterations=1, expand_k=12, expansion={"kind": "eager", **expansion})
+    (tree,) = Search(FakeEngine(), Chat(), GrumpyPool(), params, 5, 10_000).grow([task("a")])
+    assert len(tree.nodes[0].children) == children
+    assert bool(tree.counters["refused_draws"]) == bool(refused)
+
+
+def test_text_makes_actions_equal():
+    """Contract: dedupe text ignores case and white space, tokens do not."""
+    edges = [
+        Edge(text, (number,), (-1.0,), "", (11,), 0.0, False, False, str(number)) for number, text in enumerate(["Go  n", "go n"])
+    ]
+    for dedupe, count in (("tokens", 2), ("text", 1), ("state", 2)):
+        tree = Tree("t", ROOT, Annotate(expansion={"kind": "eager", "dedupe": dedupe}))
+        assert len(tree.draw(0, edges, 1)) == count
+
+
+ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")
+
+
+def test_leaves_are_read_in_one_batch_over_all_trees():
+    """Contract: what all trees wait for is read at once, each history once, in the tree's units."""
+    engine = FakeEngine(width=64)
+    reader = ExactReader(engine)
+    params = Annotate(iterations=8, expand_k=3, reward_range=[-1.0, 1.0], **MODEL)
+    search = Search(engine, Chat(), Pool(), params, 0, 10_000, threaded=False, reader=reader)
+    trees = search.grow([task(f"t{number}") for number in range(12)])
+    assert reader.batches[0] == 12
+    assert sum(reader.batches) == sum(tree.counters["values_read"] for tree in trees)
+    assert len(reader.batches) < 12 * 8 / 3
+    for tree in trees:
+        read = [node for node in tree.nodes if node.model_value is not None and not node.ended]
+        assert len(read) == tree.counters["values_read"]
+        assert all(node.model_value == pytest.approx(2 * value(0, actions_of(tree, node.index)) - 1) for node in read)
+    assert not engine.sessions, "sessions left open"
+
+
+def test_a_value_model_search_without_one_is_refused():
+    with pytest.raises(ValueError, match="needs a value model"):
+        Search(FakeEngine(), Chat(), Pool(), Annotate(**MODEL), 0, 10_000)
+
+
+def test_look_ahead_takes_half_of_the_best_value_ahead():
+    """Contract: V <- V/2 + (largest V along the greedy turns)/2, once, at the leaf; without it the leaf's own V."""
+    (plain,) = grow(["a"], iterations=1, **MODEL)
+    settings = {**MODEL, "evaluation": {"kind": "value_model", "lookahead": 2}}
+    (tree,) = grow(["a"], iterations=1, **settings)
+    way = [node for node in tree.nodes[1:] if node.iteration == 1 and node.model_value is not None]
+    ahead = [value(0, actions_of(tree, node.index)) for node in way[:2]]
+    assert [node.depth for node in way[:2]] == [1, 2]
+    assert plain.nodes[0].value == pytest.approx(value(0, ()))
+    assert tree.nodes[0].value == pytest.approx(0.5 * value(0, ()) + 0.5 * max(ahead))
+
+
+def test_a_mixture_is_a_mixture():
+    """Contract: what is backed up is (1 - share) * return + share * V of the leaf; rollouts count apart."""
+    (tree,) = grow(["a"], iterations=1, evaluation={"kind": "mixed", "value_share": 0.25})
+    outcome = tree.nodes[-1].total
+    assert tree.nodes[0].value == pytest.approx(0.75 * outcome + 0.25 * value(0, ()))
+    assert (tree.nodes[0].n_rollouts, tree.nodes[0].n_success) == (1, outcome)
+
+
+def test_signed_rewards_and_cut_episodes():
+    """Contract: reward_range [-1, 1] makes W of outcomes 1, 1, 0, 1 equal to 2; a cut episode counts as cut_return."""
+    tree = Tree("t", ROOT, Annotate(reward_range=[-1.0, 1.0], expand_k=9))
+    for token, outcome in enumerate([1.0, 1.0, 0.0, 1.0]):
+        tree.insert(0, [Edge("", (token,), (), "", (), outcome, True, False, "")], token + 1)
+    assert (tree.nodes[0].W, tree.nodes[0].W2, tree.nodes[0].N, tree.nodes[0].value) == (2.0, 4.0, 4, 0.5)
+    assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (3, 4)
+    (tree,) = grow(["a"], iterations=5, max_depth=2, reward_range=[-1.0, 1.0], cut_return=-0.5)
+    assert tree.nodes[0].value == -0.5
+    assert tree.nodes[0].n_success == 0
+
+
+# ---- OmegaPRM ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [1, 2, 5, 8, 11, 15, 16])
+def test_bisection_finds_the_first_error(error: int):
+    """Contract: on 16 steps with k = 8, 32 rollouts (not 128) find step j if MC is 1 before it and 0 from it on."""
+    tree = Tree("t", ROOT, Annotate(iterations=1, selection={"rule": "omega", "c": 0.125}, evaluation={"rollouts": 8}))
+    plan = omega(tree)
+    work = next(plan)
+    assert work == [Play(0, number) for number in range(8)]
+
+    def step(name: str, end: bool, reward: float = 0.0) -> Edge:
+        return Edge(name, (hash(name) % 10**6,), (), "", () if end else (11,), reward, end, False, "")
+
+    wrong = [step(f"w{depth}", depth == 16) for depth in range(1, 17)]
+    results = [wrong, *([step(f"r{number}", True, 1.0)] for number in range(7))]
+    measured = []
+    try:
+        while True:
+            work = plan.send(results)
+            depth = tree.nodes[work[0].start].depth
+            measured.append(depth)
+            assert len(work) == 8
+            results = [[step(f"{depth}-{play.number}", True, float(depth < error))] for play in work]
+    except StopIteration:
+        pass
+    assert 8 * len(measured) == 32
+    assert tree.iterations == 1
+    path = tree.path(16)
+    # What was measured pins the error down: right states before it, wrong ones from it on.
+    rights = [depth for depth in measured if depth < error]
+    wrongs = [depth for depth in measured if depth >= error]
+    assert max(rights, default=0) == error - 1
+    assert min(wrongs, default=16) == error
+    assert first_error(tree.rows(), 16) == (path[error] if error < 16 else 16)
+
+
+def test_a_searched_rollout_is_never_searched_again():
+    """Contract: the pool holds wrong rollouts of states with 0 < MC < 1; each is searched once, and without any the tree ends."""
+    for tree in grow([f"t{number}" for number in range(6)], iterations=500, **MODES["omega"]):
+        assert tree.iterations < 500
+        measured = {node.index for node in tree.nodes if node.n_rollouts >= 4}
+        assert 4 * max(1, len(measured)) >= tree.nodes[0].N
+    certain = grow(["a"], kind="paid", iterations=3, **MODES["omega"])  # no return reaches 1: MC is 0
+    assert certain[0].iterations == 0
+    assert certain[0].nodes[0].N == 4
+
+
+def test_flat_measures_every_state_of_a_solution():
+    """Contract: one solution of M steps takes M measurements of k rollouts, and each state's MC is theirs."""
+    settings = {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 6}}
+    for tree in grow(["a", "b"], iterations=1, **settings):
+        assert tree.nodes[0].N == 1 + 6 * (DEPTH + 1)
+        way = [node for node in tree.nodes if node.iteration == 1][: DEPTH + 1]
+        assert all(node.n_rollouts >= 7 for node in way)
+    (tree,) = grow(["a"], iterations=50, stop={"policy_tokens": 200}, **settings)
+    assert 200 <= tree.counters["policy_tokens"] < 200 + 6 * 2 * (DEPTH + 1)
+
+
+# ---- several leaves at once -------------------------------------------------------------------------------------------------
+
+
+def test_pending_visits_are_taken_back_exactly():
+    """Contract: after four leaves at once, counts and values are those of the rollouts entered one by one."""
+    (tree,) = grow(["a"], iterations=40, expand_k=3, leaves_per_tree=4)
+    again = Tree("a", tree.nodes[0].edge, tree.params)
+    order = sorted((node for node in tree.nodes if node.ended), key=lambda node: node.iteration)
+    for node in order:
+        path = tree.path(node.index)
+        again.insert(0, [tree.nodes[index].edge for index in path[1:]], node.iteration)
+    ends = {node.path for node in order}
+    assert {node.path for node in again.nodes if node.ended} == ends
+    assert tree.nodes[0].N == 40
+    assert all(node.pending == 0 for node in tree.nodes)
+
+
+def test_four_leaves_at_once_cost_the_visits_of_four():
+    """Contract: iterations count leaves, whichever number is evaluated at once, and the last sweep is no larger than the rest."""
+    for leaves in (1, 3, 7):
+        (tree,) = grow(["a"], iterations=20, expand_k=3, leaves_per_tree=leaves)
+        assert tree.iterations == tree.nodes[0].N == 20
+
+
+def test_a_sweep_spreads_over_the_tree():
+    """Contract: leaves under way keep the others off: with the same statistics a second descent goes elsewhere."""
+    for rule in ("wu_uct", "loss"):
+        tree = Tree("t", ROOT, Annotate(expand_k=2, virtual=rule))
+        for token, outcome in enumerate([0.6, 0.5]):
+            edges = [
+                Edge(str(token), (token,), (), "", (11,), 0.0, False, False, ""),
+                Edge("end", (9,), (), "", (), outcome, True, False, ""),
+            ]
+            tree.insert(0, edges, token + 1)
+        plan = lazy(tree)
+        first = tree.descend()
+        tree.pend(first, 3)
+        assert tree.descend(1) != first
+        plan.close()
+
+
+# ---- limits -----------------------------------------------------------------------------------------------------------------
+
+
+def test_budgets_end_a_tree_between_iterations():
+    """Contract: a tree stops with the iteration that reaches its budget of environment steps or tokens."""
+    for name, counter in (("environment_steps", "environment_steps"), ("policy_tokens", "policy_tokens")):
+        (tree,) = grow(["a"], iterations=500, expand_k=3, stop={name: 40})
+        most = 2 * (DEPTH + 1) if name == "policy_tokens" else 2 * DEPTH + 1
+        assert 40 <= tree.counters[counter] < 40 + most
+        assert tree.nodes[0].N == tree.iterations < 500
+
+
+def test_a_tree_goes_on_a_little_after_its_first_success():
+    """Contract: stop.extra_after_success iterations follow the first success."""
+    for tree in grow([f"t{n}" for n in range(8)], iterations=64, expand_k=3, stop={"on_success": True, "extra_after_success": 5}):
+        first = tree.first_success()
+        assert tree.iterations == (64 if first is None else min(64, first + 5))
+
+
+def test_a_tree_stops_at_a_value_of_the_model():
+    """Contract: stop.value ends a tree once the model gives a history so much, success or not."""
+    best = max(value(2, (a, b)) for a in range(3) for b in range(3))
+    (tree,) = grow(["a"], world=2, iterations=400, expand_k=6, stop={"value": best - 1e-9}, **MODEL)
+    assert max(node.model_value or 0.0 for node in tree.nodes) >= best - 1e-9
+    assert tree.iterations < 400
+
+
+def test_depth_one_is_a_bandit():
+    """Contract: at max_depth 1 the tree is the root and its arms; the best arm gets most visits."""
+
+    class Bandit(World):
+        def step(self, action: str):
+            step = super().step(action)
+            return type(step)(step.observation, [0.1, 0.9, 0.3][int(action)], True, True, False)
+
+    class BanditPool(Pool):
+        def take(self) -> World:
+            return self.free.pop() if self.free else Bandit()
+
+    params = Annotate(iterations=300, expand_k=12, max_depth=1, selection={"c": 0.3})
+    (tree,) = Search(FakeEngine(), Chat(), BanditPool(), params, 5, 10_000).grow([task("a")])
+    arms = {actions_of(tree, index)[0]: tree.nodes[index] for index in tree.nodes[0].children}
+    assert len(tree.nodes) == 1 + ARMS
+    assert [arms[arm].value for arm in range(ARMS)] == pytest.approx([0.1, 0.9, 0.3])
+    assert arms[1].N > 200
+
+
+def test_an_exact_value_model_finds_the_best_first_move_with_fewer_tokens():
+    """Contract: leaves valued by the model instead of by rollouts: no rollout is played, and visits go to the better moves."""
+    for world in (1, 2, 4):
+        (tree,) = grow(["a"], world=world, iterations=200, expand_k=12, selection={"c": 0.2}, **MODEL)
+        root = tree.nodes[0]
+        assert all(node.n_rollouts <= node.ended for node in tree.nodes)
+        most = max(root.children, key=lambda index: tree.nodes[index].N)
+        best = max(((arm,) for arm in range(ARMS)), key=lambda move: value(world, move, best=True))
+        assert value(world, actions_of(tree, most), best=True) >= 0.8 * value(world, best, best=True)
+
+
+def test_random_selection_follows_no_value():
+    """Contract: the control visits siblings alike, whatever they brought."""
+    (tree,) = grow(["a"], kind="paid", iterations=1500, expand_k=6, selection={"rule": "random"})
+    visits = [tree.nodes[index].N for index in tree.nodes[0].children]
+    assert max(visits) < 1.35 * min(visits)
+
+
+def test_an_environment_that_forgets_its_random_state_is_refused():
+    """Contract: a state that differs when it is come back to ends the search, and the message says where."""
+
+    class Forgetful(World):
+        def state_key(self) -> str:
+            World.steps += 1
+            return f"{self.actions} {World.steps}"
+
+    class ForgetfulPool(Pool):
+        def take(self) -> World:
+            return Forgetful()
+
+    with pytest.raises(ValueError, match="snapshots that copy the whole state"):
+        Search(FakeEngine(), Chat(), ForgetfulPool(), Annotate(), 0, 10_000).grow([task("a")])
+
+
+def test_chances_of_the_policy_are_its_priors():
+    """Contract: a child's prior is the mean log-probability of its tokens."""
+    (tree,) = grow(["a"], iterations=2, expand_k=6, **EAGER)
+    for index in tree.nodes[0].children:
+        (arm,) = actions_of(tree, index)
+        assert tree.nodes[index].prior == pytest.approx(math.log(policy(0, ())[arm]) / 2)

@@ -1,0 +1,126 @@
+"""The experiment on annotation: its numbers by hand, its known worlds, its place on the board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from stages.agent.episode import write_json
+from stages.claims import mcts_labels, workshop
+from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
+from stages.claims.known_tree import ARMS, value
+from stages.claims.label_metrics import METRICS, WORLDS, judge, rank_correlation
+from stages.claims.results import metrics_of
+from stages.claims.workshop import Workshop
+from stages.params import ROOT, Annotate
+
+
+def row(node: int, parent: int, n: int, c: int, end: bool = False) -> dict[str, Any]:
+    base = {"task_id": "t", "node": node, "parent": parent, "depth": 1, "action": f"go {node}", "N": n, "W": float(c)}
+    return {**base, "n_success": c, "n_rollouts": n, "reward": float(end and c > 0), "terminal": end, "truncated": False}
+
+
+def test_the_numbers_by_hand() -> None:
+    """Two labelled actions with q 1 and 0.5 against exact values; the pair prefers the one of lower Q*."""
+    tree = [
+        row(0, -1, 8, 6),
+        row(1, 0, 4, 4),
+        row(2, 0, 4, 2),
+        row(3, 1, 4, 4, True),
+        row(4, 2, 2, 2, True),
+        row(5, 2, 2, 0, True),
+    ]
+    worth = {1: (0.7, 0.4), 2: (0.5, 0.9), 3: (1.0, 1.0), 4: (1.0, 1.0), 5: (0.0, 0.0)}
+    found = judge(tree, Annotate(), lambda tree, node: worth[node], tokens=500)
+    assert tuple(found) == METRICS
+    assert found["rmse_policy"] == pytest.approx((0.09 / 2) ** 0.5)
+    assert found["rmse_best"] == pytest.approx(((0.36 + 0.16) / 2) ** 0.5)
+    assert (found["rank_policy"], found["rank_best"]) == (pytest.approx(1.0), pytest.approx(-1.0))
+    assert found["pair_accuracy_policy"] == 1.0
+    # 1 rather than 2 is wrong by Q*; below 2, the right end rather than the wrong one is right.
+    assert (found["pair_accuracy"], found["right_pairs"], found["labels"]) == (0.5, 0.0, 4.0)
+    assert found["trees_with_pairs"] == 1.0
+    assert rank_correlation(np.array([1.0, 1.0]), np.array([0.0, 1.0])) == 0.0
+
+
+def test_known_worlds_are_known() -> None:
+    """Contract: in worlds of kind sure Q* is 0 or 1, Q of the policy lies below it, and much search finds both."""
+    for world in range(20):
+        for arm in range(ARMS):
+            policy, best = value(world, (arm,), kind="sure"), value(world, (arm,), best=True, kind="sure")
+            assert best in (0.0, 1.0)
+            assert policy <= best
+    few = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=1, worlds=8)
+    again = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=1, worlds=8)
+    other = mcts_labels.known(Annotate(iterations=200, expand_k=8), seed=2, worlds=8)
+    assert few == again != other
+    assert mcts_labels.KNOWN_TOKENS * 8 <= few["tokens"] < (mcts_labels.KNOWN_TOKENS + 12) * 8
+    assert few["pair_accuracy"] > 0.6
+    assert few["rank_policy"] > 0.5
+
+
+def test_all_arms_cost_the_same() -> None:
+    """Contract: every arm of the experiment spends the same tokens in the known worlds, up to its last rollouts, but for
+    OmegaPRM's search, which may find nothing left to search."""
+    experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    checked = check_experiment(experiment, params, "mcts_annotation.yaml")
+    for arm, one in checked.items():
+        section = one.section("annotate", "keydoor")
+        assert section.stop.policy_tokens == 2400, arm
+        spent = mcts_labels.known(section, seed=0, worlds=4)["tokens"] / 4
+        least = 0 if arm == "omega" else mcts_labels.KNOWN_TOKENS
+        assert least <= spent <= mcts_labels.KNOWN_TOKENS + 64, (arm, spent)
+
+
+def test_arms_share_a_start_and_runs_a_seed() -> None:
+    """Contract: what is before the trees is the same for all arms and seeds; the seed is that of the searches."""
+    experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    common = common_values(experiment, params)
+    assert common["annotate"]["iterations"] == 4
+    for arm in experiment.arms:
+        values = run_values(experiment, arm, 3, params)
+        assert values["rl"]["seed"] == 3
+        assert values["seed"] == params["seed"]
+        assert {**values, "annotate": 0, "rl": 0} == {**common, "annotate": 0, "rl": 0}
+        assert arm_values(experiment, arm, params)["annotate"] == values["annotate"]
+    assert set(metrics_of(experiment)) == {f"labels.{world}.{name}" for world in WORLDS for name in METRICS}
+
+
+def test_a_lane_without_training_has_no_budget_of_it() -> None:
+    values = yaml.safe_load((ROOT / FOLDER / "mcts_annotation.yaml").read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match="lane labels trains nothing"):
+        Experiment.model_validate({**values, "budget": {"environment_steps": 5}})
+    with pytest.raises(ValueError, match="runs of lane rl end with it"):
+        Experiment.model_validate({**values, "lane": "rl"})
+
+
+def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a run of lane labels works in the copy that all arms start from, with the arm's parameters, and is told whole."""
+    experiment = load_experiment(ROOT / FOLDER / "mcts_annotation.yaml")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    started, asked = [], []
+    metrics = dict.fromkeys(metrics_of(experiment), 0.5)
+
+    def start(self: Workshop, values: Any) -> Path:
+        started.append(values)
+        return tmp_path
+
+    def command(arguments: list[str], folder: Path, threads: int) -> None:
+        asked.append(arguments[:2])
+        settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
+        assert settings["annotate"]["selection"]["rule"] == "flat"
+        write_json(folder / arguments[arguments.index("--result") + 1], {**metrics, "environment_steps": 7})
+
+    monkeypatch.setattr(Workshop, "start", start)
+    monkeypatch.setattr(workshop, "command", command)
+    values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
+    found = Workshop(tmp_path, "c" * 40).judge_labels("run", values, common, metrics_of(experiment))
+    assert started == [common]
+    assert asked == [["-m", "stages.claims.mcts_labels"]]
+    assert (found["metrics"], found["environment_steps"], found["commit"]) == (metrics, 7, "c" * 40)

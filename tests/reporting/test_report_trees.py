@@ -1,0 +1,103 @@
+"""The tree viewer's data: which trees, what of them, within what size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stages.annotation.labels import label_rows
+from stages.annotation.pairs import pair_rows
+from stages.params import Annotate
+from stages.reporting.trees import Grown, choose, forest, opening_text, pack
+
+PARAMS = Annotate()
+
+
+def row(task: str, node: int, parent: int, n: int, c: int, end: bool = False, **changes: Any) -> dict[str, Any]:
+    base = {"task_id": task, "node": node, "parent": parent, "depth": int(node > 0) + int(parent > 0), "action": f"go {node}"}
+    base |= {"N": n, "W": float(c), "n_success": c, "n_rollouts": n, "prior": -float(node), "observation": f"room {node}"}
+    base |= {"reward": float(end and c > 0), "terminal": end, "truncated": False, "context_ids": [node]}
+    return {**base, **changes}
+
+
+def tree(task: str, good: int = 4) -> list[dict[str, Any]]:
+    """A start and two actions: the first ends right, the second wrong."""
+    return [
+        row(task, 0, -1, good + 2, good),
+        row(task, 1, 0, good, good),
+        row(task, 2, 0, 2, 0),
+        row(task, 3, 1, good, good, end=True),
+        row(task, 4, 2, 2, 0, end=True),
+    ]
+
+
+def grown(*trees: list[dict[str, Any]]) -> Grown:
+    nodes = [node for one in trees for node in one]
+    return Grown(nodes, label_rows(nodes, PARAMS), pair_rows(nodes, PARAMS), PARAMS)
+
+
+def test_a_tree_with_all_that_the_viewer_shows() -> None:
+    """Contract: values, visits, priors among siblings, ends, the most visited way and the pairs, as they are stored."""
+    given = grown(tree("a"))
+    packed = pack("search", "in the balance", given, None)
+    first, second = packed["nodes"][1], packed["nodes"][2]
+    assert (first["N"], first["Q"], first["right"], first["rollouts"]) == (4, 1, 4, 4)
+    assert first["prior"] + second["prior"] == pytest.approx(1.0, abs=2e-3)
+    assert first["prior"] > second["prior"]
+    assert packed["path"] == [0, 1, 3]
+    assert packed["pairs"] == [[1, 2, 1, 1]]
+    assert [node.get("end") for node in packed["nodes"]] == [None, None, None, "success", "failure"]
+    assert first["away"] == 1
+    assert packed["nodes"][0]["answer"] == "room 0"
+    assert "advantage" not in packed["nodes"][0]
+    told = packed["story"]
+    assert "succeeds in 4 of 6 rollouts" in told
+    assert "1 solves the task" in told
+    assert "“go 1” rather than “go 2”, 1.00 apart" in told
+    alone = pack("search", "at random", grown(tree("a")[:1]), None)
+    assert "No two actions differ enough" in alone["story"]
+    assert alone["path"] == [0]
+
+
+def test_what_the_policy_reads_first_is_the_prompt() -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return f" prompt {ids} "
+
+    assert opening_text(row("a", 0, -1, 1, 0), Tokenizer()) == "prompt [0]"
+    assert opening_text(row("a", 0, -1, 1, 0), None) == "room 0"
+
+
+def test_trees_are_chosen_by_what_they_tell_and_then_at_random() -> None:
+    """Contract: the tree in the balance, the one with most pairs, then others by seed alone; never one twice."""
+    trees = [tree("a", 9), tree("b", 2), tree("c", 30), tree("d", 9)]
+    more = row("c", 5, 0, 4, 0)
+    trees[2] += [more, row("c", 6, 5, 4, 0, end=True)]
+    given = grown(*trees)
+    picked = choose(given.nodes, given.pairs, 4, 0)
+    assert picked[:2] == [("b", "in the balance"), ("c", "most pairs")]
+    assert sorted(task for task, _ in picked) == ["a", "b", "c", "d"]
+    assert picked == choose(given.nodes[::-1], given.pairs[::-1], 4, 0)
+    assert len({tuple(choose(given.nodes, given.pairs, 4, seed)) for seed in range(8)}) > 1
+    assert choose(given.nodes, given.pairs, 0, 0) == []
+    assert choose([], [], 3, 0) == []
+
+
+def test_the_page_stays_light() -> None:
+    """Contract: what does not fit into the limit is left out, whole trees of all domains alike, and counted."""
+    given = grown(*(tree(name) for name in "abcd"))
+    everything, asked = forest({"search": given, "shop": given}, 3, None, 0)
+    assert (len(everything), asked) == (6, 6)
+    size = len(json.dumps(everything[0], separators=(",", ":")))
+    some, asked = forest({"search": given, "shop": given}, 3, None, 0, limit=3 * size)
+    assert [one["domain"] for one in some] == ["search", "shop"]
+    assert asked == 6
+    assert forest({}, 3, None, 0) == ([], 0)
+
+
+def test_a_story_counts_ends_by_kind() -> None:
+    cut = tree("a")
+    cut[4] |= {"terminal": False, "truncated": True}
+    assert "1 solves the task, 1 is cut off" in pack("search", "", grown(cut), None)["story"]

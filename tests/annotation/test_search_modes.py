@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from tabular import grow
+from tabular import SIGNED, grow
 
 from stages.agent.episode import read_rows, write_table
 from stages.annotation.labels import first_error, label_rows
@@ -50,7 +50,7 @@ MODES: dict[str, dict[str, Any]] = {
     "critic": {**MODEL, "evaluation": {"kind": "value_model", "critic": "value"}, "selection": {"rule": "uct_1p"}},
     "qlass": {**MODEL, "backup": "discounted_max", "gamma": 0.9, "evaluation": {"kind": "value_model"}},
     "rstar": {**EAGER, "selection": {"c": 2.0, "decay": "exponential", "unvisited": "random"}},
-    "signed": {"reward_range": [-1.0, 1.0], "cut_return": -0.5, "max_depth": 3},
+    "signed": {**SIGNED, "cut_return": -0.5, "max_depth": 3},
     "random": {"selection": {"rule": "random"}},
     "omega": {"selection": {"rule": "omega", "c": 0.125}, "evaluation": {"rollouts": 4}},
     "flat": {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 3}, "iterations": 4},
@@ -159,7 +159,7 @@ def test_leaves_are_read_in_one_batch_over_all_trees():
     """Contract: what all trees wait for is read at once, each history once, in the tree's units."""
     engine = FakeEngine(width=64)
     reader = ExactReader(engine)
-    params = Annotate(iterations=8, expand_k=3, reward_range=[-1.0, 1.0], **MODEL)
+    params = Annotate(iterations=8, expand_k=3, **SIGNED, **MODEL)
     search = Search(engine, Chat(), Pool(), params, 0, 10_000, threaded=False, reader=reader)
     trees = search.grow([task(f"t{number}") for number in range(12)])
     assert reader.batches[0] == 12
@@ -199,12 +199,12 @@ def test_a_mixture_is_a_mixture():
 
 def test_signed_rewards_and_cut_episodes():
     """Contract: reward_range [-1, 1] makes W of outcomes 1, 1, 0, 1 equal to 2; a cut episode counts as cut_return."""
-    tree = Tree("t", ROOT, Annotate(reward_range=[-1.0, 1.0], expand_k=9))
+    tree = Tree("t", ROOT, Annotate(**SIGNED, expand_k=9))
     for token, outcome in enumerate([1.0, 1.0, 0.0, 1.0]):
         tree.insert(0, [Edge("", (token,), (), "", (), outcome, True, False, "")], token + 1)
     assert (tree.nodes[0].W, tree.nodes[0].W2, tree.nodes[0].N, tree.nodes[0].value) == (2.0, 4.0, 4, 0.5)
     assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (3, 4)
-    (tree,) = grow(["a"], iterations=5, max_depth=2, reward_range=[-1.0, 1.0], cut_return=-0.5)
+    (tree,) = grow(["a"], iterations=5, max_depth=2, **SIGNED, cut_return=-0.5)
     assert tree.nodes[0].value == -0.5
     assert tree.nodes[0].n_success == 0
 

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from tabular import SIGNED
 
 from stages.annotation.selection import (
     Arm,
@@ -101,7 +102,7 @@ def test_visits_under_way_by_hand():
     arm = Arm(0.6, 5, -1.0)
     loss = virtual(Annotate(virtual="loss"), arm, 1)
     assert (loss.q, loss.visits) == (pytest.approx(0.5), 6)
-    assert virtual(Annotate(virtual="loss", reward_range=[-1.0, 1.0]), arm, 1).q == pytest.approx(2 / 6)
+    assert virtual(Annotate(virtual="loss", **SIGNED), arm, 1).q == pytest.approx(2 / 6)
     assert virtual(Annotate(), arm, 1) == Arm(0.6, 6, -1.0)
     assert virtual(Annotate(virtual="loss"), arm, 0) is arm
     score = scores([virtual(Annotate(), arm, 2)], 12, Annotate(selection={"rule": "uct_2ln", "c": 1.0}))

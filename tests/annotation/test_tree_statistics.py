@@ -44,7 +44,7 @@ def test_outcomes_add_up():
 
 def test_success_is_told_by_a_term_where_returns_do_not():
     """Contract: an environment's term `success` decides; a return of 1 does where there is none."""
-    tree = Tree("t", ROOT, expand_k=9)
+    tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, (reward, success) in enumerate([(-2.0, 1.0), (1.0, 0.0), (-6.0, 0.0)]):
         tree.insert(0, [replace(edge(token, reward, end=True), success=success)], token + 1)
         assert tree.solved

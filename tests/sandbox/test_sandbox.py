@@ -21,8 +21,8 @@ def verdicts(sandbox: Sandbox, source: str, *tests: str, context: str = "") -> l
     return [result.verdict for result in outcome.results]
 
 
-def test_programs_and_what_they_print(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("import sys\nprint('out')\nprint('\\udc80', file=sys.stderr)"))
+def test_programs_and_what_they_print(working: Sandbox) -> None:
+    outcome = working.run(Program("import sys\nprint('out')\nprint('\\udc80', file=sys.stderr)"))
     assert outcome.status == "ok"
     assert sorted(outcome.output.split()) == ["\\udc80", "out"]
 
@@ -45,13 +45,13 @@ def test_programs_and_what_they_print(sandbox: Sandbox) -> None:
         ("raise ValueError(object())", "error", "ValueError: <object object>"),
     ],
 )
-def test_outcomes_of_programs(bubblewrap: Sandbox, source: str, status: str, message: str) -> None:
-    outcome = bubblewrap.run(Program(source))
+def test_outcomes_of_programs(working: Sandbox, source: str, status: str, message: str) -> None:
+    outcome = working.run(Program(source))
     assert outcome.status == status
     assert message in outcome.message
 
 
-def test_a_function_may_be_a_module_a_body_or_an_expression(sandbox: Sandbox) -> None:
+def test_a_function_may_be_a_module_a_body_or_an_expression(working: Sandbox) -> None:
     test = "assert f(3) == 7"
     for source in (
         "def f(x):\n    return 2 * x + 1",
@@ -64,8 +64,8 @@ def test_a_function_may_be_a_module_a_body_or_an_expression(sandbox: Sandbox) ->
         "import math; return 2 * x + math.gcd(1, 1)",
         "(2 * x\n + 1)",
     ):
-        assert verdicts(sandbox, source, test) == ["pass"], source
-    missing = sandbox.run(Program("def g(x): return x", "f", ("x",)), Tests((test,)))
+        assert verdicts(working, source, test) == ["pass"], source
+    missing = working.run(Program("def g(x): return x", "f", ("x",)), Tests((test,)))
     assert (missing.status, missing.message) == ("error", "NameError: f is not defined")
 
 
@@ -87,30 +87,30 @@ def test_verdicts_of_tests(sandbox: Sandbox) -> None:
     assert not outcome.passed
 
 
-def test_a_test_may_expect_an_exception_and_use_helpers(sandbox: Sandbox) -> None:
+def test_a_test_may_expect_an_exception_and_use_helpers(working: Sandbox) -> None:
     raising = "def f(x):\n    raise KeyError('no')"
     expected = "try:\n    f(1)\nexcept KeyError:\n    pass\nelse:\n    assert False"
-    assert verdicts(sandbox, raising, expected) == ["pass"]
+    assert verdicts(working, raising, expected) == ["pass"]
     helper = "import math\ndef near(a, b): return abs(a - b) < 1e-6"
     assert verdicts(
-        sandbox, "x ** 0.5", "assert near(f(2), math.sqrt(2))", "for n in range(9): assert near(f(n * n), n)", context=helper
+        working, "x ** 0.5", "assert near(f(2), math.sqrt(2))", "for n in range(9): assert near(f(n * n), n)", context=helper
     ) == [
         "pass",
         "pass",
     ]
 
 
-def test_arguments_change_in_the_tests_too(sandbox: Sandbox) -> None:
-    assert verdicts(sandbox, "x.sort()\nreturn None", "a = [2, 1]\nf(a)\nassert a == [1, 2]") == ["pass"]
+def test_arguments_change_in_the_tests_too(working: Sandbox) -> None:
+    assert verdicts(working, "x.sort()\nreturn None", "a = [2, 1]\nf(a)\nassert a == [1, 2]") == ["pass"]
 
 
-def test_broken_tests_are_told_from_failures(sandbox: Sandbox) -> None:
-    assert verdicts(sandbox, "x", "assert f(", "assert f(1) == 1") == ["broken", "pass"]
-    assert verdicts(sandbox, "x", "assert f(1) == 1", context="1 / 0") == ["broken"]
-    assert verdicts(sandbox, "x", "assert f(print)", "assert f(1) == 1") == ["broken", "pass"]
+def test_broken_tests_are_told_from_failures(working: Sandbox) -> None:
+    assert verdicts(working, "x", "assert f(", "assert f(1) == 1") == ["broken", "pass"]
+    assert verdicts(working, "x", "assert f(1) == 1", context="1 / 0") == ["broken"]
+    assert verdicts(working, "x", "assert f(print)", "assert f(1) == 1") == ["broken", "pass"]
 
 
-def test_a_program_can_not_read_or_pose_as_its_tests(bubblewrap: Sandbox) -> None:
+def test_a_program_can_not_read_or_pose_as_its_tests(working: Sandbox) -> None:
     """Contract: reward can't be had by looking for the expected values, by equal-to-everything objects, or by leaving early."""
     hidden = Tests(("assert f(1) == 'a7c1'",))
     search = """
@@ -135,9 +135,9 @@ for number in range(3, 64):
         except OSError: pass
 def f(x): return 0"""
     for source in (search, always, text, leave, patch, forged):
-        outcome = bubblewrap.run(Program(source, "f"), hidden)
+        outcome = working.run(Program(source, "f"), hidden)
         assert not outcome.passed, source
-    assert bubblewrap.run(Program("'a7c1'", "f", ("x",)), hidden).passed
+    assert working.run(Program("'a7c1'", "f", ("x",)), hidden).passed
 
 
 def test_nothing_passes_from_program_to_program(sandbox: Sandbox) -> None:

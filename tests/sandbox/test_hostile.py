@@ -61,7 +61,8 @@ def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
     assert state(sandbox) == before
     assert list(tmp_path.iterdir()) == []
     for (source, as_function), statuses in seen.items():
-        assert len(statuses) == 1, (source, as_function, statuses)
+        # A machine with other work may run out of time before a program runs out of something else.
+        assert len(statuses.keys() - {"timeout"}) <= 1, (source, as_function, statuses)
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ class Tests:
 
 @dataclass(frozen=True)
 class TestResult:
+    __test__ = False  # not one of pytest
     """`fail`: the assert did not hold. `error`: the program raised something, or ended. `timeout`: it took too long. `broken`:
     the test can't be run at all. `call` and `value`: the last call of the program's function and what it returned, as text."""
 
@@ -89,8 +90,8 @@ class Sandbox:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._servers, self._owner)
 
-    @property
-    def backend(self) -> Backend:
+    def find(self) -> Backend:
+        """The back end that programs run in; the first time, it is probed and announced. Raises SandboxError."""
         return BACKENDS[choose(self.settings)]
 
     def run(self, program: Program, tests: Tests | None = None) -> Outcome:
@@ -115,7 +116,7 @@ class Sandbox:
             self._finalizer.detach()
             self._finalizer = weakref.finalize(self, _close, self._servers, self._owner)
         if not self._servers:
-            self._servers.append(Server(self.backend, self.settings))
+            self._servers.append(Server(self.find(), self.settings))
         return self._servers[0]
 
     def _drop(self) -> None:

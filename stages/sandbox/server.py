@@ -19,7 +19,7 @@ START_SECONDS, REPLY_SECONDS = 30.0, 10.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class SandboxError(RuntimeError):
+class SandboxError(OSError):
     """There is no sandbox, or it does not start."""
 
 

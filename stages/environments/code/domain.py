@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, splits_in_turn
@@ -31,6 +32,18 @@ class ProgramDomain(RecipeDomain[S]):
     @cached_property
     def _judge(self) -> Judge:
         return Judge(Sandbox(self.settings.sandbox))
+
+    def build(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        folder: Path,
+        workers: int,
+        *,
+        built: Callable[[int], None] | None = None,
+    ) -> list[Task]:
+        """As of RecipeDomain, once it is known where programs will run. Raises SandboxError if that is nowhere."""
+        self._judge.sandbox.find()
+        return super().build(records, folder, workers, built=built)
 
     def make(self, folder: Path) -> CodeEnvironment:
         settings = self.settings
@@ -92,23 +105,43 @@ class CodeDomain(ProgramDomain[CodeSettings]):
                 f"code: no family of {', '.join(empty)} has the levels and kinds of per_domain.code.environment; name more"
             )
         mixes = {split: Mix([self.settings.levels[level] for level in choice[split]]) for split in SPLITS}
-        rng, seen = stream("code.recipes", seed), set()
+        rng = stream("code.recipes", seed)
+        seen: set[str] = set()
         for split, index in splits_in_turn(count):
-            level = list(choice[split])[mixes[split].next()]
-            for _ in range(_DRAWS):
-                family = rng.choice(choice[split][level])
-                constants = family.constants(rng)
-                text = family.wording(constants).text
-                if text not in seen:
+            task_id, problems = f"code-{split}-{index:06d}", choice[split]
+            wanted = list(problems)[mixes[split].next()]
+            # Where a level has no more of them, the next one has to do.
+            for level in sorted(problems, key=lambda level: (abs(level - wanted), level)):
+                drawn = self._new_problem(problems[level], seen, rng, seed)
+                if drawn is not None:
                     break
+                problems[level] = []
             else:
                 raise ValueError(
-                    f"code: no more different {split} problems of level {level}; ask for fewer, or change the levels"
+                    f"code: no more different {split} problems; ask for fewer than {count}, or name more levels and kinds in "
+                    "per_domain.code.environment"
                 )
-            seen.add(text)
-            task_id = f"code-{split}-{index:06d}"
-            drawn = key64("code.recipes", seed, task_id) % 2**31
-            yield {"task_id": task_id, "split": split, "family": family.name, "constants": constants, "seed": drawn}
+            yield {"task_id": task_id, "split": split, **drawn}
+
+    def _new_problem(self, known: Sequence[Family], seen: set[str], rng: Random, seed: int) -> dict[str, Any] | None:
+        """What is left of a raw record; None if there seems to be no problem that is not in `seen`, which it is put into."""
+        for _ in range(_DRAWS if known else 0):
+            family = rng.choice(known)
+            constants = family.constants(rng)
+            text = family.wording(constants).text
+            drawn = key64("code.recipes", seed, text) % 2**31
+            if text not in seen and self._can_be_tested(family, constants, drawn):
+                seen.add(text)
+                return {"family": family.name, "constants": constants, "seed": drawn}
+        return None
+
+    def _can_be_tested(self, family: Family, constants: Sequence[int], seed: int) -> bool:
+        """Some constants make a problem of one answer: a modulo 3, then divided by 3."""
+        try:
+            make_problem(family, constants, seed, self.settings.shown, self.settings.hidden)
+        except ValueError:
+            return False
+        return True
 
     def check(self, record: Mapping[str, Any]) -> None:
         parse_recipe(record)

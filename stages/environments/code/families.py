@@ -47,7 +47,7 @@ class Family:
     @property
     def split(self) -> Split:
         """The split whose problems may be of this family: shares as those of tasks."""
-        place = key64("code.split", self.name) % sum(SHARES.values())
+        place = key64("code.families", self.name) % sum(SHARES.values())
         for split in SPLITS:
             place -= SHARES[split]
             if place < 0:

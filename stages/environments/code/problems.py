@@ -43,7 +43,8 @@ class Problem:
 
 
 def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int, hidden: int) -> Problem:
-    """Raises ValueError where so many different inputs can't be found. The same arguments always give the same problem."""
+    """The same arguments always give the same problem. Raises ValueError where so many different inputs can't be found, or all
+    give the same."""
     wording = family.wording(constants)
     solution = compiled(wording.references[0][1])
     assert solution is not None
@@ -69,8 +70,8 @@ def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int
             del open_mistakes[source]
         seen.add(repr(arguments))
         cases.append((arguments, value))
-    if len(cases) < shown + hidden:
-        raise ValueError(f"family {family.name} with {list(constants)} has no {shown + hidden} different tests")
+    if len(cases) < shown + hidden or all(equal(value, cases[0][1]) for _, value in cases):
+        raise ValueError(f"family {family.name} with {list(constants)} has no {shown + hidden} tests that differ")
     # The tests that tell most come first; they are hidden ones.
     ordered = [*cases[hidden:], *cases[:hidden]]
     tests = [test_of(arguments, value) for arguments, value in ordered]
@@ -118,9 +119,10 @@ def called(code: Any, parameters: Sequence[str], arguments: Sequence[Any]) -> An
     """What an expression of ours gives; `Raised` if it raises. Generators are what a program returns: no list."""
     scope = dict(zip(parameters, (list(item) if isinstance(item, list) else item for item in arguments), strict=True))
     try:
-        return eval(code, scope)
+        value = eval(code, scope)
     except Exception as error:
         return Raised(type(error).__name__)
+    return Raised("TypeError") if callable(value) else value  # no plain value: the sandbox can't hand it out
 
 
 def equal(mine: Any, value: Any) -> bool:

@@ -316,6 +316,26 @@ def test_expert_and_noisy_demonstrations(sandbox: Sandbox, tasks: list[Task]) ->
 
 
 @needs_sandbox
+def test_players_hand_in_solutions_and_near_misses(sandbox: Sandbox) -> None:
+    """Contract: experts succeed, novices fail, learners err first and repair it where they may."""
+    domain, environment = made(CodeSettings(max_turns=2), sandbox)
+    assert set(domain.players()) == {"expert", "learner", "novice"}
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for player in domain.players():
+        for game in range(4):
+            rng, total, done = Random(game), 0.0, False
+            environment.reset(by_hand())
+            while not done:
+                step = environment.step(domain.player_action(player, environment, rng))
+                total, done = total + step.reward, step.done
+            rewards[player].append(total)
+    assert rewards["expert"] == [1.0] * 4
+    assert rewards["novice"] == [0.0] * 4
+    assert 1.0 in rewards["learner"], "the bracket is seen and repaired"
+    assert 0.0 in rewards["learner"], "the boundary passes what is shown"
+
+
+@needs_sandbox
 def test_admissible_actions_are_solutions_and_near_misses_that_compile(sandbox: Sandbox) -> None:
     domain, environment = made(CodeSettings(), sandbox)
     environment.reset(by_hand())
@@ -344,6 +364,11 @@ def test_programs_run_once() -> None:
         assert judge.outcome(by_hand(), "1").passed
     judge.outcome(by_hand(), "2")
     assert counting.ran == 2
+
+
+def test_returns() -> None:
+    assert CodeDomain().returns() == (0.0, 1.0)
+    assert CodeDomain(CodeSettings(rewards=CODERL)).returns() == (-1.0, 1.0)
 
 
 def test_code_blocks_are_unwrapped() -> None:

@@ -52,6 +52,23 @@ class ProgramDomain(RecipeDomain[S]):
     def _styles(self) -> tuple[str, ...]:
         return ()
 
+    def returns(self) -> tuple[float, float]:
+        """The smallest and the largest return of an episode."""
+        rewards = self.settings.rewards
+        return min(rewards.fail, rewards.error, rewards.compile_error), rewards.passed
+
+    def players(self) -> dict[str, float]:
+        """Who has written the programs that come with the tasks -> weight of their games: the off-policy set."""
+        return {"expert": 1.0, "learner": 2.0, "novice": 1.0}
+
+    def player_action(self, player: str, environment: CodeEnvironment, rng: Random) -> str:
+        """The next program of a player: experts hand in a solution of any style, novices near misses of any kind, and learners a
+        near miss first and then, where there are turns to repair it in, a solution."""
+        spec = environment.task.spec
+        near = [one["source"] for one in spec["near_misses"]]
+        erring = player == "novice" or (player == "learner" and environment.snapshot().turns == 0)
+        return rng.choice(near if erring and near else [one["source"] for one in spec["references"]])
+
     def _prompt(self, problem: Problem, text: str) -> str:
         if not self.settings.instructions:
             return text

@@ -386,6 +386,23 @@ def test_prompts_and_instructions(records: list[dict]) -> None:
     assert told.endswith(task.prompt)
 
 
+def test_problems_in_signs(records: list[dict], tasks: list[Task]) -> None:
+    """Contract: the wording changes what is read and nothing else."""
+    signs = CodeDomain(CodeSettings(wording="signs"))
+    for name, constants, text in (
+        ("list:above:square:sum", [5, 4, 3], "sum of b*b for b>5"),
+        ("list:all:plus:list", [5, 4, 3], "list of b+4"),
+        ("number:times b:minus", [2, 3], "a, *b, -3"),
+        ("word:reverse:first", [2, 3], "a, [::-1], [:3]"),
+        ("choice:above:plus:itself", [5, 2, 3], "a>5, a+2, a"),
+    ):
+        assert make_problem(families()[name], constants, 0, 1, 3, signs=True).text == text
+    for record, task in zip(records[:10], tasks, strict=False):
+        written = signs.task(record, {})
+        assert {**written.spec, "text": ""} == {**task.spec, "text": ""}
+        assert written.prompt != task.prompt
+
+
 def test_bad_settings_and_records_say_what_to_do(records: list[dict]) -> None:
     for settings, message in (
         ({"levels": {4: 1.0}}, "levels"),

@@ -152,10 +152,14 @@ class CodeDomain(ProgramDomain[CodeSettings]):
                 return {"family": family.name, "constants": constants, "seed": drawn}
         return None
 
+    def _problem(self, family: Family, constants: Sequence[int], seed: int) -> Problem:
+        settings = self.settings
+        return make_problem(family, constants, seed, settings.shown, settings.hidden, signs=settings.wording == "signs")
+
     def _can_be_tested(self, family: Family, constants: Sequence[int], seed: int) -> bool:
         """Some constants make a problem of one answer: a modulo 3, then divided by 3."""
         try:
-            make_problem(family, constants, seed, self.settings.shown, self.settings.hidden)
+            self._problem(family, constants, seed)
         except ValueError:
             return False
         return True
@@ -168,7 +172,7 @@ class CodeDomain(ProgramDomain[CodeSettings]):
         recipe = parse_recipe(record)
         family = families()[recipe.family]
         try:
-            problem = make_problem(family, recipe.constants, recipe.seed, self.settings.shown, self.settings.hidden)
+            problem = self._problem(family, recipe.constants, recipe.seed)
         except ValueError as error:
             raise ValueError(f"record {recipe.task_id}: {error}") from error
         return Task(

@@ -27,6 +27,8 @@ class Wording:
 
     parameters: tuple[str, ...]
     text: str
+    signs: str
+    """The same in signs, what is to be copied next to what it belongs to: for models that do not know the words."""
     references: tuple[tuple[str, str], ...]
     mistakes: tuple[tuple[str, str], ...]
 
@@ -118,7 +120,8 @@ def of_list(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     if which.code and (each.code != "b" or whole.name != "list"):
         references.append(("steps", "\n".join(steps).replace("return a", "return c")))
     text = f"{whole.words}{each.words}the numbers in a{which.words}"
-    return Wording(("a",), text, tuple(references), (*mistakes, *slips(expression)))
+    asked = f" for {which.code}" if which.code else ""
+    return Wording(("a",), text, f"{whole.name} of {each.code}{asked}", tuple(references), (*mistakes, *slips(expression)))
 
 
 def chained(codes: Sequence[str]) -> str:
@@ -128,6 +131,11 @@ def chained(codes: Sequence[str]) -> str:
         open_ended = re.search(r"[-+*/%]", re.sub(r"\[.*?\]|'.*?'", "", expression))
         expression = code.replace("{v}", f"({expression})" if open_ended and "({v})" not in code else expression)
     return expression
+
+
+def in_signs(codes: Sequence[str]) -> str:
+    """ "a, *4, -2"."""
+    return ", ".join(["a", *(code.replace("{v}", "") for code in codes)])
 
 
 def in_steps(codes: Sequence[str]) -> str:
@@ -159,7 +167,7 @@ def of_number(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     if len(codes) > 1:
         references.append(("steps", in_steps(codes)))
     text = "a " + ", then ".join(piece.words for piece in given)
-    return Wording(parameters, text, tuple(references), (*one_changed(given, codes), *slips(expression)))
+    return Wording(parameters, text, in_signs(codes), tuple(references), (*one_changed(given, codes), *slips(expression)))
 
 
 def of_word(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
@@ -170,7 +178,7 @@ def of_word(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     if len(codes) > 1:
         references.append(("steps", in_steps(codes)))
     text = "the word a: " + ", then ".join(piece.words for piece in given)
-    return Wording(("a",), text, tuple(references), (*one_changed(given, codes), *slips(expression)))
+    return Wording(("a",), text, in_signs(codes), tuple(references), (*one_changed(given, codes), *slips(expression)))
 
 
 def of_choice(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
@@ -188,7 +196,8 @@ def of_choice(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     mistakes += [("order", written(condition.code, other.code, then.code)), ("else", f"{then.code} if {condition.code}")]
     mistakes += slips(expression)
     references = (("expression", expression), ("loop", loop), ("steps", steps))
-    return Wording(("a",), f"{then.words} if a is {condition.words}, else {other.words}", references, tuple(mistakes))
+    text = f"{then.words} if a is {condition.words}, else {other.words}"
+    return Wording(("a",), text, f"{condition.code}, {then.code}, {other.code}", references, tuple(mistakes))
 
 
 def _with_b(piece: Piece) -> Piece:

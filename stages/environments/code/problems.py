@@ -42,7 +42,7 @@ class Problem:
         }
 
 
-def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int, hidden: int) -> Problem:
+def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int, hidden: int, *, signs: bool = False) -> Problem:
     """The same arguments always give the same problem. Raises ValueError where so many different inputs can't be found, or all
     give the same."""
     wording = family.wording(constants)
@@ -76,9 +76,8 @@ def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int
     ordered = [*cases[hidden:], *cases[:hidden]]
     tests = [test_of(arguments, value) for arguments, value in ordered]
     misses = _outcomes(wording, mistakes, ordered)
-    return Problem(
-        ENTRY, wording.parameters, wording.text, tuple(tests[:shown]), tuple(tests[shown:]), wording.references, misses
-    )
+    text = wording.signs if signs else wording.text
+    return Problem(ENTRY, wording.parameters, text, tuple(tests[:shown]), tuple(tests[shown:]), wording.references, misses)
 
 
 def test_of(arguments: Sequence[Any], value: Any) -> str:

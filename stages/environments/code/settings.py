@@ -54,6 +54,9 @@ class CodeSettings(ProgramSettings):
     """Weights of problems by the operations they are made of, in recipes and among the tasks that curation takes."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("list", "number", "word", "choice")
     """Of problems: about the numbers in a list, about one or two numbers, about a word, about what depends on a number."""
+    wording: Literal["words", "signs"] = "words"
+    """Of problems: "a times 4, then minus 2", or "a, *4, -2". Small models that never read any Python work with what they are
+    shown; to know the signs of words is another skill."""
     shown: Annotated[int, Field(ge=1, le=8)] = 2
     """Tests in the prompt."""
     hidden: Annotated[int, Field(ge=1, le=32)] = 4

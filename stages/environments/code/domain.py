@@ -17,7 +17,7 @@ from stages.environments.code.problems import Problem, make_problem
 from stages.environments.code.settings import CodeSettings, FolderSettings, ProgramSettings, parse_recipe
 from stages.environments.protocol import SPLITS, Split, Task
 from stages.sandbox import Sandbox
-from stages.seeding import key64, stream
+from stages.seeding import stream
 
 INSTRUCTIONS = "Answer with the Python function {entry}({parameters}) alone: all of it, its body, or the expression it returns.\n"
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -125,44 +125,34 @@ class CodeDomain(ProgramDomain[CodeSettings]):
         rng = stream("code.recipes", seed)
         seen: set[str] = set()
         for split, index in splits_in_turn(count):
-            task_id, problems = f"code-{split}-{index:06d}", choice[split]
-            wanted = list(problems)[mixes[split].next()]
-            # Where a level has no more of them, the next one has to do.
-            for level in sorted(problems, key=lambda level: (abs(level - wanted), level)):
-                drawn = self._new_problem(problems[level], seen, rng, seed)
-                if drawn is not None:
-                    break
-                problems[level] = []
-            else:
-                raise ValueError(
-                    f"code: no more different {split} problems; ask for fewer than {count}, or name more levels and kinds in "
-                    "per_domain.code.environment"
-                )
-            yield {"task_id": task_id, "split": split, **drawn}
+            level = list(choice[split])[mixes[split].next()]
+            yield {
+                "task_id": f"code-{split}-{index:06d}",
+                "split": split,
+                **self._new_problem(choice[split][level], seen, rng),
+            }
 
-    def _new_problem(self, known: Sequence[Family], seen: set[str], rng: Random, seed: int) -> dict[str, Any] | None:
-        """What is left of a raw record; None if there seems to be no problem that is not in `seen`, which it is put into."""
-        for _ in range(_DRAWS if known else 0):
+    def _new_problem(self, known: Sequence[Family], seen: set[str], rng: Random) -> dict[str, Any]:
+        """The rest of a raw record: a problem whose prompt is not in `seen`, which it is put into. Raises ValueError if there
+        seems to be none."""
+        for _ in range(_DRAWS):
             family = rng.choice(known)
-            constants = family.constants(rng)
-            text = family.wording(constants).text
-            drawn = key64("code.recipes", seed, text) % 2**31
-            if text not in seen and self._can_be_tested(family, constants, drawn):
-                seen.add(text)
-                return {"family": family.name, "constants": constants, "seed": drawn}
-        return None
+            constants, seed = family.constants(rng, self.settings.largest_constant), rng.randrange(2**31)
+            try:
+                prompt = prompt_of(self._problem(family, constants, seed))
+            except ValueError:  # some constants make a problem of one answer: a modulo 3, then divided by 3
+                continue
+            if prompt not in seen:
+                seen.add(prompt)
+                return {"family": family.name, "constants": constants, "seed": seed}
+        raise ValueError(
+            f"code: no more different problems like those of family {known[0].name}; ask for fewer, or name more levels "
+            "and kinds in per_domain.code.environment"
+        )
 
     def _problem(self, family: Family, constants: Sequence[int], seed: int) -> Problem:
         settings = self.settings
         return make_problem(family, constants, seed, settings.shown, settings.hidden, signs=settings.wording == "signs")
-
-    def _can_be_tested(self, family: Family, constants: Sequence[int], seed: int) -> bool:
-        """Some constants make a problem of one answer: a modulo 3, then divided by 3."""
-        try:
-            self._problem(family, constants, seed)
-        except ValueError:
-            return False
-        return True
 
     def check(self, record: Mapping[str, Any]) -> None:
         parse_recipe(record)

@@ -56,9 +56,9 @@ class Family:
                 return split
         raise AssertionError("shares add up to their sum")
 
-    def constants(self, rng: Random) -> list[int]:
+    def constants(self, rng: Random, largest: int = 9) -> list[int]:
         """One for each piece, whether it needs one or not."""
-        return [rng.randint(piece.smallest, piece.largest) for piece in self.pieces]
+        return [rng.randint(piece.smallest, min(piece.largest, largest)) for piece in self.pieces]
 
     def wording(self, constants: Sequence[int]) -> Wording:
         return {"list": of_list, "number": of_number, "choice": of_choice, "word": of_word}[self.kind](self.pieces, constants)

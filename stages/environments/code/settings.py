@@ -49,11 +49,13 @@ class CodeSettings(ProgramSettings):
     """Settings of the `code` domain, and of the recipes it writes (`python -m stages.curation.raw code`)."""
 
     levels: dict[Annotated[int, Field(ge=1, le=3)], Annotated[float, Field(ge=0.0)]] = Field(
-        default_factory=lambda: {1: 0.5, 2: 4.0, 3: 4.0}
+        default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
     """Weights of problems by the operations they are made of, in recipes and among the tasks that curation takes."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("list", "number", "word", "choice")
     """Of problems: about the numbers in a list, about one or two numbers, about a word, about what depends on a number."""
+    largest_constant: Annotated[int, Field(ge=3, le=9)] = 9
+    """Of the numbers that problems name; they begin at 2."""
     wording: Literal["words", "signs"] = "words"
     """Of problems: "a times 4, then minus 2", or "a, *4, -2". Small models that never read any Python work with what they are
     shown; to know the signs of words is another skill."""
@@ -63,7 +65,7 @@ class CodeSettings(ProgramSettings):
     styles: Annotated[tuple[Style, ...], Field(min_length=1)] = ("expression",)
     """Of demonstrations; each task's is drawn among those of these that it has. Tasks hold solutions in all styles anyway."""
 
-    _some_weight = field_validator("levels")(some_weight("levels", "{1: 0.5, 2: 4, 3: 4}"))
+    _some_weight = field_validator("levels")(some_weight("levels", "{1: 1, 2: 2, 3: 1}"))
 
 
 class FolderSettings(ProgramSettings):

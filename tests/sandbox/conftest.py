@@ -10,7 +10,7 @@ from stages.sandbox import Sandbox, SandboxSettings
 from stages.sandbox.backends import SAFE
 from stages.sandbox.probe import fault
 
-LIMITS = {"steps": 100_000, "cpu_seconds": 1, "wall_seconds": 4.0, "memory_mb": 128, "processes": 4, "scratch_mb": 4}
+LIMITS = {"steps": 100_000, "cpu_seconds": 1, "wall_seconds": 20.0, "memory_mb": 128, "processes": 4, "scratch_mb": 4}
 
 
 def opened(backend: str, **limits: object) -> Sandbox:

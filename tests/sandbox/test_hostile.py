@@ -45,9 +45,18 @@ def state(sandbox: Sandbox) -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
 
 
+def good_passes(sandbox: Sandbox) -> bool:
+    """In the same server, with as much time as a busy machine may need."""
+    hurried, sandbox.settings = sandbox.settings, sandbox.settings.model_copy(update={"wall_seconds": 120.0})
+    try:
+        return sandbox.run(GOOD, GOOD_TESTS).passed
+    finally:
+        sandbox.settings = hurried
+
+
 def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
     """Every tenth program is a good one, which has to pass; each hostile one's outcome is the same whenever it comes."""
-    sandbox.run(GOOD)
+    assert good_passes(sandbox)
     before, seen = state(sandbox), {}
     for number in range(count):
         source = HOSTILE[number % len(HOSTILE)]
@@ -57,7 +66,7 @@ def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
         assert not (as_function and outcome.passed), source
         seen.setdefault((source, as_function), Counter())[outcome.status] += 1
         if number % 10 == 9:
-            assert sandbox.run(GOOD, GOOD_TESTS).passed, f"after {source}"
+            assert good_passes(sandbox), f"after {source}"
     assert state(sandbox) == before
     assert list(tmp_path.iterdir()) == []
     for (source, as_function), statuses in seen.items():

@@ -30,6 +30,7 @@ SCENARIOS = {
     "mcts": "mcts:measure",
     "rl_iteration": "rl_iteration:measure",
     "merge": "merge:measure",
+    "sandbox": "sandbox:measure",
     "profiles": "profiles:measure",
     "scaling_rollouts": "scaling:rollouts",
     "scaling_steps": "scaling:steps",

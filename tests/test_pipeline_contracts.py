@@ -52,6 +52,8 @@ def covered(path: Path, deps: list[str]) -> bool:
 def code(stage: str) -> list[Path]:
     """The stage's own file and all that it imports, but for empty files and what changes no output."""
     found = closure(Path("stages") / f"{stage}.py", without=NO_EFFECT)
+    if Path(ENVIRONMENTS) / "registry.py" in found:
+        found = found.union(*(closure(path, without=NO_EFFECT) for path in source_files(ENVIRONMENTS)))
     return sorted(path for path in found if (ROOT / path).stat().st_size)
 
 

@@ -18,6 +18,7 @@ from benchmarks import (
     profiles,
     rl_iteration,
     rollout_multi_turn,
+    sandbox,
     scaling,
     search_domain,
     startup,
@@ -27,6 +28,7 @@ from benchmarks import (
 from benchmarks.measure import Options
 from benchmarks.models import forwarded_per_unit, load, make_model
 from benchmarks.toy import FRAME, ToyChat, text_of
+from stages.sandbox.probe import fault
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +251,15 @@ def test_stage_times_are_those_of_the_last_finished_runs(tmp_path):
         "commits": {"rollout@search": "abc"},
         "fed_per_sampled_token": {"rollout@search": 3.5},
     }
+
+
+def test_sandbox_both_sides(options: Options):
+    """Contract: the warm server and a bubblewrap for each program say the same of every program."""
+    if lacking := fault("bubblewrap"):
+        with pytest.raises(startup.SkippedError, match="bubblewrap"):
+            sandbox.measure(options)
+        pytest.skip(f"bubblewrap: {lacking}")
+    results = sandbox.measure(options)
+    assert set(results) == {"sandbox_programs", "sandbox_start"}
+    assert results["sandbox_programs"].summary()["unit"] == "programs/s"
+    assert results["sandbox_programs"].ours[0].amount == 5

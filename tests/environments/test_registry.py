@@ -11,10 +11,10 @@ from stages.environments.registry import domain_factories, load_domain
 
 
 def test_the_shipped_domains_are_there():
-    assert {"calculator", "keydoor", "search", "shop", "textworld", "wordle"} <= set(domain_factories())
+    assert {"calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"} <= set(domain_factories())
 
 
-@pytest.mark.parametrize("name", ["calculator", "keydoor", "search", "shop", "textworld", "wordle"])
+@pytest.mark.parametrize("name", ["calculator", "code", "keydoor", "search", "shop", "textworld", "wordle"])
 def test_a_domain_knows_its_name_and_fills_in_its_settings(name):
     domain = load_domain(name)
     assert domain.name == name

@@ -1,0 +1,7 @@
+"""Where programs that a model wrote run: isolated by bubblewrap or sandlock, bounded in time, memory, processes and output."""
+
+from stages.sandbox.sandbox import Outcome, Program, Sandbox, TestResult, Tests
+from stages.sandbox.server import SandboxError
+from stages.sandbox.settings import SandboxSettings
+
+__all__ = ["Outcome", "Program", "Sandbox", "SandboxError", "SandboxSettings", "TestResult", "Tests"]

@@ -1,0 +1,590 @@
+"""Programs with unit tests: families, solutions and near misses, contamination, rewards, repair, problems from files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from stages.curation.assemble import assemble
+from stages.curation.cleaning import task_faults
+from stages.curation.demonstrations import DemonstrationPlan, demonstrate
+from stages.curation.panel import make_panel
+from stages.curation.raw import RawRecord, configured_domain, make_raw
+from stages.environments.code import CodeDomain, CodeFolderDomain, CodeSettings, FolderSettings, stored_programs
+from stages.environments.code.environment import Judge, unfenced
+from stages.environments.code.families import STYLES, Family, families
+from stages.environments.code.fingerprint import fingerprint, phrases
+from stages.environments.code.folder import folder_records
+from stages.environments.code.problems import Problem, called, compiled, make_problem
+from stages.environments.code.settings import Rewards
+from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.registry import load_domain
+from stages.params import Curate, load_params
+from stages.sandbox import Outcome, Program, Sandbox, SandboxSettings, TestResult, Tests
+from stages.sandbox.backends import SAFE
+from stages.sandbox.probe import fault
+
+pytestmark = pytest.mark.long(20)
+ROOT = Path(__file__).resolve().parents[2]
+CODERL = Rewards(fail=-0.3, error=-0.6, compile_error=-1.0)
+NO_SANDBOX = [f"{name}: {lacking}" for name in SAFE if (lacking := fault(name))]
+needs_sandbox = pytest.mark.skipif(len(NO_SANDBOX) == len(SAFE), reason="no sandbox on this machine: " + "; ".join(NO_SANDBOX))
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    opened = Sandbox(SandboxSettings(steps=20_000))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict]:
+    return list(CodeDomain().recipes(104, 0))
+
+
+@pytest.fixture(scope="module")
+def tasks(records: list[dict]) -> list[Task]:
+    domain = CodeDomain()
+    return [domain.task(record, {}) for record in records]
+
+
+def made(settings: CodeSettings, sandbox: Sandbox) -> tuple[CodeDomain, Environment]:
+    """A domain whose programs run in `sandbox`, and an environment of it."""
+    domain = CodeDomain(settings)
+    domain.__dict__["_judge"] = Judge(sandbox)
+    return domain, domain.make(Path())
+
+
+def by_hand(**changes) -> Task:
+    """The sum of the numbers above 3, with tests that tell most of the mistakes one can make."""
+    spec = {
+        "family": "by hand",
+        "text": "",
+        "entry": "f",
+        "parameters": ["a"],
+        "context": "",
+        "shown": ["assert f([4, 2]) == 4"],
+        "hidden": ["assert f([3, 5]) == 5", "assert f([]) == 0"],
+        "references": [{"style": "expression", "source": "sum(b for b in a if b>3)"}],
+        "near_misses": [
+            {"mistake": "boundary", "source": "sum(b for b in a if b>=3)", "outcome": "fail"},
+            {"mistake": "bracket", "source": "sum(b for b in a if b>3", "outcome": "compile_error"},
+        ],
+    }
+    return Task("hand", "code", "train", 0, "f(a): the sum of the numbers in a above 3", {**spec, **changes}, 2.0)
+
+
+def drawn_problem(family: Family, rng: Random) -> Problem:
+    """Some constants leave no tests that differ."""
+    for _ in range(50):
+        with suppress(ValueError):
+            return make_problem(family, family.constants(rng), 0, 2, 4)
+    raise AssertionError(family.name)
+
+
+# ---- families --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_piece_occurs_in_training_and_every_family_in_one_split() -> None:
+    pieces: dict[str, set[str]] = defaultdict(set)
+    for family in families().values():
+        pieces[family.split] |= {f"{family.kind} {piece.name}" for piece in family.pieces}
+    assert pieces["train"] == set().union(*pieces.values())
+    assert {family.level for family in families().values() if family.split == "test"} == {1, 2, 3}
+
+
+def test_solutions_of_all_styles_agree_and_near_misses_do_not_pass() -> None:
+    """Contract: for every family, in-process on its own expressions; bodies are run in the sandbox below."""
+    rng, seen = Random(0), Counter()
+    for family in families().values():
+        problem = drawn_problem(family, rng)
+        assert len(set(problem.shown + problem.hidden)) == 6
+        assert not set(problem.shown) & set(problem.hidden)
+        scope = {"f": None}
+        for style, source in problem.references:
+            seen[style] += 1
+            body = "".join(f"    {line}\n" for line in (source if "return" in source else f"return {source}").splitlines())
+            exec(f"def f({', '.join(problem.parameters)}):\n{body}", scope)
+            for test in (*problem.shown, *problem.hidden):
+                exec(test, scope)
+        outcomes = Counter(outcome for _, _, outcome in problem.near_misses)
+        assert outcomes["fail"] >= 1, family.name
+        assert outcomes["error"] >= 1, family.name
+        assert outcomes["compile_error"] >= 1, family.name
+        seen.update(outcomes)
+    assert set(seen) == {*STYLES, "fail", "error", "compile_error"}
+
+
+def test_no_constant_answer_passes(tasks: list[Task]) -> None:
+    """Contract: what tests expect differs, so that a program that ignores its argument is told."""
+    for task in tasks:
+        expected = {test.rpartition(" == ")[2] for test in (*task.spec["shown"], *task.spec["hidden"])}
+        assert len(expected) > 1, task.prompt
+
+
+def test_the_same_recipe_is_the_same_problem(records: list[dict], tasks: list[Task]) -> None:
+    assert [CodeDomain().task(record, {}) for record in records[:20]] == tasks[:20]
+    assert CodeDomain().task({**records[0], "seed": 1}, {}) != tasks[0]
+
+
+def test_problem_by_hand() -> None:
+    problem = make_problem(families()["list:above:square:sum"], [5, 4, 3], 0, 1, 3)
+    assert problem.text == "the sum of the squares of the numbers in a above 5"
+    assert dict(problem.references) == {
+        "expression": "sum(b*b for b in a if b>5)",
+        "loop": "c = []\nfor b in a:\n    if b>5:\n        c.append(b*b)\nreturn sum(c)",
+        "functional": "sum(map(lambda b: b*b, filter(lambda b: b>5, a)))",
+        "steps": "c = [b for b in a if b>5]\nreturn sum(b*b for b in c)",
+    }
+    misses = {source: (kind, outcome) for kind, source, outcome in problem.near_misses}
+    assert misses["sum(b*b for b in a if b>=5)"] == ("boundary", "fail")
+    assert misses["sum(b*b for b in a)"] == ("forgotten", "fail")
+    assert misses["sum(b*b for b in c if b>5)"] == ("name", "error")
+    assert misses["sum(b*b for b in a if b>5"] == ("bracket", "compile_error")
+    assert called(compiled("a+b"), ("a", "b"), [1, 2]) == 3
+
+
+def test_recipes_mix_levels_and_keep_splits_in_proportion() -> None:
+    domain = CodeDomain()
+    records = list(domain.recipes(520, 7))
+    assert Counter(record["split"] for record in records) == {"train": 240, "valid": 30, "test": 250}
+    shares = Counter(domain.record_difficulty(record) for record in records if record["split"] == "train")
+    assert shares == {1.0: 60, 2.0: 120, 3.0: 60}
+    assert set().union(*map(domain.record_kinds, records)) == domain.recipe_kinds()
+    words = CodeDomain(CodeSettings(kinds=("word",), levels={1: 1.0, 2: 1.0}))
+    assert words.recipe_kinds() == {"word of level 1", "word of level 2"}
+    small = CodeDomain(CodeSettings(kinds=("number", "choice"), largest_constant=3, shown=1))
+    drawn = list(small.recipes(300, 0))
+    assert {constant for record in drawn for constant in record["constants"]} == {2, 3}
+    assert len({small.task(record, {}).prompt for record in drawn}) == 300
+    with pytest.raises(ValueError, match="no more different problems like those of family choice:"):
+        next(CodeDomain(CodeSettings(kinds=("choice",), levels={3: 1.0}, shown=8, hidden=32)).recipes(1, 0))
+    with pytest.raises(ValueError, match="no family of train, valid, test"):
+        next(CodeDomain(CodeSettings(kinds=("word",), levels={3: 1.0})).recipes(1, 0))
+
+
+def test_shipped_records_are_what_the_recipes_make() -> None:
+    domain = configured_domain("code", load_params(ROOT / "params.yaml"))
+    lines = (ROOT / "data/raw/code.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert records[:1300] == list(domain.recipes(1300, 0))
+    for record in records:
+        domain.check(record)
+
+
+# ---- contamination ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_solution_of_a_test_family_is_one_of_a_training_family() -> None:
+    """Contract: over all families, styles and some constants: fingerprints of one split occur in no other."""
+    rng = Random(3)
+    owners: dict[str, set[str]] = defaultdict(set)
+    for family in families().values():
+        for _ in range(2):
+            wording = family.wording(family.constants(rng))
+            for _, source in wording.references:
+                owners[fingerprint(source, wording.parameters)].add(family.split)
+    assert all(len(splits) == 1 for splits in owners.values())
+
+
+def test_shipped_train_and_test_share_nothing(tasks: list[Task]) -> None:
+    domain = CodeDomain()
+    assert task_faults(tasks, domain, 640) == {}
+    names = [set().union(*(domain.entities(task) for task in tasks if task.split == split)) for split in SPLITS]
+    assert not names[0] & names[1]
+    assert not names[2] & (names[0] | names[1])
+
+
+def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: list[Task]) -> None:
+    """Contract: renaming, other constants and another layout do not hide it."""
+    tested = next(task for task in tasks if task.split == "test" and task.spec["family"].startswith("list"))
+    solution = tested.spec["references"][0]["source"].replace("b", "item")
+    copied = by_hand(
+        references=[{"style": "given", "source": f"def f(xs):\n    # copied\n    return {solution}".replace("in a", "in xs")}]
+    )
+    renamed = by_hand(references=[{"style": "expression", "source": tested.spec["references"][0]["source"].replace("b", "item")}])
+    domain = CodeDomain()
+    (reason, detail) = task_faults([tested, renamed], domain, 640)["hand"]
+    assert reason == "split_overlap"
+    assert tested.task_id in detail
+    assert task_faults([tested, copied], domain, 640) == {}  # a module is not the expression that one of its functions returns
+
+
+def test_fingerprints() -> None:
+    same = ("def f(x):\n    return x + 1", "def plus(number: int) -> int:\n    '''Adds.'''\n    return number + 25  # more")
+    assert fingerprint(same[0]) == fingerprint(same[1])
+    assert fingerprint("import math\n" + same[0]) == fingerprint(same[0])
+    assert fingerprint("a+1", ("a",)) == fingerprint("x+7", ("x",)) != fingerprint("a-1", ("a",))
+    assert fingerprint("sum(a)", ("a",)) != fingerprint("max(a)", ("a",))
+    assert fingerprint("c = a\nreturn c", ("a",)) == fingerprint("k = a\nreturn k", ("a",))
+
+
+def test_phrases() -> None:
+    text = "Write a Function that returns the largest of all the numbers of a list."
+    assert len(phrases(text)) == 2
+    assert phrases(text) & phrases("please " + text.lower().replace("list.", "list"))
+    assert phrases("The sum, of it") == {"the sum of it"}
+
+
+# ---- playing ---------------------------------------------------------------------------------------------------------------
+
+PROGRAMS = [
+    ("sum(b for b in a if b>3)", "pass", 1.0, "passed.", 1.0),
+    ("def f(a):\n    return sum(b for b in a if b>3)", "pass", 1.0, "passed.", 1.0),
+    ("Here:\n```python\nsum(b for b in a if b>3)\n```\nDone.", "pass", 1.0, "passed.", 1.0),
+    ("sum(b for b in a if b>=3)", "fail", -0.3, "failed.", 0.5),
+    ("sum(a)", "fail", -0.3, "f([4, 2]) is 6, not 4", 0.5),
+    ("4", "fail", -0.3, "failed.", 0.0),
+    ("sum(c)", "error", -0.6, "f([4, 2]): NameError: name 'c' is not defined", 0.0),
+    ("a[9]", "error", -0.6, "f([4, 2]): IndexError: list index out of range", 0.0),
+    ("while True: pass", "error", -0.6, "f([4, 2]): more than 20000 steps", 0.0),
+    ("def g(a): return a", "error", -0.6, "NameError: f is not defined", 0.0),
+    ("1 / 0 if a[2:] else sum(b for b in a if b>3) / (len(a) and 1)", "error", -0.6, "failed.", 0.5),
+    ("sum(a", "compile_error", -1.0, "SyntaxError: '(' was never closed", 0.0),
+    ("", "compile_error", -1.0, "SyntaxError: there is no program", 0.0),
+    ("the sum of a", "compile_error", -1.0, "SyntaxError: invalid syntax", 0.0),
+]
+
+
+@needs_sandbox
+@pytest.mark.parametrize(("action", "outcome", "reward", "text", "share"), PROGRAMS)
+def test_outcomes_and_their_rewards(sandbox: Sandbox, action: str, outcome: str, reward: float, text: str, share: float) -> None:
+    _, environment = made(CodeSettings(rewards=CODERL), sandbox)
+    environment.reset(by_hand())
+    step = environment.step(action)
+    assert (step.observation.text, step.reward, step.terminated, step.truncated) == (text, reward, True, False)
+    assert {name for name, value in step.terms.items() if value == 1.0 and name != "tests"} == {outcome}
+    assert step.terms["tests"] == share
+    assert step.accepted == (outcome != "compile_error")
+    with pytest.raises(RuntimeError, match="episode is over"):
+        environment.step("1")
+
+
+@needs_sandbox
+def test_what_tasks_say_of_their_programs_is_so(sandbox: Sandbox, tasks: list[Task]) -> None:
+    """Contract: solutions in every style pass in the sandbox, and near misses come to what the task says, of every kind."""
+    _, environment = made(CodeSettings(), sandbox)
+    kinds = {
+        kind: next(task for task in tasks if task.spec["family"].startswith(kind))
+        for kind in ("list", "number", "word", "choice")
+    }
+    for task in kinds.values():
+        for source, outcome in stored_programs(task.spec):
+            environment.reset(task)
+            step = environment.step(source)
+            assert step.terms[outcome] == 1.0, (task.spec["family"], source, step)
+
+
+@needs_sandbox
+def test_repair_shows_the_failing_test_and_counts_the_last_program(sandbox: Sandbox) -> None:
+    _, environment = made(CodeSettings(max_turns=3, rewards=CODERL), sandbox)
+    environment.reset(by_hand())
+    first = environment.step("sum(a)")
+    assert (first.observation.text, first.reward, first.done, first.terms) == ("f([4, 2]) is 6, not 4", 0.0, False, {})
+    before = environment.snapshot()
+    assert environment.state_key() == "hand#sum(a)"
+    second = environment.step("sum(a")
+    assert (second.accepted, second.done) == (False, False)
+    assert environment.state_key() == "hand#sum(a)"
+    last = environment.step("sum(b for b in a if b > 3)")
+    assert (last.reward, last.terminated, last.truncated) == (1.0, True, False)
+    environment.restore(before)
+    environment.step("sum(a)")
+    given_up = environment.step("sum(c)")
+    assert (given_up.reward, given_up.terminated, given_up.truncated) == (-0.6, False, True)
+    environment.restore(before)
+    hidden = environment.step("sum(b for b in a if b>=3)")
+    assert (hidden.reward, hidden.terminated) == (-0.3, True), "what passes the tests that are shown is handed in"
+    assert "3, 5" not in hidden.observation.text, "a hidden test is never shown"
+
+
+@needs_sandbox
+def test_expert_and_noisy_demonstrations(sandbox: Sandbox, tasks: list[Task]) -> None:
+    """Contract: with turns to repair in, near misses in demonstrations are followed by a solution."""
+    domain, environment = made(CodeSettings(max_turns=3, styles=("loop",)), sandbox)
+    plan = DemonstrationPlan(Curate(noise=0.5), seed=0, max_length=640)
+    episodes = [episode for task in tasks[:6] for episode in demonstrate(domain, environment, task, plan).episodes]
+    assert all(episode.success for episode in episodes)
+    assert any(len(episode.turns) > 1 for episode in episodes)
+    for task in tasks[:6]:
+        by_style = {one["style"]: one["source"] for one in task.spec["references"]}
+        environment.reset(task)
+        assert domain.expert(environment) in ([by_style["loop"]] if "loop" in by_style else by_style.values())
+
+
+@needs_sandbox
+def test_players_hand_in_solutions_and_near_misses(sandbox: Sandbox) -> None:
+    """Contract: experts succeed, novices fail, learners err first and repair it where they may."""
+    domain, environment = made(CodeSettings(max_turns=2), sandbox)
+    assert set(domain.players()) == {"expert", "learner", "novice"}
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for player in domain.players():
+        for game in range(4):
+            rng, total, done = Random(game), 0.0, False
+            environment.reset(by_hand())
+            while not done:
+                step = environment.step(domain.player_action(player, environment, rng))
+                total, done = total + step.reward, step.done
+            rewards[player].append(total)
+    assert rewards["expert"] == [1.0] * 4
+    assert rewards["novice"] == [0.0] * 4
+    assert 1.0 in rewards["learner"], "the bracket is seen and repaired"
+    assert 0.0 in rewards["learner"], "the boundary passes what is shown"
+
+
+@needs_sandbox
+def test_admissible_actions_are_solutions_and_near_misses_that_compile(sandbox: Sandbox) -> None:
+    domain, environment = made(CodeSettings(), sandbox)
+    environment.reset(by_hand())
+    assert isinstance(environment, Environment)
+    assert isinstance(domain, Domain)
+    assert environment.admissible() == ["sum(b for b in a if b>3)", "sum(b for b in a if b>=3)"]
+    assert domain.expert(environment) == "sum(b for b in a if b>3)"
+    environment.step("1")
+    assert environment.admissible() == []
+    assert domain.expert(environment) is None
+
+
+def test_programs_run_once() -> None:
+    """Contract: what a program came to is remembered: search comes back to the same programs again and again."""
+
+    class Counting:
+        ran = 0
+
+        def run(self, program: Program, tests: Tests) -> Outcome:
+            self.ran += 1
+            return Outcome("ok", results=tuple(TestResult("pass") for _ in tests.sources))
+
+    counting = Counting()
+    judge = Judge(counting)  # type: ignore[arg-type]
+    for _ in range(3):
+        assert judge.outcome(by_hand(), "1").passed
+    judge.outcome(by_hand(), "2")
+    assert counting.ran == 2
+
+
+def test_returns() -> None:
+    assert CodeDomain().returns() == (0.0, 1.0)
+    assert CodeDomain(CodeSettings(rewards=CODERL)).returns() == (-1.0, 1.0)
+
+
+def test_code_blocks_are_unwrapped() -> None:
+    assert unfenced("a+1") == "a+1"
+    assert unfenced("```py\none\n```\nno:\n```\ntwo\n```") == "two\n"
+
+
+def test_prompts_and_instructions(records: list[dict]) -> None:
+    task = CodeDomain().task(records[0], {})
+    assert task.prompt.startswith(f"f(a): {task.spec['text']}; f(")
+    for test in task.spec["hidden"]:
+        assert test.removeprefix("assert ").split(" == ")[0] not in task.prompt
+    told = CodeDomain(CodeSettings(instructions=True)).task(records[0], {}).prompt
+    assert told.startswith("Answer with the Python function f(a) alone")
+    assert told.endswith(task.prompt)
+
+
+def test_problems_in_signs(records: list[dict], tasks: list[Task]) -> None:
+    """Contract: the wording changes what is read and nothing else."""
+    signs = CodeDomain(CodeSettings(wording="signs"))
+    for name, constants, text in (
+        ("list:above:square:sum", [5, 4, 3], "sum of b*b for b>5"),
+        ("list:all:plus:list", [5, 4, 3], "list of b+4"),
+        ("number:times b:minus", [2, 3], "a, *b, -3"),
+        ("word:reverse:first", [2, 3], "a, [::-1], [:3]"),
+        ("choice:above:plus:itself", [5, 2, 3], "a>5, a+2, a"),
+    ):
+        assert make_problem(families()[name], constants, 0, 1, 3, signs=True).text == text
+    for record, task in zip(records[:10], tasks, strict=False):
+        written = signs.task(record, {})
+        assert {**written.spec, "text": ""} == {**task.spec, "text": ""}
+        assert written.prompt != task.prompt
+
+
+def test_bad_settings_and_records_say_what_to_do(records: list[dict]) -> None:
+    for settings, message in (
+        ({"levels": {4: 1.0}}, "levels"),
+        ({"levels": {1: 0.0}}, "at least one weight above 0"),
+        ({"kinds": []}, "kinds"),
+        ({"rewards": {"pass": 0.5}}, "rewards.pass"),
+        ({"rewards": {"fail": 1.0}}, "rewards.fail"),
+        ({"sandbox": {"backend": "subprocess"}}, "unsafe_subprocess"),
+        ({"styles": ["recursive"]}, "styles"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_domain("code", settings)
+    domain, record = CodeDomain(), records[0]
+    other = "test" if record["split"] == "train" else "train"
+    for change, message in (
+        ({"family": "list:none"}, "no family 'list:none'"),
+        ({"constants": [1]}, "constants"),
+        ({"split": other}, "belongs to split"),
+        ({"extra": 1}, "extra"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            domain.check({**record, **change})
+    with pytest.raises(ValueError, match="has no 800 tests that differ"):
+        make_problem(families()["word:reverse"], [2], 0, 400, 400)
+
+
+def test_the_panel_is_frozen(records: list[dict], tasks: list[Task], tmp_path: Path) -> None:
+    domain = CodeDomain()
+    panel = make_panel(domain, tasks, tmp_path)
+    assert panel.hash == make_panel(CodeDomain(), [domain.task(record, {}) for record in records], tmp_path).hash
+    assert make_panel(CodeDomain(CodeSettings(max_turns=3)), tasks, tmp_path).hash != panel.hash
+
+
+# ---- problems from files ---------------------------------------------------------------------------------------------------
+
+MBPP = {
+    "task_id": 601,
+    "text": "Write a function to double a number.",
+    "code": "def twice(n):\n    return 2 * n",
+    "test_list": ["assert twice(1) == 2", "assert twice(4) == 8"],
+    "challenge_test_list": ["assert twice(-1) == -2"],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/7",
+    "prompt": 'import math\n\ndef area(r: float) -> float:\n    """ Of a circle.\n    >>> area(0)\n    0.0\n    """\n',
+    "entry_point": "area",
+    "canonical_solution": "    return math.pi * r * r\n",
+    "test": "\n\ndef check(candidate):\n    assert abs(candidate(1) - 3.14159) < 1e-3\n",
+}
+
+
+def folder_domain(folder: Path, sandbox: Sandbox, **settings) -> CodeFolderDomain:
+    domain = CodeFolderDomain(FolderSettings(folder=str(folder), **settings))
+    domain.__dict__["_judge"] = Judge(sandbox)
+    return domain
+
+
+def written(folder: Path, name: str, *problems: dict) -> None:
+    text = json.dumps(list(problems)) if name.endswith(".json") else "".join(json.dumps(one) + "\n" for one in problems)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_problems_in_both_shapes(tmp_path: Path) -> None:
+    written(tmp_path, "mbpp_validation.json", MBPP)
+    written(tmp_path, "humaneval-test.jsonl", HUMANEVAL)
+    circle, twice = folder_records(tmp_path, 1)
+    assert (twice["task_id"], twice["split"], twice["entry"], twice["parameters"]) == ("mbpp-601", "valid", "twice", ["n"])
+    assert twice["prompt"] == "Write a function to double a number.\nYour code should pass:\nassert twice(1) == 2"
+    assert twice["hidden"] == ["assert twice(4) == 8", "assert twice(-1) == -2"]
+    assert (circle["task_id"], circle["split"], circle["context"]) == ("HumanEval-7", "test", "import math")
+    assert circle["shown"] == ["assert area(0) == 0.0"]
+    assert circle["hidden"] == [HUMANEVAL["test"] + "\ncheck(area)\n"]
+    assert circle["prompt"] == "Complete the function.\n" + HUMANEVAL["prompt"].rstrip()
+
+
+def test_splits_of_problems_that_do_not_say_it_follow_their_solutions(tmp_path: Path) -> None:
+    """Contract: two problems with one solution, but for names and constants, come to one split."""
+    copies = [
+        {**MBPP, "task_id": number, "code": f"def f{number}(v{number}):\n    return {number} * v{number}"} for number in range(9)
+    ]
+    for number, copy in enumerate(copies):
+        copy["test_list"] = [f"assert f{number}(1) == {number}"]
+    different = [{**MBPP, "task_id": 100 + n, "code": "def twice(n):\n    return 2 * n" + " * n" * n} for n in range(40)]
+    written(tmp_path, "problems.jsonl", *copies, *different)
+    records = folder_records(tmp_path, 1)
+    assert len({record["split"] for record in records[:9]}) == 1
+    assert {record["split"] for record in records} == set(SPLITS)
+
+
+@needs_sandbox
+def test_a_folder_is_a_domain(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Contract: the shipped folder, of both shapes, goes through curation without a raw file; its own solutions pass."""
+    domain = folder_domain(ROOT / "data/raw/code_folder", sandbox)
+    assert isinstance(domain, Domain)
+    records, rejections = make_raw(domain, {"train": 9, "valid": 9, "test": 9}, 0)
+    assert (len(records), rejections) == (9, [])
+    assembly = assemble(domain, records, {"train": 9, "valid": 9, "test": 9}, tmp_path / "worlds", 1, 640)
+    assert assembly.rejections == []
+    assert Counter(task.split for task in assembly.tasks) == {"train": 4, "valid": 2, "test": 3}
+    environment = domain.make(tmp_path)
+    plan = DemonstrationPlan(Curate(noisy_demonstrations=0), seed=0, max_length=640)
+    for task in assembly.tasks:
+        assert [episode.success for episode in demonstrate(domain, environment, task, plan).episodes] == [True], task.task_id
+    environment.reset(next(task for task in assembly.tasks if task.task_id == "Ours-1"))
+    assert environment.step("    return word[count:] + word[:count]").terms["fail"] == 1.0
+
+
+@needs_sandbox
+def test_a_problem_whose_solution_fails_is_rejected_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+    wrong = {**MBPP, "task_id": 1, "split": "train", "code": "def twice(n):\n    return 3 * n"}
+    objects = {**MBPP, "task_id": 2, "split": "train", "test_list": ["assert twice(print)", "assert twice(4) == 8"]}
+    written(tmp_path, "mbpp.jsonl", wrong, objects, {**MBPP, "split": "test"})
+    domain = folder_domain(tmp_path, sandbox)
+    records = [RawRecord(record, "here", number) for number, record in enumerate(domain.recipes(9, 0))]
+    assembly = assemble(domain, records, {"train": 2, "valid": 0, "test": 1}, tmp_path / "worlds", 1, 640)
+    told = {rejection.task_id: rejection.detail for rejection in assembly.rejections}
+    assert "does not pass its tests (fail: assert twice(1) == 2: AssertionError)" in told["mbpp-1"]
+    assert "does not pass its tests (broken: twice is called with what can't be handed to it" in told["mbpp-2"]
+    assert [task.task_id for task in assembly.tasks] == ["mbpp-601"]
+
+
+def test_contamination_between_problems_of_files(tmp_path: Path) -> None:
+    """Contract: a training problem that has a test problem's solution, or 13 words of its description, is rejected."""
+    text = "Write a function that returns the largest of all the numbers of a list of lists."
+    tested = {**MBPP, "task_id": 1, "split": "test", "text": text}
+    renamed = {
+        **MBPP,
+        "task_id": 2,
+        "split": "train",
+        "code": "def double(x):\n    return 7 * x",
+        "test_list": ["assert double(1) == 7"],
+    }
+    retold = {**MBPP, "task_id": 3, "split": "train", "text": "Please: " + text, "code": "def twice(n):\n    return n + n"}
+    fresh = {**MBPP, "task_id": 4, "split": "train", "code": "def twice(n):\n    return n - -n"}
+    written(tmp_path, "mbpp.jsonl", tested, renamed, retold, fresh)
+
+    class Passing:
+        def run(self, program: Program, tests: Tests) -> Outcome:
+            return Outcome("ok", results=tuple(TestResult("pass") for _ in tests.sources))
+
+    domain = folder_domain(tmp_path, Passing())  # type: ignore[arg-type]
+    faults = task_faults([domain.task(record, {}) for record in domain.recipes(9, 0)], domain, 640)
+    assert {task_id: reason for task_id, (reason, _) in faults.items()} == {"mbpp-2": "split_overlap", "mbpp-3": "split_overlap"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test_list": [], "challenge_test_list": []}, "mbpp.jsonl: problem 1: 'test_list' is empty"),
+        ({"code": "twice = 2"}, "its first test calls none of the functions"),
+        ({"code": "def twice(n:"}, "mbpp.jsonl: problem 1: "),
+        ({"code": None}, "mbpp.jsonl: problem 1: "),
+        ({"split": "dev2"}, "'split' must be one of"),
+    ],
+)
+def test_unreadable_problems_are_named(tmp_path: Path, change: dict, message: str) -> None:
+    written(tmp_path, "mbpp.jsonl", {**MBPP, **change})
+    with pytest.raises(ValueError, match=message):
+        folder_records(tmp_path, 1)
+
+
+def test_unreadable_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no .json or .jsonl file; put problems"):
+        folder_records(tmp_path, 1)
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"x.json must hold a list of problems"):
+        folder_records(tmp_path, 1)
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(ValueError, match=r"x.json is not JSON"):
+        folder_records(tmp_path, 1)
+    written(tmp_path, "x.json", {name: value for name, value in MBPP.items() if name != "code"})
+    with pytest.raises(ValueError, match="problem 1: 'code' is missing"):
+        folder_records(tmp_path, 1)
+    domain = CodeFolderDomain()
+    record = next(domain.recipes(1, 0))
+    for change, message in (
+        ({"hidden": []}, "'hidden' is empty"),
+        ({"solution": "def"}, "'solution' is no Python"),
+        ({"shown": [1]}, "list of texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            domain.check({**record, **change})

@@ -1,0 +1,92 @@
+"""Hostile programs in a row lose nothing and leave nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stages.sandbox import Program, Sandbox, Tests
+
+pytestmark = pytest.mark.long(15)
+
+HOSTILE = (
+    "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "import os\nfor _ in range(9):\n    try: os.fork()\n    except OSError: break\nimport time; time.sleep(60)",
+    "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    "import os\nos.kill(-1, 9)",
+    "import os\nos.kill(1, 9)\nos.kill(os.getppid(), 15)",
+    "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        import time; time.sleep(600)",
+    "for number in range(999): open(str(number), 'w').write('x' * 4096)",
+    "import os\nfor _ in range(2000):\n    os.mkdir('d'); os.chdir('d')",
+    "import os\nfor number in range(3, 999):\n    try: os.write(number, b'\\xff' * 64)\n    except OSError: pass",
+    "import os, signal\nfor number in range(3, 99):\n    try: os.close(number)\n    except OSError: pass",
+    "import ctypes; ctypes.string_at(0)",
+    "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()",
+    "import ctypes\nfor key in range(1, 99): ctypes.CDLL(None).shmget(key, 1 << 20, 0o1666)",
+    "open('/etc/passwd').read()",
+    "import socket; socket.create_connection(('127.0.0.1', 80))",
+    "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    "raise SystemExit",
+    "while True: pass",
+    "(" * 5000,
+)
+GOOD, GOOD_TESTS = Program("x * 2", "f", ("x",)), Tests(("assert f(21) == 42",))
+
+
+def state(sandbox: Sandbox) -> tuple[int, int]:
+    """Open files of this process, and processes below it once the sandbox is closed."""
+    sandbox.close()
+    return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+
+
+def good_passes(sandbox: Sandbox) -> bool:
+    """In the same server, with as much time as a busy machine may need."""
+    hurried, sandbox.settings = sandbox.settings, sandbox.settings.model_copy(update={"wall_seconds": 120.0})
+    try:
+        return sandbox.run(GOOD, GOOD_TESTS).passed
+    finally:
+        sandbox.settings = hurried
+
+
+def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
+    """Every tenth program is a good one, which has to pass; each hostile one's outcome is the same whenever it comes."""
+    assert good_passes(sandbox)
+    before, seen = state(sandbox), {}
+    for number in range(count):
+        source = HOSTILE[number % len(HOSTILE)]
+        as_function = number // len(HOSTILE) % 2 == 1
+        body = "def f(x):\n" + "".join(f"    {line}\n" for line in source.splitlines())
+        outcome = sandbox.run(Program(body, "f"), GOOD_TESTS) if as_function else sandbox.run(Program(source))
+        assert not (as_function and outcome.passed), source
+        seen.setdefault((source, as_function), Counter())[outcome.status] += 1
+        if number % 10 == 9:
+            assert good_passes(sandbox), f"after {source}"
+    assert state(sandbox) == before
+    assert list(tmp_path.iterdir()) == []
+    for (source, as_function), statuses in seen.items():
+        # A machine with other work may run out of time before a program runs out of something else.
+        assert len(statuses.keys() - {"timeout"}) <= 1, (source, as_function, statuses)
+
+
+@pytest.fixture
+def hostile_sandbox(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sandbox:
+    """With a folder of its own for temporary files."""
+    sandbox = open_sandbox("bubblewrap", wall_seconds=1.0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return sandbox
+
+
+def test_hostile_programs_in_a_row(hostile_sandbox: Sandbox, tmp_path: Path) -> None:
+    hostile_in_a_row(hostile_sandbox, len(HOSTILE) * 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_hostile_programs_in_a_row(hostile_sandbox: Sandbox, tmp_path: Path) -> None:
+    hostile_in_a_row(hostile_sandbox, 1000, tmp_path)

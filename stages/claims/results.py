@@ -10,7 +10,9 @@ from typing import Any
 from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
+from stages.control.settings import OfflineQ
 from stages.evaluation.aggregates import claim_verdict, paired_difference
+from stages.params import parse_params
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
@@ -28,7 +30,7 @@ def result_path(root: Path, slug: str) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm under one seed; `key` is a hash of all its parameters and of what is measured."""
+    """One arm under one seed; `key` is a hash of its parameters and of what is measured."""
 
     arm: str
     seed: int
@@ -45,20 +47,27 @@ def metrics_of(experiment: Experiment) -> list[str]:
     return sorted({*always, *(claim.metric for claim in experiment.claims)})
 
 
+def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that shape a run, as far as they differ from their defaults: a setting that is new in params.yaml and leaves
+    everything as it was makes no finished run another one."""
+    if experiment.lane == "offline_q":
+        return OfflineQ.model_validate(values).model_dump(mode="json", exclude_defaults=True)
+    shaping = parse_params(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
+    # How fast it is run is no part of what is run.
+    chosen = ("device", "precision", "tokens_per_batch")
+    shaping["resources"] = {name: one for name, one in shaping.get("resources", {}).items() if name in chosen}
+    for name in ("report", "merge"):
+        shaping.pop(name, None)
+    return shaping
+
+
 def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
     """Seed by seed, so that what is there of an interrupted experiment is paired."""
     runs = []
     for seed in experiment.seeds:
         for arm in experiment.arms:
             values = run_values(experiment, arm, seed, params)
-            # How fast it is run is no part of what is run.
-            shaping = dict(values)
-            if experiment.lane != "offline_q":
-                chosen = ("device", "precision", "tokens_per_batch")
-                shaping["resources"] = {name: values.get("resources", {}).get(name) for name in chosen}
-            for name in ("report", "merge"):
-                shaping.pop(name, None)
-            runs.append(Run(arm, seed, values, digest([shaping, metrics_of(experiment)])))
+            runs.append(Run(arm, seed, values, digest([_shaping(experiment, values), metrics_of(experiment)])))
     return runs
 
 

@@ -26,7 +26,7 @@ BLOCK = 4
 
 
 def episode_paths(episodes: Sequence[Mapping[str, Any]]) -> list[ValuePath]:
-    """One path per episode of the policy (rows of EPISODE_SCHEMA): every history before a turn, with the episode's outcome.
+    """One path per episode of the policy (rows of EPISODE_SCHEMA): every history before a turn, with the episode's return.
 
     Branches repeat the turns that they took over from other episodes; those count once.
     """
@@ -36,10 +36,9 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]]) -> list[ValuePath]:
         if not turns:
             continue
         boundaries = [turn["start"] - 1 for turn in turns]
-        success = float(row["reward"] >= 1.0 - 1e-9)
         token_ids = list(row["token_ids"][: boundaries[-1] + 1])
         count = len(boundaries)
-        paths.append(ValuePath(row["task_id"], token_ids, boundaries, [success] * count, [1.0] * count))
+        paths.append(ValuePath(row["task_id"], token_ids, boundaries, [row["reward"]] * count, [1.0] * count))
     return paths
 
 
@@ -83,11 +82,17 @@ def stored(model: StepValueModel, params: Annotate) -> dict[str, Any]:
 def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: Annotate, seed: int, micro: int) -> FitReport:
     """Fit in place, as `annotate.value_model` says. On the policy's own states the backbone stays as it is.
 
-    Raises ValueError without paths.
+    Raises ValueError without paths, or for returns that the head cannot say.
     """
     if not paths:
         raise ValueError("the stage rollout left no episodes to fit the leaves' value model on; raise rollout.tasks")
     settings = params.value_model
+    returns = [value for path in paths for value in path.successes]
+    if settings.head.loss != "mse" and not settings.head.v_min <= min(returns) <= max(returns) <= settings.head.v_max:
+        raise ValueError(
+            f"annotate.value_model.head covers {settings.head.v_min:g} to {settings.head.v_max:g}, and the episodes of rollout "
+            f"have returns from {min(returns):g} to {max(returns):g}: widen v_min and v_max, or set loss to mse"
+        )
     if params.evaluation.backbone == "own":
         return fit(model, paths, settings, seed, micro)
     settings = settings.model_copy(update={"learning_rate": params.evaluation.head_learning_rate})

@@ -34,7 +34,7 @@ class ValuePath:
     token_ids: list[int]
     boundaries: list[int]
     successes: list[float]
-    """Summed outcomes of the rollouts from each place."""
+    """Summed outcomes (success, or for leaves the return) of the rollouts from each place."""
     rollouts: list[float]
 
     rows = 1

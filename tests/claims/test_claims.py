@@ -138,6 +138,8 @@ def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: 
     assert [run.name for run in again.missing(runs)] == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
     faster = planned_runs(one, {**PARAMS, "resources": {"device": "cpu", "threads": 64, "slots": 8}, "report": {"episodes": 1}})
     assert len(again.missing(faster)) == 6, "speed and report are no part of a run"
+    spelled = planned_runs(one, {**PARAMS, "sft": {"epochs": 4.0}, "rl": {**PARAMS["rl"], "credit": {"key": None}}})
+    assert len(again.missing(spelled)) == 6, "nor is a setting that says what holds without it"
     other = planned_runs(one, {**PARAMS, "rl": {"learning_rate": 0.002}})
     assert len(again.missing(other)) == 10
     again.keep_only(other)

@@ -1,8 +1,8 @@
 """claim: run the experiments of reports/claims/<slug>.yaml and judge their claims.
 
 reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, written anew after every run. `python -m stages.claim
-lite_ppo` runs one, without a name all are run. A run that is already in the file, with the same parameters, is not run again;
-delete the file to run an experiment anew. `--check` only reads the experiments and says what they would take.
+lite_ppo` runs one, without a name all are run. A run that is already in the file, or in another
+experiment's, with the same parameters, is not run again; delete the file to run an experiment anew. `--check` only reads the experiments and says what they would take.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
     path = result_path(root, slug)
     runs, results = planned_runs(experiment, params), Results.load(path)
     results.keep_only(runs)
+    others = [Results.load(result_path(root, other)) for other in slugs(root) if other != slug]
+    taken = results.take_over(others, runs)
+    if taken:
+        print(f"claim: {slug}: {taken} runs are those of other experiments", flush=True)
+        results.write(path, experiment)
     missing = results.missing(runs)
     print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
 

@@ -316,15 +316,14 @@ def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit
     or the critic has no room for its returns (needs the domain's package)."""
     from stages.algorithms.reward_checks import check_returns
-    from stages.environments.registry import load_domain
+    from stages.environments.registry import load_domain, returns_of
 
     for name in params.domains:
         domain = load_domain(name, params.per_domain[name].environment)
         try:
             rl = resolve_section(params.section("rl", name))[1]
             limits(rl.horizon, domain.settings.max_turns)
-            if hasattr(domain, "returns"):
-                check_returns(rl, *domain.returns())
+            check_returns(rl, *returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl as per_domain.{name} has it: {error}") from error
 

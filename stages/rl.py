@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
+from stages.algorithms.reward_checks import check_returns
 from stages.checkpoints import Checkpoints
-from stages.environments.registry import load_domain
+from stages.environments.registry import load_domain, returns_of
 from stages.params import Rl
 from stages.runtime import StageContext, stage_run
 
@@ -50,6 +51,7 @@ def learn_by_playing(
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
     rl = algorithm.rl
+    check_returns(rl, *returns_of(domain))
     with EnvironmentPool(lambda: domain.make(worlds)) as pool:
         job = RlJob(context, algorithm, policy, pool, domain.settings.max_turns, processes)
         history = run_loop(context, checkpoints, job, rl.steps, rl.checkpoint_every, "training")

@@ -7,8 +7,7 @@ from typing import Any
 
 from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.group_checks import BRANCHING, check_groups
-from stages.algorithms.reward_checks import check_progress, check_reward, reward_range
-from stages.parameters.heads import check_support
+from stages.algorithms.reward_checks import check_progress, check_reward, check_support_of_shaped
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
@@ -240,7 +239,7 @@ def _check_advantage(rl: Rl) -> None:
             raise ParamsError(
                 "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
             )
-        _check_critic_support(rl)
+        check_support_of_shaped(rl)
         if (rl.critic.warmup_steps or 0) >= rl.steps:
             raise ParamsError(
                 f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it "
@@ -274,11 +273,3 @@ def _check_advantage(rl: Rl) -> None:
             f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
             f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
         )
-
-
-def _check_critic_support(rl: Rl) -> None:
-    assert rl.critic.head is not None, "resolve the parameters first"
-    try:
-        check_support(rl.critic.head, *reward_range(rl), "returns")
-    except ValueError as error:
-        raise ParamsError(f"rl.critic.{error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stages.parameters.heads import check_support
 from stages.parameters.rl import Reward, Rl
 from stages.validation import ParamsError
 
@@ -60,17 +61,31 @@ def _check_outcome(reward: Reward) -> None:
         )
 
 
+def shapes_returns(rl: Rl) -> bool:
+    """Whether returns are other than the environment's own; per-token penalties and bonuses for tool calls aside."""
+    reward = rl.reward
+    own = reward.kind == reward.density == "environment" and reward.correct is None and reward.wrong is None
+    return not own or bool(reward.overlong_penalty) or rl.credit.kind == "progress"
+
+
+def check_support_of_shaped(rl: Rl) -> None:
+    """Raise ParamsError where a resolved section's critic has no room for the returns that shaping gives."""
+    if shapes_returns(rl):
+        _check_support(rl, *reward_range(rl))
+
+
 def check_returns(rl: Rl, low: float, high: float) -> None:
-    """Raise ParamsError where a resolved section's critic has no room for a domain's returns, which lie in [low, high]."""
-    head, reward = rl.critic.head, rl.reward
-    own = reward.kind == reward.density == "environment" and reward.correct is None
-    if rl.advantage.estimator != "gae" or head is None or head.loss == "mse" or not own:
-        return
-    if head.v_min > low or head.v_max < high:
-        raise ParamsError(
-            f"rl.critic.head: returns lie in [{low:g}, {high:g}], and the head's values in [{head.v_min:g}, {head.v_max:g}]; "
-            f"widen v_min and v_max, or give success alone as reward (rl.reward.density: single)"
-        )
+    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high]."""
+    if rl.advantage.estimator == "gae" and not shapes_returns(rl):
+        _check_support(rl, low, high)
+
+
+def _check_support(rl: Rl, low: float, high: float) -> None:
+    assert rl.critic.head is not None, "resolve the parameters first"
+    try:
+        check_support(rl.critic.head, low, high, "returns")
+    except ValueError as error:
+        raise ParamsError(f"rl.critic.{error}") from error
 
 
 def largest_reward(reward: Reward) -> float | None:

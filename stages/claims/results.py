@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,17 @@ class Results:
         """Forget what belongs to no run of the plan."""
         keys = {run.name: run.key for run in runs}
         self.outcomes = {name: one for name, one in self.outcomes.items() if keys.get(name) == one["key"]}
+
+    def take_over(self, others: Iterable[Results], runs: list[Run]) -> int:
+        """What runs lack that another experiment has run already, with the same parameters, seed and metrics; how many."""
+        known = {one["key"]: (results, name, one) for results in others for name, one in results.outcomes.items()}
+        taken = [run for run in self.missing(runs) if run.key in known]
+        for run in taken:
+            results, name, self.outcomes[run.name] = known[run.key]
+            arm = name.rpartition("/")[0]
+            if arm in results.starts:
+                self.starts[run.arm] = results.starts[arm]
+        return len(taken)
 
     def report(self, experiment: Experiment) -> dict[str, Any]:
         """What is written: the claims with their verdicts (null while runs are missing), arms, runs, cost, commits."""

@@ -38,3 +38,8 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
         raise ParamsError(explain(error, domain_class.Settings, "params.yaml", f"per_domain.{name}.environment.")) from error
     domain: Domain = domain_class(checked)
     return domain
+
+
+def returns_of(domain: Domain) -> tuple[float, float]:
+    """The smallest and the largest return of an episode: [0, 1] unless the domain says otherwise."""
+    return domain.returns() if hasattr(domain, "returns") else (0.0, 1.0)

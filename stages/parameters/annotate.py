@@ -232,8 +232,11 @@ class Annotate(Section):
 
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
-        for model in (self.value_model, self.q_model):
-            check_support(model.head, self.low, self.high, "what annotate.reward_range counts")
+        check_support(self.value_model.head, 0.0, 1.0, "returns")
+        if self.q_model.kind == "regression":
+            # Of the labels only values of the tree itself are in its units.
+            units = (self.low, self.high) if self.labels.q == "tree" and self.labels.scale == "none" else (0.0, 1.0)
+            check_support(self.q_model.head, *units, "the labels' q")
         return self
 
     @model_validator(mode="after")

@@ -10,8 +10,7 @@ from stages.annotation.tree import Tree
 from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
 from stages.params import Annotate
 
-WIDE = {"head": {"v_min": -1.5, "v_max": 1.5}}
-SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0], "value_model": WIDE, "q_model": WIDE}
+SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}
 """Parameters under which a failure counts as -1."""
 
 

@@ -27,5 +27,5 @@ def test_returns_beyond_the_head_are_refused() -> None:
     paths = episode_paths([row(-6.0, [3])])
     with pytest.raises(ValueError, match=r"head covers -0\.2 to 1\.2.*from -6 to -6: widen v_min and v_max"):
         fit_leaf_model(None, paths, Annotate(), 0, 64)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="raise rollout.tasks"):
+    with pytest.raises(ValueError, match=r"raise rollout\.tasks"):
         fit_leaf_model(None, [], Annotate(), 0, 64)  # type: ignore[arg-type]

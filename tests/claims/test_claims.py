@@ -146,6 +146,20 @@ def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: 
     assert again.outcomes == {}
 
 
+def test_runs_of_another_experiment_are_taken_over() -> None:
+    """Contract: same parameters, seed and metrics, same run, whatever the arm is called; other metrics make it another."""
+    mine = experiment(arms={"a": {"rl": {"algorithm": "grpo"}}, "b": {}}, claims=[{**SPEC["claims"][0], "arm": "a", "against": "b"}])
+    theirs, there = planned_runs(experiment(), PARAMS), Results(starts={"grpo": 0.3, "rloo": 0.3})
+    fill(there, theirs, [0.5], [0.4, 0.6])
+    runs, here = planned_runs(mine, PARAMS), Results()
+    assert here.take_over([there], runs) == 4, "GRPO is the default: arms a and b are both theirs"
+    assert [here.outcomes[name]["metrics"]["panel.success"] for name in ("a/0", "a/1", "b/1")] == [0.4, 0.6, 0.6]
+    assert here.starts == {"a": 0.3, "b": 0.3}
+    assert here.take_over([there], runs) == 0
+    other = experiment(claims=[{**SPEC["claims"][0], "metric": "history.success.mean"}])
+    assert Results().take_over([there], planned_runs(other, PARAMS)) == 0
+
+
 def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
     """Differences 0.1, 0.1, 0.1, 0.1, 0.2: mean 0.12, standard error 0.02, t(0.975, 4) = 2.776445."""
     one = experiment()

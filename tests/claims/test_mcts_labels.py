@@ -85,16 +85,16 @@ def test_arms_share_a_start_and_runs_a_seed() -> None:
     assert common["annotate"]["iterations"] == 4
     for arm in experiment.arms:
         values = run_values(experiment, arm, 3, params)
-        assert values["rl"]["seed"] == 3
-        assert values["seed"] == params["seed"]
-        assert {**values, "annotate": 0, "rl": 0} == {**common, "annotate": 0, "rl": 0}
+        assert values["seed"] == 3
+        assert common["seed"] == params["seed"]
+        assert {**values, "annotate": 0, "seed": 0} == {**common, "annotate": 0, "seed": 0}
         assert arm_values(experiment, arm, params)["annotate"] == values["annotate"]
     assert set(metrics_of(experiment)) == {f"labels.{world}.{name}" for world in WORLDS for name in METRICS}
 
 
 def test_a_lane_without_training_has_no_budget_of_it() -> None:
     values = yaml.safe_load((ROOT / FOLDER / "mcts_annotation.yaml").read_text(encoding="utf-8"))
-    with pytest.raises(ValueError, match="lane labels trains nothing"):
+    with pytest.raises(ValueError, match="lane labels trains on no episodes"):
         Experiment.model_validate({**values, "budget": {"environment_steps": 5}})
     with pytest.raises(ValueError, match="runs of lane rl end with it"):
         Experiment.model_validate({**values, "lane": "rl"})

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stages.algorithms.resolve import resolve_section
+from stages.algorithms.reward_checks import check_returns
 from stages.parameters.heads import HeadParams, check_support
 from stages.params import Annotate, Rl
 from stages.validation import ParamsError
@@ -44,7 +45,7 @@ def test_a_support_that_cannot_hold_the_targets_is_refused(changes: dict, reason
     with pytest.raises(ValueError, match=reason):
         Annotate(value_model={"head": changes})
     with pytest.raises(ParamsError, match=rf"rl\.critic\.head: returns lie .*{reason}"):
-        resolve_section(Rl(algorithm="ppo", critic={"head": changes}))
+        check_returns(resolve_section(Rl(algorithm="ppo", critic={"head": changes}))[1], 0.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Lifecycles over other domains than the default run's, on the tiny profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from checkout import ROOT, Checkout
+from test_named_methods import METHODS
+
+from stages.params import apply_overlay, load_params
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(200)]
+
+
+def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> None:
+    """Contract: the shipped profile gives a specialist per domain, one merge of all three, panels of all three, and a report."""
+    checkout = Checkout.make(tmp_path / "checkout", source)
+    apply_overlay(checkout.root / "params.yaml", ROOT / "profiles" / "three-domains.yaml")
+    ran, restored = checkout.repro()
+    assert {"curate@shop", "rollout@shop", "annotate@shop", "rl@textworld", "rl@search", "rl@shop", "merge"} <= set(ran)
+    assert restored == []
+    evaluation = json.loads((checkout.root / "reports" / "evaluation.json").read_text())
+    assert set(evaluation["panels"]) == {"textworld", "search", "shop"}
+    assert set(evaluation["models"]) == {"base", "sft", "rl@textworld", "rl@search", "rl@shop", "merged", "merged_linear"}
+    assert checkout.repro() == ([], [])
+
+
+def test_the_methods_train_on_the_worlds_that_the_default_run_leaves_out(source: Path, tmp_path: Path) -> None:
+    """Contract: any of the methods named in params.yaml trains on any domain: here on shop and keydoor."""
+    from stages import rl
+    from stages.runtime import StageContext
+
+    checkout = Checkout.make(tmp_path / "checkout", source)
+    checkout.edit({"domains": ["shop", "keydoor"]})
+    checkout.repro("annotate@shop", "annotate@keydoor")
+    nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
+    for name in METHODS:
+        checkout.edit({"rl": {"algorithm": name}})
+        params = load_params(checkout.root / "params.yaml")
+        for domain in params.domains:
+            rl.run(StageContext("rl", domain, params, checkout.root, SimpleNamespace(**nothing)))
+            report = json.loads((checkout.root / "reports" / "rl" / f"{domain}.json").read_text())
+            assert report["algorithm"] == name
+            assert report["ledger/policy_tokens_trained"] > 0

@@ -1,8 +1,9 @@
 """claim: run the experiments of reports/claims/<slug>.yaml and judge their claims.
 
 reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, written anew after every run. `python -m stages.claim
-lite_ppo` runs one, without a name all are run. A run that is already in the file, or in another
-experiment's, with the same parameters, is not run again; delete the file to run an experiment anew. `--check` only reads the experiments and says what they would take.
+lite_ppo` runs one, without a name all are run. A run that is already in the file, or in another experiment's, with the same
+parameters, is not run again; delete the file to run an experiment anew. `--check` only reads the experiments and says what they
+would take.
 """
 
 from __future__ import annotations

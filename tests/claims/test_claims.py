@@ -148,7 +148,8 @@ def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: 
 
 def test_runs_of_another_experiment_are_taken_over() -> None:
     """Contract: same parameters, seed and metrics, same run, whatever the arm is called; other metrics make it another."""
-    mine = experiment(arms={"a": {"rl": {"algorithm": "grpo"}}, "b": {}}, claims=[{**SPEC["claims"][0], "arm": "a", "against": "b"}])
+    claims = [{**SPEC["claims"][0], "arm": "a", "against": "b"}]
+    mine = experiment(arms={"a": {"rl": {"algorithm": "grpo"}}, "b": {}}, claims=claims)
     theirs, there = planned_runs(experiment(), PARAMS), Results(starts={"grpo": 0.3, "rloo": 0.3})
     fill(there, theirs, [0.5], [0.4, 0.6])
     runs, here = planned_runs(mine, PARAMS), Results()

@@ -344,7 +344,9 @@ def apply_overlay(path: Path, overlay: Path) -> None:
     from ruamel.yaml import YAML
 
     yaml_io = YAML()
-    yaml_io.width = 130
+    # Nothing but what was overlaid is to look different afterwards.
+    yaml_io.width, yaml_io.preserve_quotes = 4096, True
+    yaml_io.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null"))
 
     def write_over(target: Any, values: Any) -> None:
         for key, value in values.items():

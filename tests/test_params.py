@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,17 @@ def test_an_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
     assert "# of everything" in text
     assert "# long" in text
     assert yaml.safe_load(text) == {"seed": 0, "rl": {"steps": 2, "epochs": 1}, "resources": {"device": "cuda"}}
+
+
+def test_an_overlay_changes_its_own_lines_alone(tmp_path: Path) -> None:
+    """What people see in git's diff after `--apply`: quotes, nulls and long lines of the shipped file stay as they are."""
+    path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    overlay.write_text("rl: {algorithm: ppo}\n")
+    apply_overlay(path, overlay)
+    before, after = (file.read_text().splitlines() for file in (ROOT / "params.yaml", path))
+    assert [line for line in before if line not in after] == ["  algorithm: grpo"]
+    assert [line for line in after if line not in before] == ["  algorithm: ppo"]
 
 
 def test_the_shipped_file_lists_every_key_with_its_default() -> None:

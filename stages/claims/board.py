@@ -22,6 +22,10 @@ LANES = {
 """What a run is, where it is no training of a specialist."""
 
 
+def is_share(metric: str) -> bool:
+    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "win_rate")
+
+
 @dataclass(frozen=True)
 class Row:
     """A claim and what came of it; `result` is its entry in the results, None before the first run has ended."""
@@ -36,7 +40,7 @@ class Row:
     @property
     def in_points(self) -> bool:
         """Whether the metric is a share, to be shown in per cent."""
-        return self.claim.metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "win_rate")
+        return is_share(self.claim.metric)
 
     def number(self, value: float) -> str:
         """A difference with its sign: in points for shares, else in the metric's unit."""
@@ -123,6 +127,21 @@ def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
     return f"{100 * saved['start'][arm]:.1f} %" if saved is not None and arm in saved["start"] else "–"
 
 
+def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
+    """The mean over seeds of what `measured` names, arm by arm; a dash where runs are missing."""
+
+    def mean(arm: str, metric: str) -> str:
+        runs = [saved["runs"].get(f"{arm}/{seed}") for seed in experiment.seeds]
+        values = [run["metrics"][metric] for run in runs if run is not None]
+        if len(values) < len(runs):
+            return "–"
+        average = sum(values) / len(values)
+        return f"{100 * average:.1f} %" if is_share(metric) else f"{average:.3g}"
+
+    lines = ((f"`{arm}`", *(mean(arm, metric) for metric in experiment.measured)) for arm in experiment.arms)
+    return "Means over seeds:\n\n" + _table(("arm", *(f"`{metric}`" for metric in experiment.measured)), lines)
+
+
 def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> str:
     """One experiment: what was run, and each claim with its metric per seed."""
     experiment = of_slug[0].experiment
@@ -149,6 +168,8 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
                 f"Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
             )
         parts.append("\n\n".join(lines))
+    if saved is not None and experiment.measured:
+        parts.append(_measured(experiment, saved))
     if saved is not None:
         cost = saved["cost"]
         commits = ", ".join(f"`{commit[:12]}`" for commit in saved["commits"])

@@ -29,6 +29,9 @@ BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
+Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline)\.[\w.]+$")]
+
+
 class Claim(Section):
     """`arm` is above `against`."""
 
@@ -36,7 +39,7 @@ class Claim(Section):
     """The claim in one sentence."""
     arm: str
     against: str
-    metric: Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline)\.[\w.]+$")] = "panel.success"
+    metric: Metric = "panel.success"
     """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two
     up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
@@ -79,6 +82,8 @@ class Experiment(Section):
     shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    measured: list[Metric] = []
+    """Metrics to keep and show of every run, beside those of the claims."""
     claims: Annotated[list[Claim], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -109,6 +114,8 @@ class Experiment(Section):
             del claim["checked"]
         if self.lane == "rl":
             del values["lane"]
+        if not self.measured:
+            del values["measured"]
         return digest(values)
 
 

@@ -44,7 +44,7 @@ class Run:
 
 def metrics_of(experiment: Experiment) -> list[str]:
     always = {"labels": ALWAYS_LABELS, "offline_q": ALWAYS_OFFLINE}.get(experiment.lane, ALWAYS)
-    return sorted({*always, *(claim.metric for claim in experiment.claims)})
+    return sorted({*always, *experiment.measured, *(claim.metric for claim in experiment.claims)})
 
 
 def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:

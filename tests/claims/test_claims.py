@@ -161,6 +161,22 @@ def test_runs_of_another_experiment_are_taken_over() -> None:
     assert Results().take_over([there], planned_runs(other, PARAMS)) == 0
 
 
+def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) -> None:
+    """Contract: `measured` metrics are in every run and, as means over seeds, on the page; without them nothing changes."""
+    shown = ["panel.pass_at_k.1", "panel.turns"]
+    one = write(tmp_path, measured=shown)
+    assert set(shown) < set(metrics_of(one))
+    assert one.fixed != experiment().fixed
+    runs, results = planned_runs(one, PARAMS), Results()
+    for run in runs:
+        metrics = {"panel.success": 0.5, "panel.pass_at_k.1": 0.2 + 0.1 * run.seed, "panel.turns": 3.0}
+        results.outcomes[run.name] = {**outcome(run, 0.5), "metrics": metrics}
+    results.write(result_path(tmp_path, "rloo"), one)
+    text = board.page(tmp_path)
+    assert "| arm | `panel.pass_at_k.1` | `panel.turns` |" in text
+    assert "| `grpo` | 40.0 % | 3 |" in text
+
+
 def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
     """Differences 0.1, 0.1, 0.1, 0.1, 0.2: mean 0.12, standard error 0.02, t(0.975, 4) = 2.776445."""
     one = experiment()

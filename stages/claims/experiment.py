@@ -82,7 +82,7 @@ class Experiment(Section):
     shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
-    measured: list[Metric] = []
+    measured: list[Metric] = Field(default_factory=list)
     """Metrics to keep and show of every run, beside those of the claims."""
     claims: Annotated[list[Claim], Field(min_length=1)]
 

@@ -164,7 +164,7 @@ def test_runs_of_another_experiment_are_taken_over() -> None:
 def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) -> None:
     """Contract: `measured` metrics are in every run and, as means over seeds, on the page; without them nothing changes."""
     shown = ["panel.pass_at_k.1", "panel.turns"]
-    one = write(tmp_path, measured=shown)
+    one = write(tmp_path, measured=shown, claims=[{**SPEC["claims"][0], "threshold": -0.1}])
     assert set(shown) < set(metrics_of(one))
     assert one.fixed != experiment().fixed
     runs, results = planned_runs(one, PARAMS), Results()
@@ -394,11 +394,11 @@ def test_lanes_are_not_mixed(changes: dict, message: str) -> None:
 
 
 def test_lanes_do_not_change_the_name_of_what_was_fixed_before() -> None:
-    """Contract: results of experiments that say nothing of lanes stay valid."""
+    """Contract: results of experiments that say nothing of lanes, or of metrics beside the claims', stay valid."""
     values = experiment().model_dump(mode="json")
     for one in values["claims"]:
         del one["checked"]
-    del values["lane"]
+    del values["lane"], values["measured"]
     assert experiment().fixed == digest(values)
 
 

@@ -2,7 +2,7 @@
 
 `python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
 search trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
-Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over all its episodes. Writes
+Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over further episodes. Writes
 reports/claims/step_credit_exact.json; stages/claims/step_credit_page.py makes the page that shows it beside learning speeds.
 """
 
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 
 SLUG = "step_credit"
 RESULT = FOLDER / "step_credit_exact.json"
-TASKS, GROUPS = 16, 4
-"""Training tasks, and groups played of each in either way."""
+TASKS, GROUPS, COUNTED = 16, 4, 8
+"""Training tasks, groups played of each in either way, and how many times as many episodes the policy is counted from: others than
+those that are judged, in which a rare state's only action would look like all that the policy ever does there."""
 RESAMPLES = 1000
-SOFT = "arpo_soft"
-"""Beside the experiment's arms: the outcome's advantages on ARPO's branches, which its hard attribution has to improve on."""
 
 
 @dataclass
@@ -77,10 +76,10 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def policy_table(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
-    """How often each action was taken in each state; turns that branches took over count once."""
+    """How often each action was taken in each state."""
     table: dict[str, dict[str, float]] = {}
     for episode in episodes:
-        for turn in episode.played:
+        for turn in episode.turns:
             actions = table.setdefault(turn.state_key, {})
             actions[turn.action_key] = actions.get(turn.action_key, 0.0) + 1.0
     return table
@@ -127,14 +126,13 @@ class Bench:
         known = permutation(read_tasks(curated / "tasks.parquet", "train"), 0, "step_credit.tasks")
         # Tasks that are always or never solved have nothing to credit.
         shares = read_json(folder / "data/rollouts" / self.name / "difficulty.json")
-        self.tasks = sorted((task for task in known if 0 < shares.get(task.task_id, 0) < 1), key=lambda task: task.task_id)[
-            :tasks
-        ]
+        chosen = [task for task in known if 0 < shares.get(task.task_id, 0) < 1][:tasks]
+        self.tasks = sorted(chosen, key=lambda task: task.task_id)
         if not self.tasks:
             raise RunFailedError(f"in {folder} no training task is solved sometimes but not always; change sft.epochs")
 
-    def play(self, params: Params, stream: str) -> list[Episode]:
-        """Groups as the method plays them."""
+    def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
+        """`groups` groups of every task, as the method plays them."""
         from stages.agent.chat import Chat
         from stages.agent.engine import Sampling
         from stages.agent.play import Request
@@ -149,7 +147,7 @@ class Bench:
         requests = [
             Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
             for task in self.tasks
-            for group in range(self.groups)
+            for group in range(groups)
             for place in range(rl.group_size)
         ]
         worlds = self.folder / "data/curated" / self.name / "worlds"
@@ -175,13 +173,13 @@ class Bench:
 
     def measure(self) -> dict[str, Any]:
         """What the result file holds of each method."""
-        independent = self.play(next(params for params in self.arms.values() if not _branches(params)), "step_credit")
-        branched = self.play(next(params for params in self.arms.values() if _branches(params)), "step_credit.branches")
-        exact = exact_values(self.tasks, self.domain.settings, [*independent, *branched])
-        soft = {name: params for name, params in self.arms.items() if not _branches(params)}
-        first = next(iter(soft))
+        alone = next(params for params in self.arms.values() if not _branches(params))
+        independent = self.play(alone, "step_credit", self.groups)
+        branching = next(params for params in self.arms.values() if _branches(params))
+        branched = self.play(branching, "step_credit.branches", self.groups)
+        counted = self.play(alone, "step_credit.policy", COUNTED * self.groups)
+        exact = exact_values(self.tasks, self.domain.settings, counted)
         plays = {name: (params, branched if _branches(params) else independent) for name, params in self.arms.items()}
-        plays[SOFT] = (self.arms[first], branched)
         found = {}
         for name, (params, episodes) in plays.items():
             batch = self.prepared(params, episodes)
@@ -195,7 +193,13 @@ class Bench:
                 "merged_steps": round(batch.metrics.get("merged_steps", 0.0), 4),
             }
         success = sum(episode.success for episode in independent) / len(independent)
-        return {"tasks": len(self.tasks), "episodes": len(independent), "success": round(success, 4), "methods": found}
+        return {
+            "tasks": len(self.tasks),
+            "episodes": len(independent),
+            "success": round(success, 4),
+            "counted": len(counted),
+            "methods": found,
+        }
 
 
 def _branches(params: Params) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from stages.agent.episode import read_json
 from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
-from stages.claims.step_credit import RESULT, SLUG, SOFT
+from stages.claims.step_credit import RESULT, SLUG
 from stages.reporting.style import colour, drawing, new_figure, to_svg
 
 PAGE = FOLDER / "step_credit.md"
@@ -22,36 +22,36 @@ NAMES = {
     "outcome": "outcome broadcast",
     "salt": "SALT",
     "annotated": "annotated value model",
-    SOFT: "ARPO, soft",
+    "arpo_soft": "ARPO, soft",
     "arpo_hard": "ARPO, hard",
 }
-SPEED = "history.success.mean"
+SPEED, END = "history.success.mean", "panel.success"
 NOTHING = "–"
 
 
-def speeds(saved: Mapping[str, Any] | None, fixed: str) -> dict[str, list[float]]:
-    """Success while training, mean over all steps, of each arm's finished runs; none if the experiment has changed since."""
+def learning(saved: Mapping[str, Any] | None, fixed: str, metric: str) -> dict[str, list[float]]:
+    """`metric` of each arm's finished runs, by seed; none if the experiment has changed since."""
     found: dict[str, list[float]] = {}
     if saved is None or saved["fixed"] != fixed:
         return found
     for name, run in sorted(saved["runs"].items()):
-        found.setdefault(name.split("/")[0], []).append(float(run["metrics"][SPEED]))
+        found.setdefault(name.split("/")[0], []).append(float(run["metrics"][metric]))
     return found
 
 
-def _speed(values: list[float]) -> str:
+def _shares(values: list[float]) -> str:
     if not values:
         return NOTHING
     each = ", ".join(f"{100 * value:.1f}" for value in values)
     return f"{100 * sum(values) / len(values):.1f} % ({each})"
 
 
-def table(exact: Mapping[str, Any], learnt: Mapping[str, list[float]]) -> str:
-    """One row per method."""
+def table(exact: Mapping[str, Any], learnt: Mapping[str, list[float]], ends: Mapping[str, list[float]]) -> str:
+    """One row per method; `learnt`, `ends`: success while training and on the panel afterwards."""
     lines = [
         "| method | correlation with the exact advantage (95 % interval) | right sign | merged steps | steps | calls | "
-        "success while training: mean (per seed) |",
-        "|---|---|---|---|---|---|---|",
+        "success while training: mean (per seed) | success on the panel afterwards: mean (per seed) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, label in NAMES.items():
         one = exact["methods"][name]
@@ -62,7 +62,8 @@ def table(exact: Mapping[str, Any], learnt: Mapping[str, list[float]]) -> str:
             f"{100 * one['merged_steps']:.0f} %" if one["merged_steps"] else NOTHING,
             f"{one['steps']:,}",
             f"{one['calls']:,}",
-            _speed(learnt.get(name, [])),
+            _shares(learnt.get(name, [])),
+            _shares(ends.get(name, [])),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -98,7 +99,8 @@ def files(root: Path) -> dict[Path, str]:
         return {}
     exact, experiment = read_json(root / RESULT), load_experiment(root / FOLDER / f"{SLUG}.yaml")
     path = result_path(root, SLUG)
-    learnt = speeds(read_json(path) if path.exists() else None, experiment.fixed)
+    saved = read_json(path) if path.exists() else None
+    learnt, ends = (learning(saved, experiment.fixed, metric) for metric in (SPEED, END))
     text = (
         "# Which steps get the credit\n\n"
         f"`python -m stages.claims.step_credit` compared the advantages, `make claims METHOD={SLUG}` runs the training; written "
@@ -106,10 +108,12 @@ def files(root: Path) -> dict[Path, str]:
         f"The SFT policy played {exact['episodes']:,} episodes in groups of independent ones and as many in groups that "
         f"branch, on {exact['tasks']} training tasks of keydoor that it solves sometimes ({100 * exact['success']:.0f} % of the "
         "independent episodes). The exact advantage of a step is Q(s, a) − V(s) by dynamic programming, the turn limit "
-        "included, under the policy that the action counts of all these episodes give for each state. *Right sign*: of the "
+        "included, under the policy that the action counts of {exact['counted']:,} further episodes of the SFT policy give for each "
+        "state. *Right sign*: of the "
         "steps whose exact advantage is above 0.02 in size, those whose advantage has its sign; 0 has none. Intervals are over "
-        "tasks. *ARPO, soft* is the outcome's advantage on the episodes that branch. *Calls*: actions that were played for "
-        f"these steps; what branches took over was played once. Commit `{exact['commit'][:12]}`.\n\n"
-        f"{table(exact, learnt)}\n\n![Correlation with the exact advantages, and success while training]({FIGURE.name})\n"
+        "tasks. *ARPO, soft* is the outcome's advantage on the episodes that branch. A step that branches share counts in each of "
+        "them; *calls* are the actions that were played, those once. Success while training is over the episodes of each method, "
+        "in which groups that branch have more of what is uncertain: to compare those look at the panel. Commit `{exact['commit'][:12]}`.\n\n"
+        f"{table(exact, learnt, ends)}\n\n![Correlation with the exact advantages, and success while training]({FIGURE.name})\n"
     )
     return {PAGE: text, FIGURE: figure(exact, learnt)}

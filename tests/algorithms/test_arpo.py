@@ -116,6 +116,26 @@ def test_soft_and_hard_attribution(make_batch) -> None:
     assert shared_gradient(make_batch, "branches", "seq_mean_token_mean") == 0.0
 
 
+@pytest.mark.parametrize(("aggregation", "equal"), [("token_mean", True), ("seq_mean_token_mean", False)])
+def test_under_a_mean_over_tokens_attribution_changes_nothing(make_batch, aggregation: str, equal: bool) -> None:
+    """While no ratio is clipped a shared token's gradient is the sum of its rows' advantages over all tokens, which averaging
+    them first leaves as it is: for any advantages. It needs rows that weigh differently to tell soft from hard."""
+    rewards = [0.9, -0.3, 0.2, 0.7]
+    found = []
+    for credit in ("outcome", "branches"):
+        section = {"algorithm": "arpo", "group_size": 4, "credit": {"kind": credit}, "loss": {"aggregation": aggregation}}
+        algorithm = resolve(Rl.model_validate(section))
+        batch = make_batch([rewards], turns=[[1, 1], [1, 1, 1], [1, 1, 1], [1, 1]])
+        batch = algorithm.prepare(batch.with_(draws=torch.tensor([[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]])))
+        logprobs = batch.logprobs_old.clone().requires_grad_()
+        algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss.backward()
+        assert logprobs.grad is not None
+        per_turn = [logprobs.grad[row][batch.mask[row]] for row in range(4)]
+        shared = [sum(turns[0] for turns in per_turn[:3]), per_turn[1][1] + per_turn[2][1]]
+        found.append(torch.stack([*shared, per_turn[0][1], per_turn[1][2], per_turn[2][2], *per_turn[3]]))
+    assert torch.allclose(*found, atol=1e-6) is equal
+
+
 def test_hard_attribution_of_a_tree(make_batch) -> None:
     """Rows 0 and 1 share turn 0, 1 and 2 their turn 1 as well: each draw gets the mean of the rows that have it."""
     batch = make_batch([[1, 0, 0, 0]], turns=[[1, 1], [1, 1, 1], [1, 1, 1], [1, 1]])

@@ -1,9 +1,10 @@
 """ARPO: rollouts that branch where entropy rises behind a tool's answer.
 
 A branch takes over the turns before it, tokens, key/value cache and the environment's state alike, so they are played and paid
-for once; in training their tokens are read once for all branches (rl.share_prefixes). The update is GRPO's: `credit.kind:
-outcome` is the soft attribution of the published results, `branches` the hard one of the paper's text. The limit on tool calls is
-the environment's own (per_domain.<name>.environment.max_turns).
+for once; in training their tokens are read once for all branches (rl.share_prefixes) and count in the loss once per branch. The
+update is GRPO's: `credit.kind: outcome` is the soft attribution of the published results, `branches` the hard one of the paper's
+text. The limit on tool calls is the environment's own (per_domain.<name>.environment.max_turns). Bad format is any action that
+the environment did not accept, which in some worlds includes moves that are merely impossible.
 """
 
 from stages.algorithms.card import Card, Composition
@@ -17,8 +18,8 @@ CARD = Card(
     "(hard)",
     assumptions="entropy over the 10 likeliest tokens, summed over a turn's first 20, over ln of the vocabulary size; "
     "branching.probe answer looks behind the answer as the paper does, call at the turn before as the authors' code does",
-    reduces_to="branching.beam 1 with initial = group_size: GRPO; entropy_weight 0: branching.kind random; shared tokens of "
-    "opposite advantages: hard = soft under loss.aggregation token_mean",
+    reduces_to="branching.beam 1 with initial = group_size: GRPO; entropy_weight 0: branching.kind random; while no ratio is "
+    "clipped, hard = soft under loss.aggregation token_mean, whatever the advantages",
     tested_by="tests/algorithms/test_arpo.py, tests/agent/test_branching.py",
     switch="rl.algorithm: arpo",
 )

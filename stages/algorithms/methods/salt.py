@@ -14,7 +14,9 @@ CARD = Card(
     equation="GRPO's A_i; a step (s, a, s') that several episodes of a group took gets the mean of their A_i, any other keeps "
     "its own; then GRPO's loss",
     assumptions="state keys of the environment tell equal states apart from others, and not the outcome; the history that must "
-    "be equal too (credit.history) and one vote per episode (credit.repeats) are our reading",
+    "be equal too (credit.history), one vote per episode (credit.repeats), the key's form (credit.key), likeness of states by "
+    "their words (credit.match cosine, threshold) and credit.renormalise are ours; the mean over episodes of token means is "
+    "GRPO's, where the paper takes the mean over tokens (loss.aggregation token_mean)",
     reduces_to="no step in common, or credit.match scrambled: GRPO, bit for bit",
     tested_by="tests/algorithms/test_salt.py",
     switch="rl.algorithm: salt",

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 SLUG = "step_credit"
 RESULT = FOLDER / "step_credit_exact.json"
 TASKS, GROUPS, COUNTED = 16, 4, 8
-"""Training tasks, groups played of each in either way, and how many times as many episodes the policy is counted from: others than
-those that are judged, in which a rare state's only action would look like all that the policy ever does there."""
+"""Training tasks, groups played of each in either way, and how many times as many episodes the policy is counted from: others
+than those that are judged, in which a rare state's only action would look like all that the policy ever does there."""
 RESAMPLES = 1000
 
 

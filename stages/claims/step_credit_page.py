@@ -108,12 +108,12 @@ def files(root: Path) -> dict[Path, str]:
         f"The SFT policy played {exact['episodes']:,} episodes in groups of independent ones and as many in groups that "
         f"branch, on {exact['tasks']} training tasks of keydoor that it solves sometimes ({100 * exact['success']:.0f} % of the "
         "independent episodes). The exact advantage of a step is Q(s, a) − V(s) by dynamic programming, the turn limit "
-        "included, under the policy that the action counts of {exact['counted']:,} further episodes of the SFT policy give for each "
-        "state. *Right sign*: of the "
-        "steps whose exact advantage is above 0.02 in size, those whose advantage has its sign; 0 has none. Intervals are over "
-        "tasks. *ARPO, soft* is the outcome's advantage on the episodes that branch. A step that branches share counts in each of "
-        "them; *calls* are the actions that were played, those once. Success while training is over the episodes of each method, "
-        "in which groups that branch have more of what is uncertain: to compare those look at the panel. Commit `{exact['commit'][:12]}`.\n\n"
+        f"included, under the policy that the action counts of {exact['counted']:,} further episodes of the SFT policy give for "
+        "each state. *Right sign*: of the steps whose exact advantage is above 0.02 in size, those whose advantage has its sign; "
+        "0 has none. Intervals are over tasks. *ARPO, soft* is the outcome's advantage on the episodes that branch. A step that "
+        "branches share counts in each of them; *calls* are the actions that were played, those once. Success while training is "
+        "over the episodes of each method, in which groups that branch have more of what is uncertain: to compare those look at "
+        f"the panel. Commit `{exact['commit'][:12]}`.\n\n"
         f"{table(exact, learnt, ends)}\n\n![Correlation with the exact advantages, and success while training]({FIGURE.name})\n"
     )
     return {PAGE: text, FIGURE: figure(exact, learnt)}

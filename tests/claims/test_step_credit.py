@@ -92,9 +92,8 @@ def test_the_page_shows_what_was_measured(tmp_path) -> None:
     page = made[step_credit_page.PAGE]
     assert "| SALT | 0.375 (0.100 to 0.400) | 50 % | 50 % | 1,000 | 900 | – | – |" in page
     assert made == step_credit_page.files(tmp_path)
-    runs = {
-        f"salt/{seed}": {"metrics": {step_credit_page.SPEED: 0.5 + seed / 10, step_credit_page.END: 0.25}} for seed in range(2)
-    }
+    measured = [{step_credit_page.SPEED: 0.5 + seed / 10, step_credit_page.END: 0.25} for seed in range(2)]
+    runs = {f"salt/{seed}": {"metrics": metrics} for seed, metrics in enumerate(measured)}
     fixed = load_experiment(tmp_path / FOLDER / f"{SLUG}.yaml").fixed
     write_json(result_path(tmp_path, SLUG), {"fixed": fixed, "runs": runs})
     assert "| 55.0 % (50.0, 60.0) | 25.0 % (25.0, 25.0) |" in step_credit_page.files(tmp_path)[step_credit_page.PAGE]

@@ -265,6 +265,20 @@ def test_models_can_be_chosen(context: StageContext) -> None:
         parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
 
 
+@pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])
+def test_evaluation_plays_to_the_environments_limit(context: StageContext, horizon: dict[str, Any]) -> None:
+    """Must hold 7 of ScalingInter-RL: the same weights have the same score whatever limit training has or had."""
+    evaluate_section, found = {**PARAMS["evaluate"], "models": ["sft"]}, []
+    for rl in ({}, {"horizon": horizon}):
+        params = parse_params({**PARAMS, "evaluate": evaluate_section, "rl": {**PARAMS.get("rl", {}), **rl}})
+        shutil.rmtree(context.data / "evaluation", ignore_errors=True)
+        evaluate.run(StageContext("evaluate", None, params, context.root, Tracker()))
+        found.append(outputs(context))
+    assert found[0] == found[1]
+    limit = load_domain("search", PARAMS["per_domain"]["search"].get("environment", {})).settings.max_turns
+    assert max(row["turns"] for row in read_rows(context.data / "evaluation" / "rows.parquet")) == limit > 2
+
+
 def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed and started again, or after its shards, the stage ends with the same bytes and plays only what is missing."""
     played: list[str] = []

@@ -75,14 +75,6 @@ def test_one_stage_trains_as_a_fixed_limit_does(make_context):
     assert histories[0] == histories[1]
 
 
-def test_evaluation_plays_to_the_environments_limit():
-    """Must hold 7: nothing of `rl` reaches evaluation, so the same weights have the same score whatever the stage was."""
-    stage = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["evaluate"]
-    assert not [key for key in stage["params"] if key.startswith(("rl", "per_domain"))]
-    for name in ("evaluate.py", "evaluation/panels.py", "rollout.py", "annotate.py"):
-        assert "max_turns" not in (ROOT / "stages" / name).read_text(encoding="utf-8")
-
-
 def test_the_mask_of_a_turn_covers_its_end_and_no_header(tiny_policy):
     """Must hold 5: 3-token action, end marker, 4 observation tokens, 2-token action, end marker -> 1111 0000 111."""
     chat = Chat(load_policy(tiny_policy).tokenizer)

@@ -109,7 +109,7 @@ def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -
 
 
 def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> None:
-    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 throughout the KL term alone has a gradient."""
+    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 throughout KL and entropy alone have gradients."""
     algorithm = resolve(Rl(algorithm="scaling_inter", group_size=4, advantage={"level": "trajectory"}))
     advantages = algorithm.prepare(make_batch([[1, 0, 0, 0]])).advantages
     assert advantages is not None
@@ -127,3 +127,6 @@ def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> Non
     (of_kl,) = torch.autograd.grad(kl, logprobs)
     torch.testing.assert_close(gradient, of_kl)
     assert of_kl.abs().sum() > 0
+    entropy = torch.full(dead.mask.shape, 0.7, requires_grad=True)
+    (of_entropy,) = torch.autograd.grad(algorithm.loss(logprobs, entropy, dead, total).loss, entropy)
+    torch.testing.assert_close(of_entropy, -0.001 * dead.mask / total.tokens)

@@ -109,7 +109,7 @@ def test_a_reward_falls_on_the_last_policy_token_and_is_never_lost(make_batch) -
 
 
 def test_group_advantages_and_a_group_that_was_cut_altogether(make_batch) -> None:
-    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 throughout KL and entropy alone have gradients."""
+    """Must hold 8: R = (1, 0, 0, 0) gives (1.5, -0.5, -0.5, -0.5); with score 0 only KL and entropy have gradients."""
     algorithm = resolve(Rl(algorithm="scaling_inter", group_size=4, advantage={"level": "trajectory"}))
     advantages = algorithm.prepare(make_batch([[1, 0, 0, 0]])).advantages
     assert advantages is not None

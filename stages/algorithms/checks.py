@@ -121,6 +121,7 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
     (("loss.dual_clip",), lambda rl: rl.loss.kind == "ppo_clip", "loss.kind: ppo_clip"),
     (("loss.constant_length",), lambda rl: rl.loss.aggregation == "constant", "loss.aggregation: constant"),
     (("loss.kl_estimator",), lambda rl: bool(rl.loss.kl_coef), "a loss.kl_coef above 0"),
+    (("loss.entropy_aggregation",), lambda rl: bool(rl.loss.entropy_coef), "a loss.entropy_coef above 0"),
     (
         ("critic.learning_rate", "critic.coef", "critic.warmup_steps", "critic.head"),
         needs_critic,

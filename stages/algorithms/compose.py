@@ -151,9 +151,12 @@ class Algorithm:
             kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator or "k3")
             # The estimators hold for samples of the policy's own.
             per_token = per_token + params.kl_coef * kl * batch.own
-        if params.entropy_coef:
-            per_token = per_token - params.entropy_coef * entropy
+        bonus, apart = (params.entropy_coef or 0.0) * entropy, params.entropy_aggregation == "token_mean"
+        if params.entropy_coef and not apart:
+            per_token = per_token - bonus
         loss = aggregate(per_token, batch.mask, params.aggregation or "token_mean", total, batch.weight)
+        if params.entropy_coef and apart:
+            loss = loss - aggregate(bonus, batch.mask, "token_mean", total, batch.weight)
         return LossTerms(loss, _statistics(logprobs.detach(), entropy.detach(), batch, params, loss.detach()))
 
 

@@ -96,6 +96,7 @@ DEFAULTS: dict[str, Any] = {
     "loss.kl_coef": 0.0,
     "loss.kl_estimator": "k3",
     "loss.entropy_coef": 0.0,
+    "loss.entropy_aggregation": "loss",
     "critic.learning_rate": 1e-3,
     "critic.coef": 0.5,
     "critic.warmup_steps": 2,

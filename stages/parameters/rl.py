@@ -222,6 +222,8 @@ class Loss(Section):
     kl_coef: NonNegative | None = None
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     entropy_coef: NonNegative | None = None
+    entropy_aggregation: Literal["loss", "token_mean"] | None = None
+    """What the entropy bonus is taken over: as the rest of the loss, or as a mean over tokens whatever the loss does."""
 
 
 class Critic(Section):

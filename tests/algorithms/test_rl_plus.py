@@ -92,7 +92,7 @@ def test_without_demonstrations_it_is_grpo_without_std_and_clip(make_batch) -> N
         algorithm="grpo",
         group_size=3,
         advantage={"std": "none"},
-        loss={"kind": "importance", "aggregation": "constant", "entropy_coef": 0.001},
+        loss={"kind": "importance", "aggregation": "constant", "entropy_coef": 0.001, "entropy_aggregation": "token_mean"},
     )
     expected, expected_gradient = loss_of(grpo, batch, 0.2)
     for rl in (plus(3, external={"per_group": 0}), plus(3)):
@@ -102,6 +102,23 @@ def test_without_demonstrations_it_is_grpo_without_std_and_clip(make_batch) -> N
     none = batch.with_(external=torch.zeros_like(batch.mask))
     loss, gradient = loss_of(plus(3), none, 0.2)
     assert (loss, gradient.isfinite().all().item()) == (expected, True)
+
+
+def test_the_entropy_bonus_is_a_mean_over_tokens(make_batch) -> None:
+    """Dossier 4.7: 0.001 times the tokens' mean entropy, whatever length the rest of the loss is divided by; under
+    entropy_aggregation loss it is divided as the rest is."""
+    batch = make_batch([[1, 0, 0]], lengths=[2, 3, 4])
+    weights = {}
+    for how in ("token_mean", "loss"):
+        algorithm = resolve(plus(3, external={"per_group": 0}, loss={"entropy_aggregation": how}))
+        prepared = algorithm.prepare(batch)
+        entropy = torch.full(prepared.mask.shape, 0.7, requires_grad=True)
+        loss = algorithm.loss(prepared.logprobs_old, entropy, prepared, denominators(prepared, 8.0)).loss
+        (gradient,) = torch.autograd.grad(loss, entropy)
+        assert not gradient[~prepared.mask].any()
+        weights[how] = gradient[prepared.mask]
+    torch.testing.assert_close(weights["token_mean"], torch.full((9,), -0.001 / 9))
+    torch.testing.assert_close(weights["loss"], torch.full((9,), -0.001 / (3 * 8)))
 
 
 def test_the_exploration_weight_has_no_gradient() -> None:

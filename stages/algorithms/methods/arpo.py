@@ -17,7 +17,8 @@ CARD = Card(
     "format, else F1, + 0.1 with two tools; GRPO's A_i on all of a branch's tokens (soft), or its mean over those who share them "
     "(hard)",
     assumptions="entropy over the 10 likeliest tokens, summed over a turn's first 20, over ln of the vocabulary size; "
-    "branching.probe answer looks behind the answer as the paper does, call at the turn before as the authors' code does",
+    "branching.probe answer looks behind the answer as the paper does, call at the turn before as the authors' code does; "
+    "branching.inherit true (a branch's rise counts from its parent's first turn) and aggregate mean are ours",
     reduces_to="branching.beam 1 with initial = group_size: GRPO; entropy_weight 0: branching.kind random; while no ratio is "
     "clipped, hard = soft under loss.aggregation token_mean, whatever the advantages",
     tested_by="tests/algorithms/test_arpo.py, tests/agent/test_branching.py",

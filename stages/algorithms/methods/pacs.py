@@ -32,7 +32,8 @@ class Settings(Section):
     reward_proxy: Literal["log_ratio", "mean_logp"] = "log_ratio"
     """Sum over policy tokens of the log ratio to the reference; or the mean of their log-probabilities, without a reference."""
     reference: Literal["step_old", "start"] = "step_old"
-    """log_ratio: the policy that played the step's episodes, or the one that rl started from."""
+    """log_ratio: the policy that played the step's episodes, as in the authors' code, or the one that rl started from, as in the
+    paper's text but without its resets."""
     class_weight: Literal["none", "group_balanced", "only_positive", "only_negative"] = "group_balanced"
     """group_balanced: both labels weigh the same in a group; only_...: episodes of the other label count 0."""
     threshold: Share | None = 0.5

@@ -7,7 +7,7 @@ CARD = Card(
     title="RL-PLUS",
     paper="Dong et al., arXiv 2508.00222",
     equation="A_i = R_i - group mean; own tokens -A p/p_old without clip; tokens of the demonstration -A sg[(1-p)^0.5] "
-    "2p / (1.5 p_old + 0.5 U); sum over tokens / (episodes * a constant length); entropy bonus 0.001",
+    "2p / (1.5 p_old + 0.5 U); sum over tokens / (episodes * a constant length); entropy bonus 0.001 times its mean over tokens",
     assumptions="groups of at least 2 episodes, of which external.per_group are curated demonstrations with the environment's "
     "own reward; U = 1 as in the paper's code, external.u vocabulary as in its text; the code divides by the length alone, which "
     "Adam does not notice; few updates per step, as nothing is clipped",
@@ -27,5 +27,6 @@ COMPOSITION = Composition(
         "loss.kind": "importance",
         "loss.aggregation": "constant",
         "loss.entropy_coef": 0.001,
+        "loss.entropy_aggregation": "token_mean",
     },
 )

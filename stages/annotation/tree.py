@@ -75,7 +75,8 @@ class Node:
     pending: int = 0
     """Visits under way."""
     known: bool = False
-    """Nothing is left to learn below: the episode ended here, or the node is expanded and all its children are known."""
+    """Nothing is left to learn below: the episode ended here and that was backed up, or the node is expanded and all its children
+    are known."""
     children: list[int] = field(default_factory=list)
 
     @property
@@ -176,7 +177,8 @@ class Tree:
         """The node to go on from: down the best-scored children while nodes are expanded. `number`: which of the leaves that are
         chosen at once.
 
-        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open.
+        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open; an
+        end that eager expansion drew is open until its return was backed up.
         Once everything is known the descent is the plain rule and leads to an end.
         """
         node = self.nodes[0]
@@ -205,7 +207,7 @@ class Tree:
         q = [child.value if child.N else self.foreseen(child.index) for child in children]
         if evaluation.critic != "none":
             q = with_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
-        return [Arm(value, child.N, child.prior) for value, child in zip(q, children, strict=True)]
+        return [Arm(value, child.N, child.prior, child.ended) for value, child in zip(q, children, strict=True)]
 
     def pend(self, index: int, visits: int) -> None:
         """Note `visits` under way to a node, on all of its path; negative: they are over."""
@@ -255,7 +257,8 @@ class Tree:
 
     def draw(self, index: int, edges: Sequence[Edge], iteration: int) -> list[int]:
         """Eager expansion: enter the actions drawn at a node, each with what it brought about, without those that are refused or
-        repeat another. The new children. An end among them is known for what it is: its own rollout."""
+        repeat another. The new children. An end among them is its own rollout; it is backed up once selection comes to it, at the
+        price of an iteration and of nothing else."""
         node, dedupe = self.nodes[index], self.params.expansion.dedupe
         node.drawn = True
         seen = {action_of(self.nodes[child].edge, dedupe) for child in node.children}
@@ -289,7 +292,7 @@ class Tree:
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
-            child.n_rollouts, child.n_success, child.known = 1, int(child.succeeded), True
+            child.n_rollouts, child.n_success = 1, int(child.succeeded)
             if self.params.evaluation.reads_values:
                 child.model_value = self.worth(child.total, child.edge.truncated)
         return child.index

@@ -43,7 +43,9 @@ def stopped(tree: Tree) -> bool:
         return True
     if stop.value is not None:
         worth = tree.params.low + (tree.params.high - tree.params.low) * stop.value
-        if any(node.model_value is not None and node.model_value >= worth for node in tree.nodes):
+        # An end that was drawn has its return for a value; a tree that stopped at it before its visit would not have backed it up.
+        said = (node.model_value for node in tree.nodes if node.N or not node.ended)
+        if any(value is not None and value >= worth for value in said):
             return True
     return spent(tree)
 

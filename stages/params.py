@@ -268,6 +268,13 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 f"annotate.q_model.kind is none: set it to step_dpo or regression"
             )
         leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
+        method, rl = resolve_section(params.section("rl", domain))
+        whole = method.data == "pairs" and rl.preference.level == "trajectory"
+        if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: rl.preference.level: trajectory learns from whole episodes, which "
+                f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
+            )
         if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
             raise ParamsError(
                 f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "

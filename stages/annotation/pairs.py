@@ -85,14 +85,22 @@ class _Judged:
     children: list[list[int]]
     q: list[float]
     right: list[bool]
-    """A right end is below, or it is one."""
+    """A right end is below, or it is one, or a rollout went right."""
     wrong: list[bool]
     params: Annotate
 
     @classmethod
     def of(cls, tree: Sequence[Row], params: Annotate) -> _Judged:
-        right, wrong = ([steps is not None for steps in steps_to(tree, success)] for success in (True, False))
-        return cls(tree, children_of(tree), node_q(tree, params), right, wrong, params)
+        right, wrong = (steps_to(tree, success) for success in (True, False))
+        # Rollouts whose turns became no nodes have left their outcomes in the counts alone.
+        return cls(
+            tree,
+            children_of(tree),
+            node_q(tree, params),
+            [steps is not None or row["n_success"] > 0 for steps, row in zip(right, tree, strict=True)],
+            [steps is not None or row["n_success"] < row["n_rollouts"] for steps, row in zip(wrong, tree, strict=True)],
+            params,
+        )
 
     def candidates(self, parent: int) -> list[int]:
         """Children that may be in a pair."""

@@ -36,8 +36,8 @@ UNVISITED_FIRST = ("first", "random")
 @dataclass(frozen=True)
 class Arm:
     """What selection knows of a child. `q` in the tree's units, without visits the value model's word or the lowest return;
-    `visits` those under way among them; `prior` the action's mean log-probability per token (nats); `end` whether the episode ends
-    with it."""
+    `visits` those under way among them; `prior` the action's mean log-probability per token (nats); `end` whether the episode
+    ends with it."""
 
     q: float
     visits: int

@@ -135,6 +135,8 @@ class Tree:
         self.task_id, self.params, self.seed = task_id, params, seed
         self.nodes = [Node(0, -1, 0, root, "", 0, 0.0)]
         self.iterations = 0
+        self.first_success: int | None = None
+        """The iteration that first brought a success, None before."""
         self.counters = {"environment_steps": 0, "replayed_steps": 0, "reused_steps": 0, "policy_tokens": 0, "known_ends": 0}
         """Counts of the search: environment steps made, those of them made again to get back to a state, steps spared because the
         tree knew their outcome, tokens sampled, and iterations that led to an end known already. Eager expansion counts what it
@@ -144,14 +146,6 @@ class Tree:
         if params.evaluation.reads_values:
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
-
-    @property
-    def solved(self) -> bool:
-        return any(node.ended and node.succeeded for node in self.nodes)
-
-    def first_success(self) -> int | None:
-        """The iteration that first brought a success, None before."""
-        return min((node.iteration for node in self.nodes if node.ended and node.succeeded), default=None)
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
         """The child of a node by exactly this action, or None."""
@@ -177,9 +171,9 @@ class Tree:
         """The node to go on from: down the best-scored children while nodes are expanded. `number`: which of the leaves that are
         chosen at once.
 
-        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open; an
-        end that eager expansion drew is open until its return was backed up.
-        Once everything is known the descent is the plain rule and leads to an end.
+        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open;
+        an end that eager expansion drew is open until its return was backed up. Once everything is known the descent is the plain
+        rule and leads to an end.
         """
         node = self.nodes[0]
         while self.expanded(node, node.pending):
@@ -230,9 +224,12 @@ class Tree:
                 known = self.child(current, edge.token_ids)
                 current = self._add(current, edge, iteration) if known is None else known
         below = set(self.path(current)[depth:]) if edges else set()
+        solved = last.solves(final)
         for index in below:
             self.nodes[index].n_rollouts += 1
-            self.nodes[index].n_success += last.solves(final)
+            self.nodes[index].n_success += solved
+        if solved and self.first_success is None:
+            self.first_success = iteration
         worth = self.worth(final, last.truncated)
         share = self.params.evaluation.value_share
         self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)

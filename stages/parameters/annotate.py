@@ -274,6 +274,23 @@ class Annotate(Section):
         return self
 
     @model_validator(mode="after")
+    def _kept(self) -> Annotate:
+        if self.evaluation.keep_rollouts or self.evaluation.kind == "value_model":
+            return self
+        lost = {
+            f"labels.q '{self.labels.q}'": self.labels.q in ("best", "process"),
+            "pairs.rule 'best_path'": self.pairs.rule == "best_path",
+            "q_model.kind 'trajectory_dpo'": self.q_model.kind == "trajectory_dpo",
+        }
+        for what, needs_ends in lost.items():
+            if needs_ends:
+                raise ValueError(
+                    f"{what} goes by the ends below a step, of which evaluation.keep_rollouts false leaves those that were drawn "
+                    "alone: set that to true"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _search(self) -> Annotate:
         evaluation = self.evaluation
         if self.stop.value is not None and not evaluation.reads_values:

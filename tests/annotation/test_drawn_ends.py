@@ -1,4 +1,4 @@
-"""Ends that eager expansion draws, and rollouts whose turns become no nodes: what they brought reaches values, limits and labels."""
+"""Ends that eager expansion draws and rollouts whose turns become no nodes: values, limits and pairs have what they brought."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from tabular import SIGNED, grow
 
 from stages.annotation.labels import label_rows
+from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import eager
 from stages.annotation.tree import Edge, Tree
 from stages.annotation.work import Read
@@ -60,12 +61,12 @@ def test_a_drawn_win_counts(backup: str, expected: float):
 @pytest.mark.parametrize("kind", ["rollout", "mixed", "value_model"])
 def test_every_drawn_end_is_visited(kind: str):
     """Contract: under rule first a node that was visited once more than it has children has visited each of them, ends too."""
-    ends = 0
+    ends, settings = 0, {**EAGER, "evaluation": {"kind": kind}, "iterations": 60, "expand_k": 5}
     for world in (3, 5):
-        for tree in grow(["a", "b"], world=world, kind="sure", iterations=60, expand_k=5, **EAGER | {"evaluation": {"kind": kind}}):
+        for tree in grow(["a", "b"], world=world, kind="sure", **settings):
             for node in tree.nodes:
                 below = [tree.nodes[child] for child in node.children if tree.nodes[child].ended]
-                if node.drawn and node.N > len(node.children):
+                if node.drawn and len(node.children) < node.N:
                     assert all(child.N for child in below)
                     ends += len(below)
     assert ends > 20
@@ -90,3 +91,39 @@ def test_a_tree_that_stops_at_a_right_end_has_visited_it():
             assert sum(node.N for node in right) == 1
             finished += 1
     assert finished
+
+
+THROWN_AWAY: dict[str, Any] = {**EAGER, "evaluation": {"keep_rollouts": False}}
+
+
+def test_a_success_counts_whose_turns_become_no_nodes():
+    """Contract: with keep_rollouts false the first success is the first rollout that went right, and stop.on_success ends the
+    tree with it."""
+    tree = Tree("t", ROOT, Annotate(**THROWN_AWAY))
+    tree.draw(0, [edge(1), edge(2)], 1)
+    tree.insert(1, [edge(3), edge(4, 0.0, end=True)], 1)
+    assert tree.first_success is None
+    tree.insert(2, [edge(5), edge(6, 1.0, end=True)], 2)
+    assert (tree.first_success, len(tree.nodes)) == (2, 3)
+    stopped = 0
+    for tree in grow([f"t{number}" for number in range(4)], iterations=40, stop={"on_success": True}, **THROWN_AWAY):
+        wins = sum(node.n_success for node in tree.nodes if not (node.ended and not node.N))
+        assert (tree.first_success == tree.iterations) == (tree.iterations < 40 or wins > 0)
+        stopped += tree.iterations < 40
+    assert stopped
+
+
+def test_pairs_of_rollouts_that_were_thrown_away():
+    """Contract: outcome_gate asks whether any rollout through the winner went right and any through the loser wrong."""
+    tree = Tree("t", ROOT, Annotate(**THROWN_AWAY, pairs={"min_margin": 0.5, "min_visits": 2}))
+    tree.draw(0, [edge(1), edge(2), edge(3)], 1)
+    for number, (start, outcome) in enumerate([(1, 1.0), (1, 1.0), (2, 0.0), (2, 1.0), (3, 0.0), (3, 0.0)], start=10):
+        tree.insert(start, [edge(number, outcome, end=True)], number)
+    pairs = pair_rows(tree.rows(), tree.params)
+    assert [(pair["win"], pair["lose"]) for pair in pairs] == [(1, 3), (1, 2), (2, 3)]
+    right = Tree("t", ROOT, tree.params)
+    right.draw(0, [edge(1), edge(2)], 1)
+    for start, outcome in ((1, 1.0), (1, 1.0), (2, 1.0), (2, 1.0)):
+        right.insert(start, [edge(9, outcome, end=True)], 1)
+    right.nodes[2].W = 0.0
+    assert pair_rows(right.rows(), right.params) == [], "no rollout through the loser went wrong"

@@ -9,6 +9,7 @@ import pytest
 from stages.params import Annotate, ParamsError, parse_params
 
 EAGER = {"kind": "eager"}
+THROWN_AWAY = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,10 @@ EAGER = {"kind": "eager"}
         ({"expansion": {"dedupe": "state"}}, "follow the action as it was written"),
         ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "which evaluation.kind 'rollout' has none of"),
         ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "which evaluation.kind 'rollout' has none of"),
+        ({**THROWN_AWAY, "labels": {"q": "process"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "labels": {"q": "best"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "pairs": {"rule": "best_path"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "q_model": {"kind": "trajectory_dpo"}}, "goes by the ends below a step"),
         ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "ranks by the value model"),
         ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "plays none: set it to tree"),
         (
@@ -64,3 +69,12 @@ def test_states_are_read_where_there_are_some():
         parse_params(values)
     values["annotate"]["evaluation"]["backbone"] = "own"
     parse_params(values)
+
+
+def test_whole_episodes_are_learnt_from_where_they_are_kept():
+    """Contract: methods on pairs of whole episodes need rollouts as nodes; those on steps, or that play, do not."""
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": THROWN_AWAY}
+    with pytest.raises(ParamsError, match="keep_rollouts: false does not keep"):
+        parse_params({**values, "rl": {"algorithm": "dpo"}})
+    parse_params({**values, "rl": {"algorithm": "step_dpo"}})
+    parse_params({**values, "rl": {"algorithm": "grpo"}})

@@ -324,7 +324,7 @@ def test_budgets_end_a_tree_between_iterations():
 def test_a_tree_goes_on_a_little_after_its_first_success():
     """Contract: stop.extra_after_success iterations follow the first success."""
     for tree in grow([f"t{n}" for n in range(8)], iterations=64, expand_k=3, stop={"on_success": True, "extra_after_success": 5}):
-        first = tree.first_success()
+        first = tree.first_success
         assert tree.iterations == (64 if first is None else min(64, first + 5))
 
 

@@ -47,7 +47,7 @@ def test_success_is_told_by_a_term_where_returns_do_not():
     tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, (reward, success) in enumerate([(-2.0, 1.0), (1.0, 0.0), (-6.0, 0.0)]):
         tree.insert(0, [replace(edge(token, reward, end=True), success=success)], token + 1)
-        assert tree.solved
+        assert tree.first_success == 1
     assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (1, 3)
 
 

@@ -69,7 +69,8 @@ class Node:
     n_rollouts: int = 0
     value: float = 0.0
     model_value: float | None = None
-    """What the value model says of this history, in the tree's units, and what an end that was drawn counts as; else None."""
+    """What the value model says of the return of an episode with this history, in the tree's units, and what an end that was
+    drawn counts as; else None."""
     drawn: bool = False
     """Eager expansion: its children were drawn."""
     pending: int = 0
@@ -101,19 +102,20 @@ def backed_up(
     w: float,
     children: Sequence[tuple[int, float]],
     expanded: bool,
-    model_value: float | None = None,
+    to_come: float | None = None,
 ) -> float:
     """A node's value from its own counts and its children's (visits, value); children without visits have no say.
 
     mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
     visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
-    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * the value model's word
-    where there is one. The first three are in units of the episode's return, the last of the return from this action on.
+    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * `to_come`, the rewards
+    after this action that the value model expects, where there is one. The first three are in units of the episode's return, the
+    last of the return from this action on.
     """
     visited = [(visits, value) for visits, value in children if visits]
     if params.backup == "discounted_max":
         if not visited:
-            return reward if model_value is None else reward + params.gamma * model_value
+            return reward if to_come is None else reward + params.gamma * to_come
         if expanded:
             return reward + params.gamma * max(value for _, value in visited)
         return reward + params.gamma * _weighted(visited)
@@ -280,11 +282,14 @@ class Tree:
         return way[1:]
 
     def foreseen(self, index: int) -> float:
-        """What a node is worth that was not visited: at an end its return, else the value model's word or the lowest return."""
-        node = self.nodes[index]
+        """What a node is worth that was not visited, in the backup's units: at an end its return, else the value model's word or
+        the lowest return."""
+        node, from_here = self.nodes[index], self.params.backup == "discounted_max"
         if node.ended:
-            return self.worth(node.total, node.edge.truncated)
-        return self.params.low if node.model_value is None else node.model_value
+            return node.edge.reward if from_here else self.worth(node.total, node.edge.truncated)
+        if node.model_value is None:
+            return self.params.low
+        return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
@@ -307,7 +312,8 @@ class Tree:
     def _value(self, node: Node) -> float:
         children = [(self.nodes[index].N, self.nodes[index].value) for index in node.children]
         own = node.model_value if self.params.evaluation.kind == "value_model" and not node.ended else None
-        return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), own)
+        to_come = None if own is None else own - node.total
+        return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), to_come)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of `node_schema`, by node."""
@@ -391,6 +397,14 @@ def children_of(tree: Sequence[Row]) -> list[list[int]]:
     return children
 
 
+def totals_of(tree: Sequence[Row]) -> list[float]:
+    """Sum of rewards from the root of one tree to each of its nodes."""
+    totals = [0.0] * len(tree)
+    for row in tree[1:]:
+        totals[row["node"]] = totals[row["parent"]] + row["reward"]
+    return totals
+
+
 def expanded_row(row: Row, params: Annotate) -> bool:
     """`Tree.expanded` of a stored node."""
     if params.expansion.kind == "eager":
@@ -401,14 +415,15 @@ def expanded_row(row: Row, params: Annotate) -> bool:
 def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
     """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
     a critic, mixed with its ranks."""
-    children = children_of(tree)
+    children, totals = children_of(tree), totals_of(tree)
     values = [0.0] * len(tree)
     for row in reversed(tree):  # a child is numbered after its parent
         node = row["node"]
         below = [(tree[child]["N"], values[child]) for child in children[node]]
         ended = row["terminal"] or row["truncated"]
         own = row["model_value"] if params.evaluation.kind == "value_model" and not ended else None
-        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), own)
+        to_come = None if own is None else own - totals[node]
+        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
     if params.evaluation.critic == "none":
         return values
     judged = list(values)

@@ -126,7 +126,7 @@ def fit_value_model(
         "loss_last": fitted.history[-1],
         "clamped": fitted.clamped,
         "held_out_tasks": len({path.task_id for path in held_out}),
-        "calibration": calibration(*predict(model, held_out, micro), baseline),
+        "calibration": calibration(*predict(model, held_out, micro), baseline, params.value_range),
     }
 
 

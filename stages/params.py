@@ -320,8 +320,8 @@ def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
 
 
 def check_domains(params: Params) -> None:
-    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit
-    or the critic has no room for its returns (needs the domain's package)."""
+    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit,
+    the critic has no room for its returns or annotate counts on others (needs the domain's package)."""
     from stages.algorithms.reward_checks import check_returns
     from stages.environments.registry import load_domain, returns_of
 
@@ -333,6 +333,12 @@ def check_domains(params: Params) -> None:
             check_returns(rl, *returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl as per_domain.{name} has it: {error}") from error
+        given, own = params.section("annotate", name).returns, list(returns_of(domain))
+        if given != own:
+            raise ParamsError(
+                f"params.yaml: in per_domain.{name}: its episodes' returns lie in {own}, and annotate.returns is {given}: set "
+                f"per_domain.{name}.annotate.returns to {own}"
+            )
 
 
 def check_model(params: Params) -> None:

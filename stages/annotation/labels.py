@@ -103,12 +103,15 @@ def process_values(tree: Sequence[Row]) -> list[float]:
 
 
 def best_values(tree: Sequence[Row], gamma: float) -> list[float]:
-    """QLASS's value of each node of one tree: r + gamma * the best child's."""
+    """QLASS's value of each node of one tree: r + gamma * the best child's. Children of which nothing is known, neither by a
+    visit nor by an end below, have no say."""
     children = children_of(tree)
-    values = [0.0] * len(tree)
+    values, known = [0.0] * len(tree), [bool(row["N"]) or ended(row) for row in tree]
     for row in reversed(tree):
-        below = [values[child] for child in children[row["node"]]]
-        values[row["node"]] = row["reward"] + (gamma * max(below) if below else 0.0)
+        node = row["node"]
+        below = [values[child] for child in children[node] if known[child]]
+        known[node] = known[node] or bool(below)
+        values[node] = row["reward"] + (gamma * max(below) if below else 0.0)
     return values
 
 

@@ -238,11 +238,8 @@ class Tree:
         return current
 
     def worth(self, total: float, cut: bool) -> float:
-        """What an episode of return `total` counts as in the tree."""
-        params = self.params
-        if cut and params.cut_return is not None:
-            return params.cut_return
-        return params.low + (params.high - params.low) * total
+        """What an episode of return `total` counts as in the tree, where a limit `cut` it maybe something of its own."""
+        return self.params.cut_return if cut and self.params.cut_return is not None else self.params.worth(total)
 
     def back_up(self, index: int, value: float) -> None:
         """Count a visit of `value` at a node and above."""

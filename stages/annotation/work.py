@@ -42,7 +42,7 @@ def stopped(tree: Tree) -> bool:
     if first is not None and tree.iterations >= first + stop.extra_after_success:
         return True
     if stop.value is not None:
-        worth = tree.params.low + (tree.params.high - tree.params.low) * stop.value
+        worth = params.low + (params.high - params.low) * stop.value
         # An end that was drawn has its return for a value; a tree that stopped before its visit would not have backed it up.
         said = (node.model_value for node in tree.nodes if node.N or not node.ended)
         if any(value is not None and value >= worth for value in said):

@@ -9,7 +9,8 @@ import pytest
 from stages.params import Annotate, ParamsError, parse_params
 
 EAGER = {"kind": "eager"}
-THROWN_AWAY = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
+WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}
+THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,17 @@ THROWN_AWAY = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
         ({"backup": "discounted_max", "cut_return": 0.0}, "would change nothing"),
         ({"backup": "discounted_max", "evaluation": {"kind": "mixed"}}, "would change nothing"),
         ({"cut_return": -0.5}, "outside reward_range"),
-        ({"pairs": {"min_margin": 1.5}}, "more than Q can differ by"),
+        ({"pairs": {"min_margin": 1.5}}, r"'rollout' lies in \[0, 1\]"),
+        ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout' lies in \[0, 1\]"),
+        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE}, r"'best' lies in \[-6, 0\]"),
+        ({"returns": [0.0, -6.0]}, "returns must rise"),
+        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}}, r"value_model.head: values lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "progress": {"kind": "spa", "head": {"loss": "two_hot"}}}, r"progress.head: returns lie"),
+        (
+            {"returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE, "q_model": {"kind": "regression"}},
+            r"q_model.head: the labels' q lie in \[-6, 0\]",
+        ),
         ({"evaluation": {"kind": "value_model"}}, "set that to eager"),
         ({"evaluation": {"keep_rollouts": False}}, "set that to eager"),
         ({"selection": {"unvisited": "zero"}}, "every child comes with a visit"),
@@ -78,3 +89,10 @@ def test_whole_episodes_are_learnt_from_where_they_are_kept():
         parse_params({**values, "rl": {"algorithm": "dpo"}})
     parse_params({**values, "rl": {"algorithm": "step_dpo"}})
     parse_params({**values, "rl": {"algorithm": "grpo"}})
+
+
+def test_returns_of_dense_rewards_are_counted_on():
+    """Contract: settings whose heads and margins have room for returns from -6 to 0 pass."""
+    Annotate(returns=[-6.0, 0.0])
+    Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
+    Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)

@@ -143,6 +143,12 @@ def test_gradient_vanishes_at_the_target() -> None:
     gauss.loss(logits, torch.tensor([0.4])).sum().backward()
     assert logits.grad is not None
     assert float(logits.grad.abs().max()) < 1e-6
+    for place in range(5):  # and nowhere else, but for a shift of all logits, which changes no prediction
+        for shift, moved in ((torch.full((5,), 0.7), False), (0.7 * torch.eye(5)[place], True)):
+            elsewhere = (logits.detach() + shift).requires_grad_()
+            gauss.loss(elsewhere, torch.tensor([0.4])).sum().backward()
+            assert elsewhere.grad is not None
+            assert (float(elsewhere.grad.abs().max()) > 1e-3) is moved
 
 
 def test_small_sigma_is_one_hot() -> None:

@@ -212,7 +212,15 @@ class Params(Section):
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
                 f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
             )
-        if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
+        choosing = [model for model in self.evaluate.models or [] if "+" in model]
+        sampling = self.evaluate.sampling
+        if choosing and (sampling.temperature == 0.0 or sampling.top_k == 1):
+            raise ValueError(
+                f"evaluate.models: {choosing[0]} chooses among {self.evaluate.best_of.n} actions, and evaluate.sampling with "
+                f"temperature {sampling.temperature:g} and top_k {sampling.top_k} draws the same one each time: let temperature "
+                f"be above 0 and top_k other than 1"
+            )
+        if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
                 "makes do with text; set it to false, or name models without +q and +logprob"

@@ -43,6 +43,7 @@ LABEL_SCHEMA = pa.schema(
         ("hard", pa.int8()),
         ("q_tree", pa.float64()),
         ("advantage", pa.float64()),
+        ("best", pa.float64()),
         ("process", pa.float64()),
         ("steps_to_success", pa.int32()),
     ]
@@ -162,7 +163,7 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
     for task_id, tree in trees_of(rows).items():
         q = node_q(tree, params)
         q_tree = tree_values(tree, params)
-        process, away = process_values(tree), steps_to(tree, success=True)
+        best, process, away = best_values(tree, params.gamma), process_values(tree), steps_to(tree, success=True)
         labelled = [weighed(row, params, params.labels.min_visits) for row in tree]
         for row in tree:
             node, parent = row["node"], row["parent"]
@@ -182,6 +183,7 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
                     "hard": hard(row),
                     "q_tree": q_tree[node],
                     "advantage": q[node] - q[parent] if node and labelled[parent] else None,
+                    "best": best[node],
                     "process": process[node],
                     "steps_to_success": away[node],
                 }

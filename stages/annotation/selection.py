@@ -14,7 +14,8 @@ Children without visits (n = 0), under a UCT rule:
   value    what the value model says of them           LATS on HotPotQA
   bonus    that + 1                                    ReST-MCTS*
 Under puct their Q is the lowest return (zero) or the value model's word (value, bonus), and the prior counts as for the others.
-Equal scores go to the first child.
+Siblings are those that the choice is between: what nothing is left to learn of is passed over, and neither takes a share of P nor
+a critic's rank. (Stored values rank all siblings.) Equal scores go to the first child.
 """
 
 from __future__ import annotations

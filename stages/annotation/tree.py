@@ -4,7 +4,8 @@ A node is the history after an action; the root is the task's start. Two kinds o
   N, W               visits by the search and their summed returns. Selection steers them, so W/N is neither Q of the policy nor
                      Q*: it moves from the first to the second as visits grow.
   n_rollouts,        rollouts that the policy alone brought here: those started here or above and led here by its own draws.
-  n_success          Nothing is selected by outcome, so n_success / n_rollouts estimates Q of the policy.
+  n_success          Where they start is not chosen by what they bring, so n_success / n_rollouts estimates Q of the policy;
+                     but for rule omega, which measures states along wrong rollouts.
 Invariants, exact: N(root) = number of visits made; N(node) = sum of its children's N + visits that ended at the node.
 """
 

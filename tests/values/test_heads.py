@@ -107,6 +107,16 @@ def test_c51_terminal_target_is_two_hot() -> None:
     torch.testing.assert_close(c51.encode(rewards), two_hot.encode(rewards))
 
 
+def test_c51_counts_targets_and_not_atoms() -> None:
+    """Contract: of two targets over three atoms the one whose mean leaves [0, 1] is clamped; atoms do not count."""
+    c51 = head("c51", bins=3)
+    assert isinstance(c51, C51Head)
+    following = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    found = c51.project(following, torch.tensor([0.25, 0.25]), torch.ones(2))
+    assert (c51.clamped, c51.seen) == (1, 2)
+    close(found, [[0.25, 0.5, 0.25], [0.0, 0.0, 1.0]], atol=1e-6)
+
+
 def test_c51_loss_against_a_distribution() -> None:
     """Contract: the cross-entropy against a projected distribution is smallest, its entropy, at that distribution."""
     c51 = head("c51", bins=3)

@@ -156,7 +156,7 @@ class Annotate(Section):
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
     chunk: Count = 128
-    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
+    """Trees grown together; about as many as resources.slots decode fastest. Each is a checkpoint once it is finished."""
     leaves_per_tree: Annotated[int, Field(ge=1, le=64)] = 1
     """Leaves of one tree that are evaluated at once."""
     virtual: Literal["wu_uct", "loss"] = "wu_uct"

@@ -264,7 +264,8 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
         returns = (self.returns[0], self.returns[1])
-        learnt = [("value_model", self.value_model.head, self.value_range, "values")]
+        named = "returns" if self.labels.q in ("tree", "best") else "shares of success"
+        learnt = [("value_model", self.value_model.head, self.value_range, named)]
         if self.evaluation.reads_values:
             learnt.append(("value_model", self.value_model.head, returns, "returns"))
         if self.q_model.kind == "regression":

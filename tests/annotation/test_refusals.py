@@ -27,7 +27,7 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
         ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout' lies in \[0, 1\]"),
         ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE}, r"'best' lies in \[-6, 0\]"),
         ({"returns": [0.0, -6.0]}, "returns must rise"),
-        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}}, r"value_model.head: values lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}}, r"value_model.head: returns lie in \[-6, 0\]"),
         ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}}, r"value_model.head: returns lie in \[-6, 0\]"),
         ({"returns": [-6.0, 0.0], "progress": {"kind": "spa", "head": {"loss": "two_hot"}}}, r"progress.head: returns lie"),
         (

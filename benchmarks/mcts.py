@@ -1,19 +1,28 @@
 """mcts: steps annotated per second by tree search on `search`, against the same search with one-by-one `generate`.
 
+`annotation` times all that the stage annotate does with 200 tasks at 32 iterations, part by part.
+
 The other side runs the same tree code over an engine that a first version would have: it answers one request at a time, each by
 `model.generate` on the whole history. Its rate does not depend on how many trees there are, so it grows fewer of the same trees.
 """
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from benchmarks.measure import Options, Result, Side, alternate, fastest
+from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
 from benchmarks.models import load
 from benchmarks.search_domain import SearchTasks, search_tasks, weights
 
 AGAINST = "the same search, one model.generate per request"
+TASKS, ITERATIONS = 200, 32
+PARTS = ("search_s", "labels_s", "value_model_s")
+"""Of `annotation`."""
 
 
 class OneByOne:
@@ -131,3 +140,46 @@ def measure(options: Options) -> dict[str, Result]:
     samples = alternate(ours(options, tasks, trees), other, options)
     notes = {"trees": {"ours": trees, "theirs": fewer}, "weights": tasks.named, "theirs": other.label, "trials": trials}
     return {"mcts": Result("steps/s", AGAINST, "rate", *samples, notes=notes)}
+
+
+def annotation(options: Options) -> list[dict[str, float]]:
+    """Seconds of what the stage annotate does with TASKS tasks of `search` at ITERATIONS iterations: the trees, labels and pairs,
+    the step-value model; a row for each of at most three runs."""
+    from stages.agent.chat import Chat
+    from stages.agent.torch_engine import TorchEngine
+
+    tasks = search_tasks(options, weights(options))
+    params = tasks.params.section("annotate", "search")
+    params = params.model_copy(update={"iterations": options.size(ITERATIONS, 2)})
+    model, tokenizer = load(tasks.weights, "eager")
+    chat = Chat(tokenizer)
+    engine = TorchEngine(model, [chat.end_of_turn], tasks.params.resources.slots, tasks.params.model.max_length)
+    chosen = replace(tasks, tasks=tasks.tasks[: options.size(TASKS, 4)])
+    return [_annotated(chosen, params, model, engine, chat, seed) for seed in range(min(options.times, 3))]
+
+
+def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: Any, seed: int) -> dict[str, float]:
+    from stages.agent.rollout import EnvironmentPool
+    from stages.annotation.labels import label_rows
+    from stages.annotation.pairs import pair_rows
+    from stages.annotation.paths import value_paths
+    from stages.annotation.search import Search
+    from stages.values.step_value import StepValueModel, fit, split_paths
+
+    chosen, times = tasks.tasks, [time.monotonic()]
+    with EnvironmentPool(tasks.make) as pool:
+        search = Search(engine, chat, pool, params, seed, tasks.params.model.max_length)
+        starts = range(0, len(chosen), params.chunk)
+        rows = [row for start in starts for tree in search.grow(chosen[start : start + params.chunk]) for row in tree.rows()]
+    times.append(time.monotonic())
+    labels, pairs = label_rows(rows, params), pair_rows(rows, params)
+    times.append(time.monotonic())
+    backbone = copy.deepcopy(model.base_model).float()
+    backbone.set_attn_implementation("sdpa")
+    train, _ = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
+    values = StepValueModel(backbone, params.value_model.head)
+    fit(values, train, params.value_model, seed, tasks.params.resources.tokens_per_batch)
+    times.append(time.monotonic())
+    parts = {name: rounded(end - start) for name, (start, end) in zip(PARTS, pairwise(times), strict=True)}
+    sizes = {"tasks": len(chosen), "iterations": params.iterations, "steps": len(rows) - len(chosen)}
+    return {**sizes, "labels": len(labels), "pairs": len(pairs), **parts, "seconds": rounded(times[-1] - times[0])}

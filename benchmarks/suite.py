@@ -28,6 +28,7 @@ SCENARIOS = {
     "rollout_multi_turn": "rollout_multi_turn:measure",
     "train_step": "train_step:measure",
     "mcts": "mcts:measure",
+    "annotation": "mcts:annotation",
     "rl_iteration": "rl_iteration:measure",
     "merge": "merge:measure",
     "sandbox": "sandbox:measure",
@@ -173,6 +174,8 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
         for key, result in outcome.get("results", {}).items():
             ratio = result["ratio"]
             print(f"  {key}: {ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})", flush=True)
+        for row in outcome.get("table", []):
+            print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         if "skipped" in outcome:
             print(f"  skipped: {outcome['skipped']}", flush=True)
         write(raw, out)

@@ -21,11 +21,13 @@ from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.parameters.annotate import Annotate
 from stages.runtime import StageContext, stage_run
+from stages.seeding import key64
 
 if TYPE_CHECKING:
     from stages.agent.engines import Player
     from stages.agent.policy import Policy
     from stages.annotation.search import Reader, Search
+    from stages.annotation.tree import Tree
     from stages.shards import Shard
     from stages.values.step_value import StepValueModel
 
@@ -33,21 +35,32 @@ if TYPE_CHECKING:
 def grow_forest(
     search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any, shard: Shard | None = None
 ) -> Forest:
-    """Grow one tree per task, `chunk` at a time; each finished chunk is a checkpoint, and those there are grown no more. A shard
-    grows its own chunks alone."""
+    """Grow one tree per task, `chunk` at a time; each finished tree is a checkpoint, and those there are grown no more: what
+    grows beside a tree changes nothing about it. A shard grows its own chunks alone."""
     forest = Forest([], [])
     for number, start in enumerate(range(0, len(tasks), chunk)):
         if shard and not shard.owns(number):
             continue
-        part: Forest | None = checkpoints.load(f"trees-{number:04d}")
-        if part is None:
-            trees = search.grow(tasks[start : start + chunk], on_tree=lambda tree: bar.advance(1, f"{len(tree.nodes)} nodes"))
-            part = Forest.of(trees)
-            checkpoints.save(f"trees-{number:04d}", part)
-        else:
-            bar.restore(len(part.costs))
-        forest += part
+        part = tasks[start : start + chunk]
+        kept: dict[str, Forest | None] = {task.task_id: checkpoints.load(_checkpoint(task.task_id)) for task in part}
+        missing = [task for task in part if kept[task.task_id] is None]
+        if len(missing) < len(part):
+            bar.restore(len(part) - len(missing))
+
+        def finished(tree: Tree, kept: dict[str, Forest | None] = kept) -> None:
+            kept[tree.task_id] = Forest.of([tree])
+            checkpoints.save(_checkpoint(tree.task_id), kept[tree.task_id])
+            bar.advance(1, f"{len(tree.nodes)} nodes")
+
+        if missing:
+            search.grow(missing, on_tree=finished)
+        forest = sum((one for one in kept.values() if one is not None), start=forest)
     return forest
+
+
+def _checkpoint(task_id: str) -> str:
+    """The name of a tree's checkpoint: task ids may hold what file names may not."""
+    return f"tree-{key64('tree', task_id):016x}"
 
 
 def open_reader(context: StageContext, player: Player, params: Annotate, checkpoints: Checkpoints) -> Reader | None:
@@ -126,7 +139,7 @@ def fit_value_model(
         "loss_last": fitted.history[-1],
         "clamped": fitted.clamped,
         "held_out_tasks": len({path.task_id for path in held_out}),
-        "calibration": calibration(*predict(model, held_out, micro), baseline),
+        "calibration": calibration(*predict(model, held_out, micro), baseline, params.value_range),
     }
 
 

@@ -212,7 +212,15 @@ class Params(Section):
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
                 f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
             )
-        if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
+        choosing = [model for model in self.evaluate.models or [] if "+" in model]
+        sampling = self.evaluate.sampling
+        if choosing and (sampling.temperature == 0.0 or sampling.top_k == 1):
+            raise ValueError(
+                f"evaluate.models: {choosing[0]} chooses among {self.evaluate.best_of.n} actions, and evaluate.sampling with "
+                f"temperature {sampling.temperature:g} and top_k {sampling.top_k} draws the same one each time: let temperature "
+                f"be above 0 and top_k other than 1"
+            )
+        if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
                 "makes do with text; set it to false, or name models without +q and +logprob"
@@ -268,6 +276,13 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 f"annotate.q_model.kind is none: set it to step_dpo or regression"
             )
         leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
+        method, rl = resolve_section(params.section("rl", domain))
+        whole = method.data == "pairs" and rl.preference.level == "trajectory"
+        if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: rl.preference.level: trajectory learns from whole episodes, which "
+                f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
+            )
         if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
             raise ParamsError(
                 f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
@@ -313,8 +328,8 @@ def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
 
 
 def check_domains(params: Params) -> None:
-    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit
-    or the critic has no room for its returns (needs the domain's package)."""
+    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit,
+    the critic has no room for its returns or annotate counts on others (needs the domain's package)."""
     from stages.algorithms.reward_checks import check_returns
     from stages.environments.registry import load_domain, returns_of
 
@@ -326,6 +341,12 @@ def check_domains(params: Params) -> None:
             check_returns(rl, *returns_of(domain))
         except ValueError as error:
             raise ParamsError(f"params.yaml: in rl as per_domain.{name} has it: {error}") from error
+        given, own = params.section("annotate", name).returns, list(returns_of(domain))
+        if given != own:
+            raise ParamsError(
+                f"params.yaml: in per_domain.{name}: its episodes' returns lie in {own}, and annotate.returns is {given}: set "
+                f"per_domain.{name}.annotate.returns to {own}"
+            )
 
 
 def check_model(params: Params) -> None:

@@ -91,6 +91,8 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
         ({"evaluate": {"models": ["sft+r"]}}, "each also with +q or +logprob"),
         ({"evaluate": {"models": ["sft+q"]}}, "annotate.q_model.kind is none: set it to step_dpo"),
+        ({"evaluate": {"models": ["sft+logprob"], "sampling": {"temperature": 0.0}}}, "draws the same one each time"),
+        ({"evaluate": {"models": ["sft+logprob"], "sampling": {"top_k": 1}}}, "draws the same one each time"),
         (
             {"evaluate": {"models": ["sft+logprob"]}, "resources": {"engine": {"kind": "openai", "text": True}}},
             "choosing among actions needs their tokens",

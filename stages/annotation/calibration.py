@@ -10,13 +10,18 @@ BINS = 10
 """Bins of the reliability table."""
 
 
-def calibration(predicted: np.ndarray, shares: np.ndarray, counts: np.ndarray, baseline: float) -> dict[str, Any]:
-    """How well predictions [M] fit success shares [M] of `counts` [M] rollouts, each rollout counting once.
+def calibration(
+    predicted: np.ndarray, shares: np.ndarray, counts: np.ndarray, baseline: float, within: tuple[float, float] = (0.0, 1.0)
+) -> dict[str, Any]:
+    """How well predictions [M] fit success shares [M] of `counts` [M] rollouts, each rollout counting once. Values `within` other
+    bounds are taken as shares of the way from the lower to the upper.
 
     brier: mean squared error to single outcomes; mse: to the shares; baseline_mse: that of predicting `baseline`, the training
     mean; explained_variance: 1 - Var(share - prediction) / Var(share), 0 if all shares are equal; ece: mean |share - prediction|
     over the bins of `bins` by rollouts; correlation: Pearson's, 0 if either is constant.
     """
+    low, width = within[0], within[1] - within[0]
+    predicted, shares, baseline = (predicted - low) / width, (shares - low) / width, (baseline - low) / width
     weight = counts / counts.sum()
     clipped = predicted.clip(0.0, 1.0)
 

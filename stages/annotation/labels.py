@@ -43,6 +43,7 @@ LABEL_SCHEMA = pa.schema(
         ("hard", pa.int8()),
         ("q_tree", pa.float64()),
         ("advantage", pa.float64()),
+        ("best", pa.float64()),
         ("process", pa.float64()),
         ("steps_to_success", pa.int32()),
     ]
@@ -103,12 +104,15 @@ def process_values(tree: Sequence[Row]) -> list[float]:
 
 
 def best_values(tree: Sequence[Row], gamma: float) -> list[float]:
-    """QLASS's value of each node of one tree: r + gamma * the best child's."""
+    """QLASS's value of each node of one tree: r + gamma * the best child's. Children of which nothing is known, neither by a
+    visit nor by an end below, have no say."""
     children = children_of(tree)
-    values = [0.0] * len(tree)
+    values, known = [0.0] * len(tree), [bool(row["N"]) or ended(row) for row in tree]
     for row in reversed(tree):
-        below = [values[child] for child in children[row["node"]]]
-        values[row["node"]] = row["reward"] + (gamma * max(below) if below else 0.0)
+        node = row["node"]
+        below = [values[child] for child in children[node] if known[child]]
+        known[node] = known[node] or bool(below)
+        values[node] = row["reward"] + (gamma * max(below) if below else 0.0)
     return values
 
 
@@ -159,7 +163,7 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
     for task_id, tree in trees_of(rows).items():
         q = node_q(tree, params)
         q_tree = tree_values(tree, params)
-        process, away = process_values(tree), steps_to(tree, success=True)
+        best, process, away = best_values(tree, params.gamma), process_values(tree), steps_to(tree, success=True)
         labelled = [weighed(row, params, params.labels.min_visits) for row in tree]
         for row in tree:
             node, parent = row["node"], row["parent"]
@@ -179,6 +183,7 @@ def label_rows(rows: Sequence[Row], params: Annotate) -> list[dict[str, Any]]:
                     "hard": hard(row),
                     "q_tree": q_tree[node],
                     "advantage": q[node] - q[parent] if node and labelled[parent] else None,
+                    "best": best[node],
                     "process": process[node],
                     "steps_to_success": away[node],
                 }

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stages.annotation.labels import ended, node_q, steps_to, weighed
-from stages.annotation.tree import Row, children_of, normal, trees_of
+from stages.annotation.tree import Row, children_of, normal, totals_of, trees_of
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
@@ -58,9 +58,7 @@ def edit_distance(first: str, second: str, enough: int) -> int:
 def best_path(tree: Sequence[Row], q: Sequence[float]) -> list[int]:
     """Nodes of the best path from the root to a visited end, the root first; [] if no end was visited or all ends are worth the
     same."""
-    totals = [0.0] * len(tree)
-    for row in tree:
-        totals[row["node"]] = row["reward"] + (totals[row["parent"]] if row["node"] else 0.0)
+    totals = totals_of(tree)
     ends = [row["node"] for row in tree if ended(row) and row["N"] and row["node"]]
     if len({totals[end] for end in ends}) < 2:
         return []
@@ -85,14 +83,22 @@ class _Judged:
     children: list[list[int]]
     q: list[float]
     right: list[bool]
-    """A right end is below, or it is one."""
+    """A right end is below, or it is one, or a rollout went right."""
     wrong: list[bool]
     params: Annotate
 
     @classmethod
     def of(cls, tree: Sequence[Row], params: Annotate) -> _Judged:
-        right, wrong = ([steps is not None for steps in steps_to(tree, success)] for success in (True, False))
-        return cls(tree, children_of(tree), node_q(tree, params), right, wrong, params)
+        right, wrong = (steps_to(tree, success) for success in (True, False))
+        # Rollouts whose turns became no nodes have left their outcomes in the counts alone.
+        return cls(
+            tree,
+            children_of(tree),
+            node_q(tree, params),
+            [steps is not None or row["n_success"] > 0 for steps, row in zip(right, tree, strict=True)],
+            [steps is not None or row["n_success"] < row["n_rollouts"] for steps, row in zip(wrong, tree, strict=True)],
+            params,
+        )
 
     def candidates(self, parent: int) -> list[int]:
         """Children that may be in a pair."""

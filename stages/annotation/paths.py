@@ -22,11 +22,11 @@ def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
     """
     paths = []
     by_visits = params.labels.q in ("tree", "best", "process")
-    # Only values of the tree itself are in its units.
-    low, scale = (params.low, params.high - params.low) if params.labels.q == "tree" else (0.0, 1.0)
     for task_id, tree in trees_of(rows).items():
         children = children_of(tree)
-        values = None if params.labels.q == "rollout" else [(value - low) / scale for value in unscaled_q(tree, params)]
+        values = None if params.labels.q == "rollout" else unscaled_q(tree, params)
+        if values and params.labels.q == "tree":  # the others are in no units of the tree's
+            values = [params.return_of(value) for value in values]
         covered: set[int] = set()
         for row in tree:
             if ended(row) or any(not ended(tree[child]) for child in children[row["node"]]):

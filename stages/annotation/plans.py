@@ -158,4 +158,5 @@ def _look_ahead(tree: Tree, leaves: list[int]) -> Plan:
     for index, way in zip(fresh, ways, strict=True):
         leaf = tree.nodes[index]
         assert leaf.model_value is not None
-        leaf.model_value = 0.5 * leaf.model_value + 0.5 * max(tree.foreseen(node) for node in way)
+        said = [value for node in way if (value := tree.nodes[node].model_value) is not None]
+        leaf.model_value = 0.5 * leaf.model_value + 0.5 * max(said)

@@ -63,7 +63,7 @@ class Reader(Protocol):
     engine: Engine
 
     def values(self, sessions: Sequence[int]) -> list[float]:
-        """The success in [0, 1] to be expected after each session's tokens."""
+        """The return that an episode with each session's tokens lets expect."""
         ...
 
 
@@ -283,10 +283,9 @@ class Search:
             assert reader is not None
             wanted = [(growth, node) for growth, nodes in waiting for node in nodes]
             sessions = [self._open(reader.engine, growth.read_prefixes, growth.tree, node) for growth, node in wanted]
-            params = self.params
+            worst, best = self.params.returns
             for (growth, node), session, value in zip(wanted, sessions, reader.values(sessions), strict=True):
-                share = min(1.0, max(0.0, value))
-                growth.tree.nodes[node].model_value = params.low + (params.high - params.low) * share
+                growth.tree.nodes[node].model_value = self.params.worth(min(best, max(worst, value)))
                 growth.tree.counters["values_read"] += 1
                 growth.read_prefixes.add(node, reader.engine.snapshot(session), growth.lengths[node])
                 reader.engine.close(session)

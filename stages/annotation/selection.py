@@ -9,18 +9,20 @@ Rules (Q = value of a child, n its visits, N those of its parent):
 Children without visits (n = 0), under a UCT rule:
   first    before all others, the first of several     LATS
   random   before all others, any of several           rStar
-  zero     0                                           rStar-Math; it starves them beside siblings of positive value
+  zero     0, but ends before all others               rStar-Math, which backs up ends as soon as they are drawn; the others
+                                                       starve beside siblings of positive value
   value    what the value model says of them           LATS on HotPotQA
   bonus    that + 1                                    ReST-MCTS*
 Under puct their Q is the lowest return (zero) or the value model's word (value, bonus), and the prior counts as for the others.
-Equal scores go to the first child.
+Siblings are those that the choice is between: what nothing is left to learn of is passed over, and neither takes a share of P nor
+a critic's rank. (Stored values rank all siblings.) Equal scores go to the first child.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ UNVISITED_FIRST = ("first", "random")
 @dataclass(frozen=True)
 class Arm:
     """What selection knows of a child. `q` in the tree's units, without visits the value model's word or the lowest return;
-    `visits` those under way among them; `prior` the action's mean log-probability per token (nats)."""
+    `visits` those under way among them; `prior` the action's mean log-probability per token (nats); `end` whether the episode
+    ends with it."""
 
     q: float
     visits: int
     prior: float
+    end: bool = False
 
 
 def uct(q: float, visits: int, parent_visits: int, c: float, factor: float = 1.0, more: int = 0) -> float:
@@ -78,8 +82,8 @@ def virtual(params: Annotate, arm: Arm, pending: int) -> Arm:
         return arm
     visits = arm.visits + pending
     if params.virtual == "wu_uct":
-        return Arm(arm.q, visits, arm.prior)
-    return Arm((arm.q * arm.visits + pending * params.low) / visits, visits, arm.prior)
+        return replace(arm, visits=visits)
+    return replace(arm, q=(arm.q * arm.visits + pending * params.low) / visits, visits=visits)
 
 
 def scores(arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float | None = None) -> list[float]:
@@ -95,8 +99,12 @@ def scores(arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float |
             for arm, probability in zip(arms, probabilities, strict=True)
         ]
     factor, more = (2.0 if rule == "uct_2ln" else 1.0), int(rule == "uct_1p")
-    own = {"zero": lambda arm: 0.0, "value": lambda arm: arm.q, "bonus": lambda arm: arm.q + BONUS}.get(params.unvisited)
+    own = {"zero": _zero, "value": lambda arm: arm.q, "bonus": lambda arm: arm.q + BONUS}.get(params.unvisited)
     return [own(arm) if own and arm.visits == 0 else uct(arm.q, arm.visits, parent_visits, c, factor, more) for arm in arms]
+
+
+def _zero(arm: Arm) -> float:
+    return math.inf if arm.end else 0.0
 
 
 def select(

@@ -3,10 +3,10 @@
 A state is worth MC = the share of `evaluation.rollouts` rollouts from it that succeed.
 flat   Math-Shepherd (2312.08935): an iteration is a rollout from the start, each of whose states is measured: M measurements
        for M steps.
-omega  OmegaPRM (2406.06592): the pool holds the wrong rollouts of all states with 0 < MC < 1. An iteration takes the one of
-       highest score (`selection.omega_score`) out of it, for good, and halves it: if MC of the state in the middle is above 0 the
-       first error comes later, else it is there or before. So a rollout of M steps takes about log2 M measurements; every state
-       that is measured on the way brings its own wrong rollouts into the pool.
+omega  OmegaPRM (2406.06592): the pool holds the wrong rollouts of all states with 0 < MC < 1, equal ones once. An iteration takes
+       the one of highest score (`selection.omega_score`) out of it, for good, and halves it: if MC of the state in the middle is
+       above 0 the first error comes later, else it is there or before. So a rollout of M steps takes about log2 M measurements;
+       every state that is measured on the way brings its own wrong rollouts into the pool.
 In a node's counts the rollouts that passed it stand beside those that measured it. Budgets are checked between measurements.
 """
 
@@ -40,6 +40,7 @@ class _Pool:
         self.candidates: list[Wrong] = []
         self.mc: dict[int, float] = {}
         self.visits: dict[int, int] = {}
+        self._entered: set[tuple[int, ...]] = set()
 
     def enter(self, state: int, results: list[list[Edge]]) -> float:
         """Enter a state's rollouts into tree and pool; its MC."""
@@ -52,7 +53,10 @@ class _Pool:
         right = [tree.nodes[way.path[-1]].succeeded for way in ways]
         self.mc[state] = sum(right) / len(right)
         if 0.0 < self.mc[state] < 1.0:
-            self.candidates += [way for way, good in zip(ways, right, strict=True) if not good]
+            for way, good in zip(ways, right, strict=True):
+                if not good and way.path not in self._entered:  # equal rollouts are one way, to be searched once
+                    self._entered.add(way.path)
+                    self.candidates.append(way)
         return self.mc[state]
 
     def take(self) -> Wrong:

@@ -4,7 +4,8 @@ A node is the history after an action; the root is the task's start. Two kinds o
   N, W               visits by the search and their summed returns. Selection steers them, so W/N is neither Q of the policy nor
                      Q*: it moves from the first to the second as visits grow.
   n_rollouts,        rollouts that the policy alone brought here: those started here or above and led here by its own draws.
-  n_success          Nothing is selected by outcome, so n_success / n_rollouts estimates Q of the policy.
+  n_success          Where they start is not chosen by what they bring, so n_success / n_rollouts estimates Q of the policy;
+                     but for rule omega, which measures states along wrong rollouts.
 Invariants, exact: N(root) = number of visits made; N(node) = sum of its children's N + visits that ended at the node.
 """
 
@@ -69,13 +70,15 @@ class Node:
     n_rollouts: int = 0
     value: float = 0.0
     model_value: float | None = None
-    """What the value model says of this history, in the tree's units, and what an end that was drawn counts as; else None."""
+    """What the value model says of the return of an episode with this history, in the tree's units, and what an end that was
+    drawn counts as; else None."""
     drawn: bool = False
     """Eager expansion: its children were drawn."""
     pending: int = 0
     """Visits under way."""
     known: bool = False
-    """Nothing is left to learn below: the episode ended here, or the node is expanded and all its children are known."""
+    """Nothing is left to learn below: the episode ended here and that was backed up, or the node is expanded and all its children
+    are known."""
     children: list[int] = field(default_factory=list)
 
     @property
@@ -100,19 +103,20 @@ def backed_up(
     w: float,
     children: Sequence[tuple[int, float]],
     expanded: bool,
-    model_value: float | None = None,
+    to_come: float | None = None,
 ) -> float:
     """A node's value from its own counts and its children's (visits, value); children without visits have no say.
 
     mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
     visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
-    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * the value model's word
-    where there is one. The first three are in units of the episode's return, the last of the return from this action on.
+    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * `to_come`, the rewards
+    after this action that the value model expects, where there is one. The first three are in units of the episode's return, the
+    last of the return from this action on.
     """
     visited = [(visits, value) for visits, value in children if visits]
     if params.backup == "discounted_max":
         if not visited:
-            return reward if model_value is None else reward + params.gamma * model_value
+            return reward if to_come is None else reward + params.gamma * to_come
         if expanded:
             return reward + params.gamma * max(value for _, value in visited)
         return reward + params.gamma * _weighted(visited)
@@ -134,6 +138,8 @@ class Tree:
         self.task_id, self.params, self.seed = task_id, params, seed
         self.nodes = [Node(0, -1, 0, root, "", 0, 0.0)]
         self.iterations = 0
+        self.first_success: int | None = None
+        """The iteration that first brought a success, None before."""
         self.counters = {"environment_steps": 0, "replayed_steps": 0, "reused_steps": 0, "policy_tokens": 0, "known_ends": 0}
         """Counts of the search: environment steps made, those of them made again to get back to a state, steps spared because the
         tree knew their outcome, tokens sampled, and iterations that led to an end known already. Eager expansion counts what it
@@ -143,14 +149,6 @@ class Tree:
         if params.evaluation.reads_values:
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
-
-    @property
-    def solved(self) -> bool:
-        return any(node.ended and node.succeeded for node in self.nodes)
-
-    def first_success(self) -> int | None:
-        """The iteration that first brought a success, None before."""
-        return min((node.iteration for node in self.nodes if node.ended and node.succeeded), default=None)
 
     def child(self, index: int, token_ids: Sequence[int]) -> int | None:
         """The child of a node by exactly this action, or None."""
@@ -176,8 +174,9 @@ class Tree:
         """The node to go on from: down the best-scored children while nodes are expanded. `number`: which of the leaves that are
         chosen at once.
 
-        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open.
-        Once everything is known the descent is the plain rule and leads to an end.
+        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open;
+        an end that eager expansion drew is open until its return was backed up. Once everything is known the descent is the plain
+        rule and leads to an end.
         """
         node = self.nodes[0]
         while self.expanded(node, node.pending):
@@ -205,7 +204,7 @@ class Tree:
         q = [child.value if child.N else self.foreseen(child.index) for child in children]
         if evaluation.critic != "none":
             q = with_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
-        return [Arm(value, child.N, child.prior) for value, child in zip(q, children, strict=True)]
+        return [Arm(value, child.N, child.prior, child.ended) for value, child in zip(q, children, strict=True)]
 
     def pend(self, index: int, visits: int) -> None:
         """Note `visits` under way to a node, on all of its path; negative: they are over."""
@@ -228,20 +227,20 @@ class Tree:
                 known = self.child(current, edge.token_ids)
                 current = self._add(current, edge, iteration) if known is None else known
         below = set(self.path(current)[depth:]) if edges else set()
+        solved = last.solves(final)
         for index in below:
             self.nodes[index].n_rollouts += 1
-            self.nodes[index].n_success += last.solves(final)
+            self.nodes[index].n_success += solved
+        if solved and self.first_success is None:
+            self.first_success = iteration
         worth = self.worth(final, last.truncated)
         share = self.params.evaluation.value_share
         self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)
         return current
 
     def worth(self, total: float, cut: bool) -> float:
-        """What an episode of return `total` counts as in the tree."""
-        params = self.params
-        if cut and params.cut_return is not None:
-            return params.cut_return
-        return params.low + (params.high - params.low) * total
+        """What an episode of return `total` counts as in the tree, where a limit `cut` it maybe something of its own."""
+        return self.params.cut_return if cut and self.params.cut_return is not None else self.params.worth(total)
 
     def back_up(self, index: int, value: float) -> None:
         """Count a visit of `value` at a node and above."""
@@ -255,7 +254,8 @@ class Tree:
 
     def draw(self, index: int, edges: Sequence[Edge], iteration: int) -> list[int]:
         """Eager expansion: enter the actions drawn at a node, each with what it brought about, without those that are refused or
-        repeat another. The new children. An end among them is known for what it is: its own rollout."""
+        repeat another. The new children. An end among them is its own rollout; it is backed up once selection comes to it, at the
+        price of an iteration and of nothing else."""
         node, dedupe = self.nodes[index], self.params.expansion.dedupe
         node.drawn = True
         seen = {action_of(self.nodes[child].edge, dedupe) for child in node.children}
@@ -280,16 +280,19 @@ class Tree:
         return way[1:]
 
     def foreseen(self, index: int) -> float:
-        """What a node is worth that was not visited: at an end its return, else the value model's word or the lowest return."""
-        node = self.nodes[index]
+        """What a node is worth that was not visited, in the backup's units: at an end its return, else the value model's word or
+        the lowest return."""
+        node, from_here = self.nodes[index], self.params.backup == "discounted_max"
         if node.ended:
-            return self.worth(node.total, node.edge.truncated)
-        return self.params.low if node.model_value is None else node.model_value
+            return node.edge.reward if from_here else self.worth(node.total, node.edge.truncated)
+        if node.model_value is None:
+            return self.params.low
+        return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
-            child.n_rollouts, child.n_success, child.known = 1, int(child.succeeded), True
+            child.n_rollouts, child.n_success = 1, int(child.succeeded)
             if self.params.evaluation.reads_values:
                 child.model_value = self.worth(child.total, child.edge.truncated)
         return child.index
@@ -307,7 +310,8 @@ class Tree:
     def _value(self, node: Node) -> float:
         children = [(self.nodes[index].N, self.nodes[index].value) for index in node.children]
         own = node.model_value if self.params.evaluation.kind == "value_model" and not node.ended else None
-        return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), own)
+        to_come = None if own is None else own - node.total
+        return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), to_come)
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of `node_schema`, by node."""
@@ -391,6 +395,14 @@ def children_of(tree: Sequence[Row]) -> list[list[int]]:
     return children
 
 
+def totals_of(tree: Sequence[Row]) -> list[float]:
+    """Sum of rewards from the root of one tree to each of its nodes."""
+    totals = [0.0] * len(tree)
+    for row in tree[1:]:
+        totals[row["node"]] = totals[row["parent"]] + row["reward"]
+    return totals
+
+
 def expanded_row(row: Row, params: Annotate) -> bool:
     """`Tree.expanded` of a stored node."""
     if params.expansion.kind == "eager":
@@ -401,14 +413,15 @@ def expanded_row(row: Row, params: Annotate) -> bool:
 def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
     """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
     a critic, mixed with its ranks."""
-    children = children_of(tree)
+    children, totals = children_of(tree), totals_of(tree)
     values = [0.0] * len(tree)
     for row in reversed(tree):  # a child is numbered after its parent
         node = row["node"]
         below = [(tree[child]["N"], values[child]) for child in children[node]]
         ended = row["terminal"] or row["truncated"]
         own = row["model_value"] if params.evaluation.kind == "value_model" and not ended else None
-        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), own)
+        to_come = None if own is None else own - totals[node]
+        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
     if params.evaluation.critic == "none":
         return values
     judged = list(values)

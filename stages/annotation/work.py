@@ -38,12 +38,14 @@ def stopped(tree: Tree) -> bool:
     params, stop = tree.params, tree.params.stop
     if tree.iterations >= params.iterations:
         return True
-    first = tree.first_success() if stop.on_success else None
+    first = tree.first_success if stop.on_success else None
     if first is not None and tree.iterations >= first + stop.extra_after_success:
         return True
     if stop.value is not None:
-        worth = tree.params.low + (tree.params.high - tree.params.low) * stop.value
-        if any(node.model_value is not None and node.model_value >= worth for node in tree.nodes):
+        worth = params.low + (params.high - params.low) * stop.value
+        # An end that was drawn has its return for a value; a tree that stopped before its visit would not have backed it up.
+        said = (node.model_value for node in tree.nodes if node.N or not node.ended)
+        if any(value is not None and value >= worth for value in said):
             return True
     return spent(tree)
 

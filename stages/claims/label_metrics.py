@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.annotation.labels import ended, label_rows
+from stages.annotation.labels import ended, hard, label_rows, steps_to
 from stages.annotation.pairs import pair_rows
 from stages.annotation.tree import Row, trees_of
 
@@ -23,6 +23,7 @@ METRICS = (
     "pair_accuracy",
     "pair_accuracy_policy",
     "right_pairs",
+    "first_error_accuracy",
     "trees_with_pairs",
     "labels",
     "tokens",
@@ -44,14 +45,31 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
+def first_error_accuracy(trees: Iterable[Sequence[Row]], exact: Exact) -> float:
+    """Of the trees' wrong ends, the share whose first error is found: the first step on the way from which the policy never
+    succeeds, by exact Q, is also the first below which the tree knows no right end (OmegaPRM's first wrong step). 0 without
+    wrong ends."""
+    told = []
+    for tree in trees:
+        away = steps_to(tree, success=True)
+        alive = [not row["node"] or exact(tree, row["node"])[0] > 1e-9 for row in tree]
+        for end in (row["node"] for row in tree if ended(row) and row["node"] and row["N"] and not hard(row)):
+            path = [end]
+            while tree[path[-1]]["parent"]:
+                path.append(tree[path[-1]]["parent"])
+            found = next((node for node in path[::-1] if away[node] is None), None)
+            told.append(found == next((node for node in path[::-1] if not alive[node]), None))
+    return sum(told) / len(told) if told else 0.0
+
+
 def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> dict[str, float]:
     """METRICS of trees (rows of `node_schema`) that cost `tokens` policy tokens.
 
     rmse_policy, rmse_best: root mean squared difference of the labels' q and Q of the policy, Q*, over labelled actions that do
     not end their episode; rank_*: Spearman's correlation with them. pair_accuracy: share of the pairs whose winner has the higher
     Q*, equal ones counting half; pair_accuracy_policy: the same by Q of the policy; right_pairs: pairs right by Q* less wrong
-    ones, per 1,000 tokens; trees_with_pairs: share of them; labels: labelled actions per 1,000 tokens. Without labels the
-    differences are 1 and the correlations 0; without pairs the accuracy is one half.
+    ones, per 1,000 tokens; first_error_accuracy: see there; trees_with_pairs: share of them; labels: labelled actions per 1,000
+    tokens. Without labels the differences are 1 and the correlations 0; without pairs the accuracy is one half.
     """
     trees = trees_of(rows)
     values = [
@@ -71,6 +89,7 @@ def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> d
         "pair_accuracy": float((signs.mean() + 1) / 2) if pairs else 0.5,
         "pair_accuracy_policy": float((by_policy.mean() + 1) / 2) if pairs else 0.5,
         "right_pairs": float(1000 * signs.sum() / tokens),
+        "first_error_accuracy": first_error_accuracy(trees.values(), exact),
         "trees_with_pairs": len({pair["task_id"] for pair in pairs}) / len(trees),
         "labels": 1000 * len(values) / tokens,
         "tokens": float(tokens),

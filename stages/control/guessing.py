@@ -1,9 +1,9 @@
 """A small word-guessing game, played by many at once: where value heads are put to the test offline.
 
-Wordle's rules with few letters: a guess is answered letter by letter (right place, wrong place, absent), the reward is 0 for the
-hidden word and -1 for any other guess, and a game ends when it is solved or after `guesses` of them. As in LMRL-Gym (Abdulhai et
-al., arXiv 2311.18232) the hidden word is not fixed: each guess is answered for one drawn from those that are still consistent, so
-that the game is stochastic to whoever plays it.
+Wordle's rules (stages/environments/wordle/rules.py) with few letters: a guess is answered letter by letter, the reward is 0 for
+the hidden word and -1 for any other guess, and a game ends when it is solved or after `guesses` of them. As in LMRL-Gym (Abdulhai
+et al., arXiv 2311.18232) the hidden word is not fixed: each guess is answered for one drawn from those that are still consistent,
+so that the game is stochastic to whoever plays it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from stages.control.settings import Game
+from stages.environments.wordle.rules import codes
 from stages.seeding import key64, permutation
 
 Choose = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(guesses so far [N, u], answers so far [N, u], which words are consistent [N, W]) -> the next guesses [N]."""
-
-
-def feedback(guess: tuple[int, ...], hidden: tuple[int, ...]) -> int:
-    """The answer as a number in base 3, first letter lowest: 2 right place, 1 wrong place, 0 absent; a letter of the hidden word
-    answers for one letter of the guess alone, right places first."""
-    marks = [2 if letter == own else 0 for letter, own in zip(guess, hidden, strict=True)]
-    left = [own for own, mark in zip(hidden, marks, strict=True) if mark != 2]
-    for place, letter in enumerate(guess):
-        if marks[place] == 0 and letter in left:
-            marks[place] = 1
-            left.remove(letter)
-    return sum(mark * 3**place for place, mark in enumerate(marks))
 
 
 @dataclass(frozen=True)
@@ -66,8 +55,9 @@ class Guessing:
         self.settings = settings
         every = list(itertools.product(range(settings.alphabet), repeat=settings.letters))
         self.words = sorted(permutation(every, seed, "guessing.words")[: settings.words])
-        self.answers = np.array([[feedback(guess, hidden) for hidden in self.words] for guess in self.words])
-        """[W, W]: the answer to a guess (row) for a hidden word (column)."""
+        letters = np.array(self.words)
+        self.answers = codes(letters, letters).astype(np.int64)
+        """[W, W]: the answer to a guess (row) for a hidden word (column), as a number in base 3."""
         self.solved = 3**settings.letters - 1
 
     def play(self, count: int, choose: Choose, *key: object) -> Games:

@@ -1,8 +1,9 @@
 """Game records: what players of several strengths did, to learn from off-policy; failures belong to them.
 
-One JSON object a line of data/raw/<domain>.games.jsonl: task_id, player, game (its number), actions, and settings, a hash of the
-domain's, since other settings would have answered differently. `python -m stages.curation.games DOMAIN --count N --seed S >
-data/raw/DOMAIN.games.jsonl` lets a domain's players play the training tasks that curate takes of data/raw/DOMAIN.jsonl.
+One JSON object a line of data/raw/<domain>.games.jsonl: task_id, player, game (its number), actions, and settings, a hash of
+those of the domain's that a game depends on. Rewards and what is shown are those of today's settings, since records are played
+again. `python -m stages.curation.games DOMAIN --count N --seed S > data/raw/DOMAIN.games.jsonl` lets a domain's players play the
+training tasks that curate takes of data/raw/DOMAIN.jsonl.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stages.agent.episode import Episode
 from stages.curation.demonstrations import play_out
 from stages.curation.raw import configured_domain, read_raw, record_line
 from stages.curation.selection import order_by_mix
-from stages.environments.protocol import Domain, Environment, Task
+from stages.environments.protocol import Domain, DomainSettings, Environment, Task
 from stages.params import Curate, load_params, params_hash
 from stages.seeding import stream
 
@@ -54,6 +55,13 @@ class Games:
         }
 
 
+def settings_hash(settings: DomainSettings) -> str:
+    """16 hex digits that name a domain's settings, those that change no move (`of_no_move`) aside: these count as the default."""
+    fields = type(settings).model_fields
+    usual = {name: fields[name].get_default(call_default_factory=True) for name in settings.of_no_move}
+    return params_hash(settings.model_copy(update=usual))
+
+
 def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
     """`count` records; tasks take turns, and players are drawn by their weights. `folder` holds what `Domain.build` wrote.
 
@@ -78,7 +86,7 @@ def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, see
             "player": player,
             "game": number,
             "actions": actions,
-            "settings": params_hash(domain.settings),
+            "settings": settings_hash(domain.settings),
         }
     environment.close()
 
@@ -93,7 +101,7 @@ def check_game(line: str, domain: Domain) -> dict[str, Any]:
         raise ValueError(f"malformed: a record has the keys {', '.join(_FIELDS)}")
     if not record["actions"] or not all(isinstance(action, str) for action in record["actions"]):
         raise ValueError("malformed: actions must be texts, one at least")
-    if record["settings"] != params_hash(domain.settings):
+    if record["settings"] != settings_hash(domain.settings):
         raise ValueError("made with other settings")
     return record
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -115,6 +115,9 @@ class DomainSettings(BaseModel):
     """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    of_no_move: ClassVar[tuple[str, ...]] = ()
+    """Settings that change neither what players may do nor how it ends: game records made with others are good."""
 
     max_turns: int = 12
 

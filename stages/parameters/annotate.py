@@ -139,7 +139,7 @@ class Pairs(Section):
     bottom: Count = 2
     lone: Count | None = None
     """top_bottom: how many of the other side where one side has a single child; null: as many as ever."""
-    min_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.25
+    min_margin: NonNegative = 0.25
     min_visits: Count = 2
     min_edit_distance: Count = 1
     """Characters to change between the two actions, case and white space aside."""
@@ -156,7 +156,7 @@ class Annotate(Section):
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
     max_depth: Count = 12
     chunk: Count = 128
-    """Trees grown together, and between checkpoints; about as many as resources.slots decode fastest."""
+    """Trees grown together; about as many as resources.slots decode fastest. Each is a checkpoint once it is finished."""
     leaves_per_tree: Annotated[int, Field(ge=1, le=64)] = 1
     """Leaves of one tree that are evaluated at once."""
     virtual: Literal["wu_uct", "loss"] = "wu_uct"
@@ -166,8 +166,10 @@ class Annotate(Section):
     evaluation: LeafEvaluation = LeafEvaluation()
     backup: Literal["mean", "max", "discounted_max", "children_mean"] = "mean"
     gamma: Share = 1.0
+    returns: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    """The smallest and the largest return of an episode, as the environment gives them."""
     reward_range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    """What returns 0 and 1 count as in the tree."""
+    """What these count as in the tree; under backup discounted_max returns count as they are."""
     cut_return: float | None = None
     """What an episode that a limit cut counts as, in reward_range; null: the rewards until then."""
     stop: Stop = Stop()
@@ -181,12 +183,38 @@ class Annotate(Section):
     @property
     def low(self) -> float:
         """The worst return, in the tree's units."""
-        return self.reward_range[0]
+        return (self.returns if self.backup == "discounted_max" else self.reward_range)[0]
 
     @property
     def high(self) -> float:
         """The best return, in the tree's units."""
-        return self.reward_range[1]
+        return (self.returns if self.backup == "discounted_max" else self.reward_range)[1]
+
+    @property
+    def q_range(self) -> tuple[float, float]:
+        """Within what the labels' q lies."""
+        if self.labels.scale == "min_max" or self.labels.q in ("rollout", "hard", "process"):
+            return 0.0, 1.0
+        return (self.low, self.high) if self.labels.q == "tree" else (self.returns[0], self.returns[1])
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Within what the step-value model's targets lie: returns where labels are, else shares."""
+        return (self.returns[0], self.returns[1]) if self.labels.q in ("tree", "best") else (0.0, 1.0)
+
+    def worth(self, total: float) -> float:
+        """What an episode of return `total` counts as in the tree."""
+        if self.backup == "discounted_max":
+            return total
+        worst, best = self.returns
+        return self.low + (self.high - self.low) * ((total - worst) / (best - worst))
+
+    def return_of(self, value: float) -> float:
+        """The return that counts as `value` in the tree."""
+        if self.backup == "discounted_max":
+            return value
+        worst, best = self.returns
+        return worst + (best - worst) * ((value - self.low) / (self.high - self.low))
 
     @property
     def unvisited(self) -> str:
@@ -210,8 +238,9 @@ class Annotate(Section):
                 f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'best' only; backup is '{self.backup}': "
                 "set gamma to 1"
             )
-        if self.low >= self.high:
-            raise ValueError(f"reward_range must rise, as [0.0, 1.0] or [-1.0, 1.0] do; it is {self.reward_range}")
+        for name, given in (("returns", self.returns), ("reward_range", self.reward_range)):
+            if given[0] >= given[1]:
+                raise ValueError(f"{name} must rise, as [0.0, 1.0] or [-1.0, 1.0] do; it is {given}")
         if self.reward_range != [0.0, 1.0] and (self.backup == "discounted_max" or self.labels.q == "best"):
             raise ValueError(
                 "backup 'discounted_max' and labels.q 'best' add up single rewards, which reward_range does not change: set it "
@@ -224,19 +253,30 @@ class Annotate(Section):
             )
         if self.cut_return is not None and not self.low <= self.cut_return <= self.high:
             raise ValueError(f"cut_return ({self.cut_return}) lies outside reward_range {self.reward_range}")
-        if self.pairs.min_margin > self.high - self.low:
+        lowest, highest = self.q_range
+        if self.pairs.min_margin > highest - lowest:
             raise ValueError(
-                f"pairs.min_margin ({self.pairs.min_margin}) is more than Q can differ by in reward_range {self.reward_range}"
+                f"pairs.min_margin ({self.pairs.min_margin}) is more than the labels' q can differ by: labels.q "
+                f"'{self.labels.q}' lies in [{lowest:g}, {highest:g}]"
             )
         return self
 
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
-        check_support(self.value_model.head, 0.0, 1.0, "returns")
+        returns = (self.returns[0], self.returns[1])
+        named = "returns" if self.labels.q in ("tree", "best") else "shares of success"
+        learnt = [("value_model", self.value_model.head, self.value_range, named)]
+        if self.evaluation.reads_values:
+            learnt.append(("value_model", self.value_model.head, returns, "returns"))
         if self.q_model.kind == "regression":
-            # Of the labels only values of the tree itself are in its units.
-            units = (self.low, self.high) if self.labels.q == "tree" and self.labels.scale == "none" else (0.0, 1.0)
-            check_support(self.q_model.head, *units, "the labels' q")
+            learnt.append(("q_model", self.q_model.head, self.q_range, "the labels' q"))
+        if self.progress.kind != "none":
+            learnt.append(("progress", self.progress.head, returns, "returns"))
+        for name, head, units, what in learnt:
+            try:
+                check_support(head, *units, what)
+            except ValueError as error:
+                raise ValueError(f"{name}.{error}") from error
         return self
 
     @model_validator(mode="after")
@@ -271,6 +311,23 @@ class Annotate(Section):
         for what, (given, reason) in reasons.items():
             if given:
                 raise ValueError(f"{what} does not go with expansion.kind 'lazy', where {reason}: set that to eager")
+        return self
+
+    @model_validator(mode="after")
+    def _kept(self) -> Annotate:
+        if self.evaluation.keep_rollouts or self.evaluation.kind == "value_model":
+            return self
+        lost = {
+            f"labels.q '{self.labels.q}'": self.labels.q in ("best", "process"),
+            "pairs.rule 'best_path'": self.pairs.rule == "best_path",
+            "q_model.kind 'trajectory_dpo'": self.q_model.kind == "trajectory_dpo",
+        }
+        for what, needs_ends in lost.items():
+            if needs_ends:
+                raise ValueError(
+                    f"{what} goes by the ends below a step, of which evaluation.keep_rollouts false leaves those that were drawn "
+                    "alone: set that to true"
+                )
         return self
 
     @model_validator(mode="after")

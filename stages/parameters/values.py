@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import HeadParams, check_support
+from stages.parameters.heads import HeadParams
 from stages.validation import NonNegative, Positive, Section
 
 ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]
@@ -69,8 +69,3 @@ class Progress(Fitting):
     """spa: the contributions' sum learns the return of the rollouts."""
     head: HeadParams = HeadParams(loss="mse")
     """Of the sum."""
-
-    @model_validator(mode="after")
-    def _support(self) -> Progress:
-        check_support(self.head, 0.0, 1.0, "returns")
-        return self

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.annotation.labels import ended, hard
+from stages.annotation.labels import ended, hard, node_q, weighed
 from stages.annotation.selection import softmax
 from stages.annotation.tree import Row, children_of, tree_values, trees_of
 from stages.reporting.figures.trees import most_visited_path, telling_tree
@@ -53,6 +53,9 @@ class _Known:
     tree: Sequence[Row]
     children: list[list[int]]
     values: list[float]
+    """The tree's own."""
+    q: list[float | None]
+    """What `annotate.labels.q` says, which advantages and pairs go by; None where it says nothing."""
     labels: Mapping[int, Row]
     pairs: Sequence[Row]
     path: list[int]
@@ -67,7 +70,8 @@ class _Known:
         }
         path = [row["node"] for row in most_visited_path(tree)]
         known = {label["node"]: label for label in labels}
-        return cls(tree, children_of(tree), tree_values(tree, params), known, pairs, path, ends)
+        q = [value if weighed(row, params, 1) else None for row, value in zip(tree, node_q(tree, params), strict=True)]
+        return cls(tree, children_of(tree), tree_values(tree, params), q, known, pairs, path, ends)
 
 
 def _quoted(row: Row) -> str:
@@ -141,6 +145,7 @@ def _node(known: _Known, row: Row, probability: float | None) -> dict[str, Any]:
         "answer": short(row["observation"], OBSERVATION),
         "N": row["N"],
         "Q": _number(known.values[row["node"]]) if row["N"] else None,
+        "q": _number(known.q[row["node"]]),
         "prior": _number(probability),
         "logprob": _number(row["prior"]) if row["node"] else None,
         "right": row["n_success"],
@@ -172,7 +177,8 @@ class Grown:
 
 
 def pack(domain: str, pick: str, grown: Grown, tokenizer: Any | None) -> dict[str, Any]:
-    """One tree for the page: `nodes` by number, `path` the most visited way, `pairs` [win, lose, margin, weight]."""
+    """One tree for the page: `nodes` by number, `path` the most visited way, `pairs` [win, lose, margin, weight]; `range` of the
+    tree's values, `by` what the labels' q is."""
     (tree,) = trees_of(grown.nodes).values()
     known = _Known.of(tree, grown.labels, grown.pairs, grown.params)
     probabilities: dict[int, float] = {}
@@ -188,6 +194,8 @@ def pack(domain: str, pick: str, grown: Grown, tokenizer: Any | None) -> dict[st
         "story": story(known),
         "nodes": nodes,
         "path": known.path,
+        "range": [grown.params.low, grown.params.high],
+        "by": grown.params.labels.q,
         "pairs": [[pair["win"], pair["lose"], _number(pair["margin"]), _number(pair["weight"])] for pair in grown.pairs],
     }
 

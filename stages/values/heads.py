@@ -160,10 +160,14 @@ class C51Head(TwoHotHead):
         """Distribution of reward + discount * z, clipped to the support and split between neighbours.
 
         probabilities [..., m] of the next state; reward [...]; discount [...], gamma or 0 where the episode ended -> [..., m].
+        A target counts as clamped where its mean lies outside of the support.
         """
         self._on(probabilities.device)
         moved = reward.float().unsqueeze(-1) + discount.float().unsqueeze(-1) * self.support
-        return (probabilities.float().unsqueeze(-1) * self.encode(moved)).sum(dim=-2)
+        mean = (probabilities.float() * moved).sum(dim=-1)
+        self.seen += mean.numel()
+        self._clamped += self.outside(mean).sum()
+        return (probabilities.float().unsqueeze(-1) * self.spread(moved.clamp(self.v_min, self.v_max))).sum(dim=-2)
 
     def distribution_loss(self, logits: Tensor, probabilities: Tensor) -> Tensor:
         """Cross-entropy [...] of logits [..., m] against a projected distribution [..., m]."""

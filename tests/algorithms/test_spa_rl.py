@@ -9,7 +9,7 @@ import torch
 
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.gae import gae
+from stages.algorithms.gae import compact, gae
 from stages.algorithms.progress import contributions, left_out, progress_rewards
 from stages.parameters.rl import Credit, Rl
 from stages.params import parse_params
@@ -79,6 +79,19 @@ def test_advantages_skip_the_environments_tokens() -> None:
     rewards, values, valid = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.8]]), torch.ones(1, 2, dtype=torch.bool)
     assert gae(rewards, values, valid, 1.0, 1.0)[0, 0].item() == pytest.approx(0.5)
     assert gae(rewards, values, valid, 1.0, 0.5)[0, 0].item() == pytest.approx(0.40)
+
+
+def test_an_observation_between_turns_changes_no_advantage() -> None:
+    """spa_rl 6: with an observation's token between the two turns, of whatever value, A_0 is 0.5 and 0.40 still; going over that
+    token with a masked value of 0, as the inherited trainer does, would make it -0.05."""
+    mask = torch.tensor([[True, False, True]])
+    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 9.0, 0.8]])
+    index, valid = compact(mask)
+    for lam, expected in ((1.0, 0.5), (0.5, 0.40)):
+        found = gae(rewards.gather(1, index), values.gather(1, index), valid, 1.0, lam)
+        assert found[0, 0].item() == pytest.approx(expected)
+    inherited = gae(rewards, values * mask, torch.ones_like(mask), 1.0, 0.5)
+    assert inherited[0, 0].item() == pytest.approx(-0.05)
 
 
 def prepared(make_batch: Any, algorithm: str, credit: dict[str, Any] | None = None, c: list[float] | None = None) -> Any:

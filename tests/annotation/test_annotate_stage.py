@@ -230,6 +230,32 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     assert (grown, resumed) == ([2, 2], [2])
     assert outputs(context) == whole
 
+    # Killed within a chunk: of one chunk of all six trees those that were finished are not grown again.
+    for folder in ("data/annotated", "reports"):
+        shutil.rmtree(context.root / folder)
+    values = {**VALUES, "annotate": {**VALUES["annotate"], "chunk": 6}}
+    together = replace(context, params=parse_params(values))
+
+    def dies_after_two_trees(self: Search, part: Any, on_tree: Any = None) -> Any:
+        finished = []
+
+        def told(tree: Any) -> None:
+            if len(finished) == 2:
+                raise KeyboardInterrupt
+            finished.append(tree)
+            on_tree(tree)
+
+        return grow(self, part, told)
+
+    monkeypatch.setattr(Search, "grow", dies_after_two_trees)
+    with pytest.raises(KeyboardInterrupt):
+        annotate.run(together)
+    resumed.clear()
+    monkeypatch.setattr(Search, "grow", lambda self, part, on_tree=None: resumed.append(len(part)) or grow(self, part, on_tree))
+    annotate.run(together)
+    assert resumed == [4]
+    assert outputs(context) == whole
+
     # Divided over two shards: three chunks, the first and the third of them the first shard's; then nothing is left to grow.
     for folder in ("data/annotated", "reports"):
         shutil.rmtree(context.root / folder)

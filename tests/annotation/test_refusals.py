@@ -9,6 +9,8 @@ import pytest
 from stages.params import Annotate, ParamsError, parse_params
 
 EAGER = {"kind": "eager"}
+WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}
+THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +23,17 @@ EAGER = {"kind": "eager"}
         ({"backup": "discounted_max", "cut_return": 0.0}, "would change nothing"),
         ({"backup": "discounted_max", "evaluation": {"kind": "mixed"}}, "would change nothing"),
         ({"cut_return": -0.5}, "outside reward_range"),
-        ({"pairs": {"min_margin": 1.5}}, "more than Q can differ by"),
+        ({"pairs": {"min_margin": 1.5}}, r"'rollout' lies in \[0, 1\]"),
+        ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout' lies in \[0, 1\]"),
+        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE}, r"'best' lies in \[-6, 0\]"),
+        ({"returns": [0.0, -6.0]}, "returns must rise"),
+        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "progress": {"kind": "spa", "head": {"loss": "two_hot"}}}, r"progress.head: returns lie"),
+        (
+            {"returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE, "q_model": {"kind": "regression"}},
+            r"q_model.head: the labels' q lie in \[-6, 0\]",
+        ),
         ({"evaluation": {"kind": "value_model"}}, "set that to eager"),
         ({"evaluation": {"keep_rollouts": False}}, "set that to eager"),
         ({"selection": {"unvisited": "zero"}}, "every child comes with a visit"),
@@ -29,6 +41,10 @@ EAGER = {"kind": "eager"}
         ({"expansion": {"dedupe": "state"}}, "follow the action as it was written"),
         ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "which evaluation.kind 'rollout' has none of"),
         ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "which evaluation.kind 'rollout' has none of"),
+        ({**THROWN_AWAY, "labels": {"q": "process"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "labels": {"q": "best"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "pairs": {"rule": "best_path"}}, "goes by the ends below a step"),
+        ({**THROWN_AWAY, "q_model": {"kind": "trajectory_dpo"}}, "goes by the ends below a step"),
         ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "ranks by the value model"),
         ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "plays none: set it to tree"),
         (
@@ -64,3 +80,19 @@ def test_states_are_read_where_there_are_some():
         parse_params(values)
     values["annotate"]["evaluation"]["backbone"] = "own"
     parse_params(values)
+
+
+def test_whole_episodes_are_learnt_from_where_they_are_kept():
+    """Contract: methods on pairs of whole episodes need rollouts as nodes; those on steps, or that play, do not."""
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}, "annotate": THROWN_AWAY}
+    with pytest.raises(ParamsError, match="keep_rollouts: false does not keep"):
+        parse_params({**values, "rl": {"algorithm": "dpo"}})
+    parse_params({**values, "rl": {"algorithm": "step_dpo"}})
+    parse_params({**values, "rl": {"algorithm": "grpo"}})
+
+
+def test_returns_of_dense_rewards_are_counted_on():
+    """Contract: settings whose heads and margins have room for returns from -6 to 0 pass."""
+    Annotate(returns=[-6.0, 0.0])
+    Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
+    Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)

@@ -246,6 +246,22 @@ def test_bisection_finds_the_first_error(error: int):
     assert first_error(tree.rows(), 16) == (path[error] if error < 16 else 16)
 
 
+def test_equal_rollouts_are_searched_once():
+    """Contract: of four rollouts from the start three are the same wrong one, which is searched once."""
+    tree = Tree("t", ROOT, Annotate(iterations=9, selection={"rule": "omega", "c": 0.125}, evaluation={"rollouts": 4}))
+    plan = omega(tree)
+    next(plan)
+
+    def step(token: int, reward: float = 0.0, end: bool = True) -> Edge:
+        return Edge(str(token), (token,), (), "", () if end else (11,), reward, end, False, "")
+
+    (first,) = {play.start for play in plan.send([[step(1, end=False), step(2)]] * 3 + [[step(3, 1.0)]])}
+    assert tree.path(first) == [0, first]
+    with pytest.raises(StopIteration):
+        plan.send([[step(number)] for number in range(4, 8)])
+    assert tree.iterations == 1
+
+
 def test_a_searched_rollout_is_never_searched_again():
     """Contract: the pool holds wrong rollouts of states with 0 < MC < 1; each is searched once, and without any the tree ends."""
     for tree in grow([f"t{number}" for number in range(6)], iterations=500, **MODES["omega"]):
@@ -324,7 +340,7 @@ def test_budgets_end_a_tree_between_iterations():
 def test_a_tree_goes_on_a_little_after_its_first_success():
     """Contract: stop.extra_after_success iterations follow the first success."""
     for tree in grow([f"t{n}" for n in range(8)], iterations=64, expand_k=3, stop={"on_success": True, "extra_after_success": 5}):
-        first = tree.first_success()
+        first = tree.first_success
         assert tree.iterations == (64 if first is None else min(64, first + 5))
 
 

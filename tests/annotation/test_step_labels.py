@@ -145,6 +145,8 @@ def test_every_definition_can_be_the_label(q: str, expected: float):
     tree = [row(0, -1, 8, 2), row(1, 0, 4, 1, W=2.0), row(2, 1, 1, 1, end=True)]
     labels = label_rows(tree, Annotate(labels={"q": q, "min_visits": 1}))
     assert labels[1]["q"] == pytest.approx(expected)
+    columns = {"rollout": "q_rollout", "tree": "q_tree"}
+    assert [label["q"] for label in labels] == [label[columns.get(q, q)] for label in labels], "each definition has a column"
     assert labels[1]["advantage"] == pytest.approx(expected - labels[0]["q"])
 
 

@@ -4,6 +4,7 @@ import pytest
 from tabular import grow
 
 from stages.agent.episode import NODE_SCHEMA, write_table
+from stages.annotation.labels import label_rows
 from stages.annotation.search import PrefixStore, Search
 from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
 from stages.params import Annotate
@@ -36,10 +37,15 @@ def test_random_keys_are_never_used_twice():
 
 def test_one_iteration_is_the_outcome():
     """Contract: iterations = 1 labels every step with the episode's outcome."""
-    for tree in grow(["a", "b", "c"], iterations=1):
+    outcomes = set()
+    for tree in grow([f"t{number}" for number in range(40)], iterations=1):
         outcome = tree.nodes[-1].total
+        outcomes.add(outcome)
         assert len(tree.nodes) == DEPTH + 2
         assert all((node.N, node.n_rollouts, node.value, node.n_success) == (1, 1, outcome, outcome) for node in tree.nodes)
+        labels = label_rows(tree.rows(), Annotate(labels={"min_visits": 1}))
+        assert [label["q"] for label in labels] == [outcome] * (DEPTH + 2)
+    assert outcomes == {0.0, 1.0}
 
 
 def test_one_draw_per_node_is_a_chain():
@@ -106,7 +112,7 @@ def test_history_longer_than_the_context_is_cut():
 def test_stop_on_success():
     """Contract: with stop.on_success a tree ends with the iteration that first succeeds."""
     trees = grow([f"t{number}" for number in range(8)], iterations=64, expand_k=3, stop={"on_success": True})
-    assert sum(tree.solved for tree in trees) >= 4
+    assert sum(tree.first_success is not None for tree in trees) >= 4
     for tree in trees:
         wins = [node for node in tree.nodes if node.total >= 1.0]
         if not wins:

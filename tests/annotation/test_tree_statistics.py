@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from tabular import grow
 
+from stages.annotation.labels import label_rows
 from stages.annotation.tree import Edge, Tree, children_of, tree_values
 from stages.params import Annotate
 
@@ -42,12 +43,34 @@ def test_outcomes_add_up():
     assert (root.n_success, root.n_rollouts) == (3, 4)
 
 
+def test_values_are_running_means():
+    """Contract (step_q 1): returns 1, 0, 0.8 through one node give V = 1, 0.5, 0.6 and N = 3."""
+    tree, seen = Tree("t", ROOT, Annotate(expand_k=9)), []
+    for number, outcome in enumerate([1.0, 0.0, 0.8], start=1):
+        tree.insert(0, [edge(0), edge(number, outcome, end=True)], number)
+        seen.append(tree.nodes[1].value)
+    assert seen == pytest.approx([1.0, 0.5, 0.6])
+    assert tree.nodes[1].N == 3
+
+
+@pytest.mark.parametrize("q", ["rollout", "tree"])
+def test_after_one_success_every_step_is_worth_1(q: str):
+    """Contract (step_q 2): Q of a step is the value of its node; after one success on a path of three steps all three are 1."""
+    params = Annotate(expand_k=9, labels={"q": q, "min_visits": 1})
+    tree = Tree("t", ROOT, params)
+    tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
+    assert [node.value for node in tree.nodes[1:]] == [1.0, 1.0, 1.0]
+    assert [label["q"] for label in label_rows(tree.rows(), params)[1:]] == [1.0, 1.0, 1.0]
+    tree.insert(0, [edge(0), edge(3, 0.0, end=True)], 2)
+    assert [label["q"] for label in label_rows(tree.rows(), params)[1:]] == [0.5, 1.0, 1.0, 0.0]
+
+
 def test_success_is_told_by_a_term_where_returns_do_not():
     """Contract: an environment's term `success` decides; a return of 1 does where there is none."""
     tree = Tree("t", ROOT, Annotate(expand_k=9))
     for token, (reward, success) in enumerate([(-2.0, 1.0), (1.0, 0.0), (-6.0, 0.0)]):
         tree.insert(0, [replace(edge(token, reward, end=True), success=success)], token + 1)
-        assert tree.solved
+        assert tree.first_success == 1
     assert (tree.nodes[0].n_success, tree.nodes[0].n_rollouts) == (1, 3)
 
 

@@ -122,6 +122,16 @@ def test_tree_search_of_both_sides(options: Options, tasks: search_domain.Search
     assert mcts.theirs(options, tasks, 1).run() > 0
 
 
+def test_annotation_by_parts(options: Options):
+    """Contract: all that annotate does is in the sum of its parts, and there are trees, labels and a value model in it."""
+    (row,) = mcts.annotation(options)
+    assert (row["tasks"], row["iterations"]) == (4, 2)
+    assert row["labels"] >= row["tasks"], "the starts at least"
+    assert row["steps"] > row["tasks"]
+    assert min(row[part] for part in mcts.PARTS) > 0
+    assert sum(row[part] for part in mcts.PARTS) == pytest.approx(row["seconds"], rel=0.01)
+
+
 def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
     seen = rl_iteration.Seen()
     side = rl_iteration.ours(options, tasks, seen)

@@ -13,7 +13,7 @@ from stages.agent.episode import write_json
 from stages.claims import mcts_labels, workshop
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
-from stages.claims.label_metrics import METRICS, WORLDS, judge, rank_correlation
+from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, judge, rank_correlation
 from stages.claims.results import metrics_of
 from stages.claims.workshop import Workshop
 from stages.params import ROOT, Annotate
@@ -44,7 +44,26 @@ def test_the_numbers_by_hand() -> None:
     # 1 rather than 2 is wrong by Q*; below 2, the right end rather than the wrong one is right.
     assert (found["pair_accuracy"], found["right_pairs"], found["labels"]) == (0.5, 0.0, 4.0)
     assert found["trees_with_pairs"] == 1.0
+    assert found["first_error_accuracy"] == 1.0, "the last step of the only wrong end"
     assert rank_correlation(np.array([1.0, 1.0]), np.array([0.0, 1.0])) == 0.0
+
+
+def test_first_errors_by_hand() -> None:
+    """Contract: of two wrong ends the tree tells one's first error, the last step; below the other's first step no rollout went
+    right, though the policy may still succeed from there."""
+    tree = [
+        row(0, -1, 3, 1),
+        row(1, 0, 2, 1),
+        row(2, 0, 1, 0),
+        row(3, 1, 1, 1, True),
+        row(4, 1, 1, 0, True),
+        row(5, 2, 1, 0, True),
+    ]
+    worth = {1: 0.5, 2: 0.3, 3: 1.0, 4: 0.0, 5: 0.0}
+    assert first_error_accuracy([tree], lambda tree, node: (worth[node], 0.0)) == 0.5
+    worth[2] = 0.0
+    assert first_error_accuracy([tree], lambda tree, node: (worth[node], 0.0)) == 1.0
+    assert first_error_accuracy([tree[:4]], lambda tree, node: (worth[node], 0.0)) == 0.0
 
 
 def test_known_worlds_are_known() -> None:

@@ -11,33 +11,23 @@ import pytest
 import torch
 
 from stages.control import offline_q
-from stages.control.guessing import Games, Guessing, feedback
+from stages.control.guessing import Games, Guessing
 from stages.control.offline_q import Learner, pairs_of
 from stages.control.settings import Game, OfflineQ
+from stages.environments.wordle.rules import code_of, marks_of
 
 TINY = {"letters": 2, "alphabet": 3, "words": 6, "guesses": 3}
 SMALL: dict[str, Any] = {"game": TINY, "games": 60, "updates": 3, "batch": 8, "layers": 1, "width": 16, "play": 20, "seed": 4}
-RIGHT, WRONG, ABSENT = 2, 1, 0
 
 
-def answer(*marks: int) -> int:
-    return sum(mark * 3**place for place, mark in enumerate(marks))
-
-
-@pytest.mark.parametrize(
-    ("guess", "hidden", "marks"),
-    [
-        ((0, 1, 2), (0, 1, 2), (RIGHT, RIGHT, RIGHT)),
-        ((0, 1, 2), (2, 0, 1), (WRONG, WRONG, WRONG)),
-        ((0, 0, 1), (0, 2, 2), (RIGHT, ABSENT, ABSENT)),
-        ((0, 0, 1), (2, 0, 0), (WRONG, RIGHT, ABSENT)),
-        ((0, 0, 0), (1, 0, 2), (ABSENT, RIGHT, ABSENT)),
-        ((1, 1, 0), (0, 1, 1), (WRONG, RIGHT, WRONG)),
-    ],
-)
-def test_feedback_by_hand(guess: tuple, hidden: tuple, marks: tuple) -> None:
-    """Contract: a letter of the hidden word answers for one letter of the guess, right places first."""
-    assert feedback(guess, hidden) == answer(*marks)
+def test_answers_are_those_of_the_rules() -> None:
+    """Contract: a guess is answered as Wordle answers it, where letters repeat too; only the word itself solves the game."""
+    game = Guessing(Game(letters=3, alphabet=3, words=27, guesses=3), 1)
+    assert game.words == sorted(itertools.product(range(3), repeat=3))
+    for (row, guess), (column, hidden) in itertools.product(enumerate(game.words), repeat=2):
+        marks = marks_of("".join("abc"[letter] for letter in guess), "".join("abc"[letter] for letter in hidden))
+        assert game.answers[row, column] == code_of(marks)
+        assert (game.answers[row, column] == game.solved) == (row == column)
 
 
 def test_games_follow_the_rules() -> None:

@@ -53,6 +53,19 @@ def test_games_become_episodes_of_the_same_answers(wordle: WordleDomain, trainin
     }
 
 
+def test_games_are_good_under_other_rewards(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
+    """Contract: what is paid and shown changes no move, so records stay good and get today's rewards; other rules are refused."""
+    path = tmp_path / "wordle.games.jsonl"
+    path.write_text("".join(record_line(record) + "\n" for record in make_games(wordle, tmp_path, training, 12, 0)))
+    other = WordleDomain(WordleSettings(reward="solved", show="marks", hidden="consistent"))
+    games = read_games(path, other, tmp_path, training)
+    assert (len(games.episodes), dict(games.rejected)) == (12, {})
+    assert [episode.reward for episode in games.episodes] == [float(episode.success) for episode in games.episodes]
+    assert 0 < sum(episode.success for episode in games.episodes) < 12
+    fixed = WordleDomain(WordleSettings(reward="lmrl"))
+    assert read_games(path, fixed, tmp_path, training).rejected == {"made with other settings": 12}
+
+
 def test_what_is_left_out_is_told(wordle: WordleDomain, training: list[Task], tmp_path: Path) -> None:
     """Contract: nothing is dropped silently: each reason is counted, tasks outside of training too."""
     good = next(make_games(wordle, tmp_path, training, 1, 0))

@@ -164,7 +164,9 @@ def test_a_critic_without_room_for_the_returns_is_refused() -> None:
     """Contract: LMRL-Gym's returns reach from -6 to 0; a head that would cut them off is refused, others are not."""
 
     def given(environment: dict, rl: dict):
-        return parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": environment, "rl": rl}}})
+        annotate = {"returns": [-6.0, 0.0]} if environment else {}
+        own = {"environment": environment, "rl": rl, "annotate": annotate}
+        return parse_params({"domains": ["wordle"], "per_domain": {"wordle": own}})
 
     lmrl, head = {"reward": "lmrl"}, {"loss": "hl_gauss", "v_min": -6.5, "v_max": 0.5}
     check_domains(given(lmrl, {}))
@@ -174,6 +176,9 @@ def test_a_critic_without_room_for_the_returns_is_refused() -> None:
     check_domains(given(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
     with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns lie in \[-6, 0\].*\[-0.2, 1.2\]"):
         check_domains(given(lmrl, {"algorithm": "ppo"}))
+    params = parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": lmrl}}})
+    with pytest.raises(ParamsError, match=r"set per_domain.wordle.annotate.returns to \[-6.0, 0.0\]"):
+        check_domains(params)
 
 
 def test_what_is_left_equals_brute_force(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:

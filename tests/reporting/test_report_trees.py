@@ -61,6 +61,23 @@ def test_a_tree_with_all_that_the_viewer_shows() -> None:
     assert alone["path"] == [0]
 
 
+def test_a_pair_is_as_far_apart_as_its_sides_say() -> None:
+    """Contract: a node shows the q that pairs go by beside the tree's value, and the bar's range is the tree's."""
+    params = Annotate(reward_range=[-1.0, 1.0], labels={"q": "hard"}, pairs={"min_margin": 0.1})
+    nodes = tree("a")
+    nodes[0]["W"], nodes[1]["W"], nodes[2]["W"] = 2.0, 1.0, -2.0
+    packed = pack("search", "", Grown(nodes, label_rows(nodes, params), pair_rows(nodes, params), params), None)
+    assert (packed["range"], packed["by"]) == ([-1.0, 1.0], "hard")
+    first, second = packed["nodes"][1], packed["nodes"][2]
+    assert (first["Q"], first["q"], second["Q"], second["q"]) == (0.25, 1, -1, 0)
+    ((win, lose, apart, _),) = packed["pairs"]
+    assert packed["nodes"][win]["q"] - packed["nodes"][lose]["q"] == apart
+    bare = row("a", 5, 0, 2, 0, n_rollouts=0)
+    nodes.append(bare)
+    packed = pack("search", "", Grown(nodes, [], [], params), None)
+    assert "q" not in packed["nodes"][5], "nothing is known by rollouts of what had none"
+
+
 def test_what_the_policy_reads_first_is_the_prompt() -> None:
     class Tokenizer:
         def decode(self, ids: list[int], skip_special_tokens: bool) -> str:

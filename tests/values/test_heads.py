@@ -107,6 +107,16 @@ def test_c51_terminal_target_is_two_hot() -> None:
     torch.testing.assert_close(c51.encode(rewards), two_hot.encode(rewards))
 
 
+def test_c51_counts_targets_and_not_atoms() -> None:
+    """Contract: of two targets over three atoms the one whose mean leaves [0, 1] is clamped; atoms do not count."""
+    c51 = head("c51", bins=3)
+    assert isinstance(c51, C51Head)
+    following = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    found = c51.project(following, torch.tensor([0.25, 0.25]), torch.ones(2))
+    assert (c51.clamped, c51.seen) == (1, 2)
+    close(found, [[0.25, 0.5, 0.25], [0.0, 0.0, 1.0]], atol=1e-6)
+
+
 def test_c51_loss_against_a_distribution() -> None:
     """Contract: the cross-entropy against a projected distribution is smallest, its entropy, at that distribution."""
     c51 = head("c51", bins=3)
@@ -143,6 +153,12 @@ def test_gradient_vanishes_at_the_target() -> None:
     gauss.loss(logits, torch.tensor([0.4])).sum().backward()
     assert logits.grad is not None
     assert float(logits.grad.abs().max()) < 1e-6
+    for place in range(5):  # and nowhere else, but for a shift of all logits, which changes no prediction
+        for shift, moved in ((torch.full((5,), 0.7), False), (0.7 * torch.eye(5)[place], True)):
+            elsewhere = (logits.detach() + shift).requires_grad_()
+            gauss.loss(elsewhere, torch.tensor([0.4])).sum().backward()
+            assert elsewhere.grad is not None
+            assert (float(elsewhere.grad.abs().max()) > 1e-3) is moved
 
 
 def test_small_sigma_is_one_hot() -> None:

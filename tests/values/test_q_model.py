@@ -93,6 +93,11 @@ def test_scores_are_those_of_whole_rows_whatever_else_is_scored(policy: Any) -> 
     alone = torch.cat([model.scores(history, [action]) for action in actions])
     torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
     assert model.scores(history, actions).equal(found)
+    # step_q's limit: however large beta is, the same action comes first.
+    for beta in (1e-3, 1e4):
+        bold = PreferenceQ(other, policy.model, QModel(kind="step_dpo", beta=beta)).scores(history, actions)
+        torch.testing.assert_close(bold, beta / 0.5 * found)
+        assert bold.argmax() == found.argmax()
 
 
 def test_decisions_of_a_tree() -> None:

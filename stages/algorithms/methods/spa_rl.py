@@ -15,7 +15,8 @@ CARD = Card(
     equation="sum_i c_i, with c_i read at the end of turn i, is fitted to R; r_i = weight c_i - grounding_coef (1 - g_i), g_i = "
     "1 where the action was understood; PPO with GAE over turns",
     assumptions="returns of the SFT policy's rollouts tell which turns earn them; grounding as a penalty, so that longer "
-    "episodes earn nothing (credit.grounding bonus is the published form), is ours",
+    "episodes earn nothing (credit.grounding bonus is the published form), is ours; so are, since no source confirms "
+    "others, weight 1 of contributions, learning rates and epochs of estimator and policy, and training without a KL term",
     reduces_to="grounding_coef 0, residual last_step and c = 0: PPO on the return at the end; one turn: an outcome reward model",
     tested_by="tests/algorithms/test_spa_rl.py, tests/values/test_progress.py",
     switch="rl.algorithm: spa_rl",

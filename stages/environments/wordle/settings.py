@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -62,6 +62,8 @@ class WeightedLevel(Level):
 
 class WordleSettings(DomainSettings):
     """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw wordle`)."""
+
+    of_no_move: ClassVar[tuple[str, ...]] = ("reward", "show")
 
     max_turns: Annotated[int, Field(ge=1, le=64)] = 6
     """Guesses, illegal ones included."""

@@ -58,7 +58,8 @@
     if (many && !open[number]) name.appendChild(element("span", "more", " +" + many));
     made.appendChild(name);
     var bar = element("span", "q"), fill = element("span");
-    fill.style.width = 100 * Math.max(0, Math.min(1, node.Q || 0)) + "%";
+    var share = node.Q === undefined ? 0 : (node.Q - tree.range[0]) / (tree.range[1] - tree.range[0]);
+    fill.style.width = 100 * Math.max(0, Math.min(1, share)) + "%";
     bar.appendChild(fill);
     made.appendChild(bar);
     made.appendChild(element("span", "number", node.Q === undefined ? "–" : format(node.Q, 2)));
@@ -125,7 +126,8 @@
     }
     if (node.end) panel.appendChild(element("p", "ending " + node.end, { success: "✓ The task is solved here.", failure: "✗ The task ends here, not solved.", truncated: "… Cut off here by a limit." }[node.end]));
     fact(facts, "visits N", String(node.N));
-    if (node.Q !== undefined) fact(facts, "value Q", format(node.Q, 3) + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " on what was expected before (by labels.q)"));
+    if (node.Q !== undefined) fact(facts, "value Q", format(node.Q, 3) + " in the search");
+    if (node.q !== undefined) fact(facts, "label q", format(node.q, 3) + " (" + tree.by + ")" + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " on what was expected before"));
     if (node.rollouts) fact(facts, "policy alone", node.right + " of " + node.rollouts + " rollouts succeed" + (node.error ? " (± " + format(node.error, 2) + ")" : ""));
     if (node.prior !== undefined) fact(facts, "prior P", format(100 * node.prior, 0) + " % among " + children[node.parent].length + " tried; " + format(node.logprob, 2) + " nats per token");
     if (node.model !== undefined) fact(facts, "value model", format(node.model, 3));
@@ -143,7 +145,7 @@
       var won = pair[0] === current, other = won ? pair[1] : pair[0], line = element("p", "pair");
       line.appendChild(element("span", won ? "win" : "lose", won ? "▲ preferred to " : "▼ rejected for "));
       line.appendChild(link(other, tree.nodes[other].action || "(nothing)"));
-      line.appendChild(document.createTextNode(", " + format(pair[2], 2) + " apart, weight " + format(pair[3], 2)));
+      line.appendChild(document.createTextNode(", label q " + format(node.q, 2) + " against " + format(tree.nodes[other].q, 2) + ": " + format(pair[2], 2) + " apart, weight " + format(pair[3], 2)));
       panel.appendChild(line);
     });
   }

@@ -1,0 +1,131 @@
+"""Units of values: the return from an action on, where rewards are added up; returns outside [0, 1]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tabular import grow
+
+from stages.annotation.calibration import calibration
+from stages.annotation.labels import best_values
+from stages.annotation.paths import value_paths
+from stages.annotation.search import Search
+from stages.annotation.selection import Arm, virtual
+from stages.annotation.tree import Edge, Tree, tree_values
+from stages.claims.known_tree import Chat, FakeEngine, Pool, task
+from stages.params import Annotate
+
+MODEL: dict[str, Any] = {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}
+ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")
+
+
+def edge(token: int, reward: float = 0.0, end: bool = False) -> Edge:
+    return Edge(str(token), (token,), (-0.5,), "", () if end else (11,), reward, end, False, "" if end else str(token))
+
+
+def test_what_is_foreseen_is_what_a_visit_brings():
+    """Contract: under discounted_max an end is foreseen as its own reward, and a history that the model gives a return of 0.9,
+    0.3 of which came before this action and 0.2 with it, as 0.2 + 0.8 (0.9 - 0.5) = 0.52: the values of their first visits."""
+    tree = Tree("t", ROOT, Annotate(backup="discounted_max", gamma=0.8, **MODEL))
+    (above,) = tree.draw(0, [edge(1, 0.3)], 1)
+    end, history = tree.draw(above, [edge(2, 0.5, end=True), edge(3, 0.2)], 1)
+    tree.nodes[history].model_value = 0.9
+    foreseen = [tree.foreseen(node) for node in (end, history)]
+    assert foreseen == pytest.approx([0.5, 0.52])
+    tree.insert(end, [], 1)
+    tree.back_up(history, 0.9)
+    assert [tree.nodes[node].value for node in (end, history)] == pytest.approx(foreseen)
+    assert tree.nodes[above].value == pytest.approx(0.3 + 0.8 * 0.52)
+    assert tree_values(tree.rows(), tree.params) == [node.value for node in tree.nodes]
+
+
+def test_look_ahead_compares_returns_of_whole_episodes():
+    """Contract: V/2 + max V/2 is a mixture of returns of episodes, whatever the backup adds up."""
+    settings: dict[str, Any] = {**MODEL, "evaluation": {"kind": "value_model", "lookahead": 2}, "iterations": 1}
+    plain, discounted = (grow(["a"], **settings, **more)[0] for more in ({}, {"backup": "discounted_max", "gamma": 0.5}))
+    assert plain.nodes[0].model_value == discounted.nodes[0].model_value
+
+
+# ---- returns outside [0, 1] -------------------------------------------------------------------------------------------------
+
+LMRL: dict[str, Any] = {"returns": [-6.0, 0.0]}
+"""Wordle's under LMRL-Gym's rewards."""
+WIDE = {"v_min": -6.5, "v_max": 0.5}
+
+
+class Steady:
+    """A value model that always says the same."""
+
+    def __init__(self, engine: FakeEngine, says: float) -> None:
+        self.engine, self.says = engine, says
+
+    def values(self, sessions: Sequence[int]) -> list[float]:
+        return [self.says] * len(sessions)
+
+
+@pytest.mark.parametrize(
+    ("reward_range", "says", "worth"),
+    [
+        ([0.0, 1.0], -4.5, 0.25),
+        ([-1.0, 1.0], -1.5, 0.5),
+        ([0.0, 1.0], 0.7, 1.0),  # no return is above 0
+        ([0.0, 1.0], -9.0, 0.0),
+    ],
+)
+def test_the_value_model_says_any_return(reward_range: list[float], says: float, worth: float):
+    """Contract: what the model says is held within the returns that there are, and counts as reward_range has it."""
+    params = Annotate(**MODEL, **LMRL, reward_range=reward_range, value_model={"head": WIDE}, iterations=3)
+    engine = FakeEngine()
+    (tree,) = Search(engine, Chat(), Pool(), params, 0, 10_000, reader=Steady(engine, says)).grow([task("a")])
+    assert tree.nodes[0].model_value == pytest.approx(worth)
+
+
+def test_the_lowest_return_is_the_lowest():
+    """Contract: returns -6, -3 and 0 count as 0, 0.5 and 1, and as themselves under discounted_max; a visit under way that counts
+    as lost and a history that nobody read are worth the lowest of them."""
+    for more, worth in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
+        params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss")
+        assert [params.worth(total) for total in (-6.0, -3.0, 0.0)] == worth
+        assert [params.return_of(value) for value in worth] == pytest.approx([-6.0, -3.0, 0.0])
+        assert virtual(params, Arm(worth[1], 1, 0.0), 1).q == (worth[0] + worth[1]) / 2
+        tree = Tree("t", ROOT, params)
+        (child,) = tree.draw(0, [edge(1)], 1)
+        assert tree.foreseen(child) == worth[0]
+
+
+def test_the_best_of_negative_returns_is_one_that_was_seen():
+    """Contract: a child without visits and without an end below is not worth 0 to its parent; an end is, visited or not."""
+    base = {"task_id": "t", "terminal": False, "truncated": False, "N": 0, "reward": 0.0}
+    tree = [
+        {**base, "node": 0, "parent": -1, "N": 3},
+        {**base, "node": 1, "parent": 0, "N": 2, "reward": -1.0},
+        {**base, "node": 2, "parent": 0},
+        {**base, "node": 3, "parent": 1, "reward": -3.0, "terminal": True},
+        {**base, "node": 4, "parent": 1},
+    ]
+    assert best_values(tree, 0.5) == [0.5 * (-1.0 + 0.5 * -3.0), -1.0 + 0.5 * -3.0, 0.0, -3.0, 0.0]
+
+
+def test_the_step_value_model_learns_returns():
+    """Contract: targets from the tree's values are returns again, whatever these count as in the tree."""
+    base = {"task_id": "t", "terminal": False, "truncated": False, "reward": 0.0, "token_ids": [1], "context_ids": [2]}
+    rows = [
+        {**base, "node": 0, "parent": -1, "N": 4, "W": -1.0, "n_rollouts": 4, "n_success": 0},
+        {**base, "node": 1, "parent": 0, "N": 2, "W": 0.5, "n_rollouts": 2, "n_success": 0},
+    ]
+    params = Annotate(**LMRL, reward_range=[-1.0, 1.0], labels={"q": "tree"}, value_model={"head": WIDE})
+    (path,) = value_paths(rows, params)
+    assert [total / count for total, count in zip(path.successes, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
+
+
+def test_calibration_of_returns_is_that_of_their_shares():
+    """Contract: values within [-6, 0] are judged as shares of the way from -6 to 0."""
+    shares, predicted, counts = np.array([0.0, 0.5, 1.0]), np.array([0.1, 0.4, 0.9]), np.array([4.0, 2.0, 4.0])
+    plain = calibration(predicted, shares, counts, 0.5)
+    found = calibration(6 * predicted - 6, 6 * shares - 6, counts, -3.0, (-6.0, 0.0))
+    for name in ("brier", "mse", "baseline_mse", "explained_variance", "ece", "mean_predicted"):
+        assert found[name] == pytest.approx(plain[name])
+    assert len(found["bins"]) == len(plain["bins"]) == 3

@@ -9,7 +9,7 @@ import pytest
 from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
-METHODS = ("arpo", "pacs", "rl_plus", "salt", "scaling_inter")
+METHODS = ("arpo", "pacs", "rl_plus", "rover", "salt", "scaling_inter")
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,9 @@ def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
     torch.testing.assert_close(q[()], torch.full((4,), 0.0625), atol=1e-6, rtol=0)
     torch.testing.assert_close(q["A",], torch.tensor([0.0, 0.0, 0.25, 0.0]), atol=1e-6, rtol=0)
     assert float(q["A", "C"][3]) == pytest.approx(1.0)
-    assert all(prefix + ("ABCD"[int(best.argmax())],) for prefix, best in q.items())
+    for first in "ABCD":  # the theorem: the best action of the random policy's Q never leaves a path that can still succeed
+        second = "ABCD"[int(q[first,].argmax())]
+        assert first + second + "ABCD"[int(q[first, second].argmax())] in RIGHT
 
 
 def test_returns_are_centred_in_their_group(make_batch) -> None:

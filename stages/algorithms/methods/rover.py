@@ -18,15 +18,15 @@ CARD = Card(
     slug="rover",
     title="ROVER",
     paper="He et al., arXiv 2509.24981",
-    equation="Q_t = rho (log pi - log pi_old) of the token; Q'_t = rho times the mean over the vocabulary of (log pi - log pi_old) "
-    "at the next token, 0 after the last; loss = (Q_t - sg[A + beta_next Q'_t])^2, A = R - group mean; settings.form absolute: "
-    "Q = rho times the logit, target the mean of Q over the vocabulary at the next token, the return at the last",
-    assumptions="the theorem needs returns of 0 or 1 and a tree (graded returns, merging states and chance break it); four updates "
-    "a step (rl.minibatches: 4); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); pi_old is "
-    "scored by the training pass; rl.advantage.std: group and rl.loss.aggregation: token_mean are the authors' code; the absolute "
-    "form with a language model's logits to start from is ours",
-    reduces_to="minibatches 1, epochs 1: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of the "
-    "log ratio on A; absolute, rho to 0: greedy on the random policy's Q, which is optimal in binary trees",
+    equation="Q_t = rho (log pi - log pi_old) of the token; Q'_t = rho times the mean over the vocabulary of (log pi - log "
+    "pi_old) at the next token, 0 after the last; loss = (Q_t - sg[A + beta_next Q'_t])^2, A = R - group mean; settings.form "
+    "absolute: Q = rho times the logit, target the mean of Q over the vocabulary at the next token, the return at the last",
+    assumptions="the theorem needs returns of 0 or 1 and a tree (graded returns, merging states and chance break it); four "
+    "updates a step (rl.minibatches: 4); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); "
+    "pi_old is scored by the training pass; rl.advantage.std: group and rl.loss.aggregation: token_mean are the authors' code; "
+    "the absolute form with a language model's logits to start from is ours",
+    reduces_to="minibatches 1, epochs 1: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of "
+    "the log ratio on A; absolute, rho to 0: greedy on the random policy's Q, which is optimal in binary trees",
     tested_by="tests/algorithms/test_rover.py",
     switch="rl.algorithm: rover",
 )

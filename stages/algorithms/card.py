@@ -14,6 +14,17 @@ PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "pref
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Losses on stored episodes: (stages.algorithms.stored.Scores, StoredBatch, rl) -> LossTerms, a micro-batch's share.
+
+    policy: of the policy. value: of a value network that learns first, while the policy stands still; None: there is none.
+    """
+
+    policy: Callable[..., Any]
+    value: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Composition:
     """A named method.
 
@@ -27,7 +38,8 @@ class Composition:
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.
-    data: what it learns from: episodes that the policy plays, or the stored pairs.
+    data: what it learns from: episodes that the policy plays, the stored pairs, or stored episodes, off-policy.
+    stored: its losses on stored episodes.
     """
 
     card: Card
@@ -39,4 +51,5 @@ class Composition:
     vocabulary: Callable[[Any], bool] | None = None
     rescored: Callable[[Any], bool] | None = None
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "pairs"] = "episodes"
+    data: Literal["episodes", "pairs", "stored"] = "episodes"
+    stored: Stored | None = None

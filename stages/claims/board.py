@@ -23,7 +23,7 @@ LANES = {
 
 
 def is_share(metric: str) -> bool:
-    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "win_rate")
+    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "solutions_differ", "win_rate")
 
 
 @dataclass(frozen=True)

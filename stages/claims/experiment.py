@@ -40,8 +40,10 @@ class Claim(Section):
     arm: str
     against: str
     metric: Metric = "panel.success"
-    """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two
-    up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
+    """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>`, `panel.pass_at_k.<k>` or
+    `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
+    `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
+    of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
     run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q."""

@@ -15,7 +15,8 @@ from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_log
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm, resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.methods.rover import successors, values_and_targets
+from stages.algorithms.methods.rover import values_and_targets
+from stages.algorithms.successors import successors
 from stages.parameters.rl import Rl
 from stages.params import Resources
 from stages.training.batches import trajectory_batch
@@ -180,8 +181,8 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
     """Contract: the successor of a turn's last token is nobody, or the first token of the next turn."""
     batch = make_batch([[1, 0]], turns=[[2, 3], [1]])
     values = torch.arange(8.0).expand(2, 8)
-    assert successors(values, batch, across_turns=False).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
-    assert successors(values, batch, across_turns=True).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
+    assert successors(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
+    assert successors(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
     algorithm = rover(2, form="absolute", rho=1.0)
     batch = algorithm.prepare(batch)
     vocabulary = Vocabulary(torch.zeros(2, 8), values)

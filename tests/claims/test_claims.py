@@ -248,6 +248,7 @@ def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> N
 def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
     (tmp_path / "reports/rl").mkdir(parents=True)
     found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}, "pass_at_k": {"1": 0.5, "64": 0.9}}
+    found |= {"distinct_at_k": {"16": 2.5}, "solutions_differ": {"mean": 0.4, "n": 9}}
     (tmp_path / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
     (tmp_path / "reports/rl/search.json").write_text(json.dumps({"dead_groups": 0.25}))
     rows = "\n".join(f"{step},{step / 10},{'' if step < 3 else 1.5}" for step in range(10))
@@ -256,6 +257,8 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
         "panel.success": 0.5,
         "panel.difficulty.0": 0.75,
         "panel.pass_at_k.64": 0.9,
+        "panel.distinct_at_k.16": 2.5,
+        "panel.solutions_differ": 0.4,
         "report.dead_groups": 0.25,
         "history.success.mean": 0.45,
         "history.success.first": 0.05,

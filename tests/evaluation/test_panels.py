@@ -14,12 +14,13 @@ import yaml
 from stages import evaluate
 from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
-from stages.agent.episode import read_json, read_rows, write_json, write_tasks
+from stages.agent.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
+from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
-from stages.evaluation.panels import Settings, jobs_of, load_panels, play
+from stages.evaluation.panels import Settings, jobs_of, load_panels, play, solution_of
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
 from stages.resources import Resources
@@ -139,7 +140,7 @@ def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> N
 
 
 def made_rows(
-    model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None
+    model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None, solutions: str = ""
 ) -> list[dict[str, Any]]:
     """Two attempts at each task, tasks in pairs of one cluster."""
     return [
@@ -160,6 +161,7 @@ def made_rows(
             "difficulty": float(index // 4),
             "stop_reason": "terminated",
             "answer": None if answers is None else answers[index],
+            "solution": (solutions or "x" * len(successes))[index] if success else None,
         }
         for index, success in enumerate(successes)
     ]
@@ -200,6 +202,37 @@ def test_majorities_of_answers_are_counted_where_there_are_answers() -> None:
     assert found["maj_at_k"] == {"1": found["success"]["mean"], "2": 0.625}
     silent = summarise(made_rows("sft", [1, 1, 1, 0, 0, 1, 0, 0]), attempts=2, confidence=0.95, resamples=100, seed=0)
     assert "maj_at_k" not in silent
+
+
+def test_different_solutions_of_a_panel_by_hand() -> None:
+    """Four tasks with two attempts: solutions (a b), (a a), (a, none), none: 2 + 1 + 1 + 0 of 4 in two attempts, and of the two
+    tasks with two successes those of one differ. A single attempt says nothing."""
+    rows = made_rows("sft", [1, 1, 1, 1, 1, 0, 0, 0], solutions="abaaaxxx")
+    found = summarise(rows, attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert found["distinct_at_k"] == {"1": found["success"]["mean"], "2": 1.0}
+    assert found["solutions_differ"] == {"mean": 0.5, "n": 2}
+    assert found["pass_at_k"]["2"] == 0.75
+    once = summarise(rows[::2], attempts=1, confidence=0.95, resamples=100, seed=0)
+    assert "distinct_at_k" not in once
+    none = summarise(made_rows("sft", [0] * 8), attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert (none["distinct_at_k"]["2"], none["solutions_differ"]) == (0.0, {"mean": 0.0, "n": 0})
+
+
+def test_what_makes_two_solutions_the_same() -> None:
+    """Contract: the actions taken, but for case and spaces; in `code` the last program, but for names, constants and layout."""
+    task = Task("t", "code", "test", 0, "", {"parameters": ["a"]}, 1.0)
+    plain, code = load_domain("search", {}), load_domain("code", {})
+
+    def named(domain: Any, *actions: str, reward: float = 1.0) -> str | None:
+        turns = [TurnRecord(one, "", True, 0.0, 1.0, "", " ".join(one.lower().split()), 0, 0) for one in actions]
+        return solution_of(Episode("e", "t", "d", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=reward), task, domain)
+
+    assert named(plain, "search A", "answer b") == named(plain, "search  a", "Answer b") != named(plain, "answer b")
+    assert named(plain, "answer b", reward=0.5) is None
+    same = ("c = a*2\nreturn c", "  d = a * 2  # twice\n  return d")
+    assert named(code, same[0]) == named(code, "a*3", same[1]) != named(code, "a*2")
+    assert named(code, "```python\na*2\n```") == named(code, "a * 2")
+    assert named(code, "\ta*2\n  ") is not None
 
 
 def test_an_attempts_answer_is_its_last_actions() -> None:

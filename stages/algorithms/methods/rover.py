@@ -11,6 +11,7 @@ from stages.agent.policy import Vocabulary
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.losses import advantages_of, log_ratio
+from stages.algorithms.successors import is_last, successors
 from stages.parameters.rl import Rl
 from stages.validation import NonNegative, ParamsError, Positive, Section
 
@@ -44,28 +45,12 @@ class Settings(Section):
     would learn nothing of later turns without."""
 
 
-def successors(values: Tensor, batch: TrajectoryBatch, across_turns: bool) -> Tensor:
-    """values [b, T] at the next policy token of the row, on each policy token; 0 after the last one (of its turn, unless
-    `across_turns`) and off the mask."""
-    mask, turn = batch.mask, batch.turn
-    width = mask.shape[1]
-    places = torch.arange(width, device=mask.device).expand_as(mask)
-    # The first policy token at each place or behind it, then behind it alone; `width` where there is none.
-    at = torch.where(mask, places, width).flip(1).cummin(1).values.flip(1)
-    behind = torch.cat([at[:, 1:], torch.full_like(at[:, :1], width)], 1)
-    found = torch.cat([values, torch.zeros_like(values[:, :1])], 1).gather(1, behind)
-    there = mask & (behind < width)
-    if not across_turns:
-        there = there & (torch.cat([turn, torch.full_like(turn[:, :1], -1)], 1).gather(1, behind) == turn)
-    return torch.where(there, found, torch.zeros_like(found))
-
-
 def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor]:
     """Q [b, T] of the tokens and what it is fitted to, without gradient. Raises ValueError if the batch or `vocabulary` lacks
     what the form compares with."""
     settings: Settings = rl.settings
     advantages, absolute = advantages_of(batch), settings.form == "absolute"
-    across = absolute if settings.across_turns is None else settings.across_turns
+    turn = None if (absolute if settings.across_turns is None else settings.across_turns) else batch.turn
     if not absolute and not settings.beta_next:
         return settings.rho * log_ratio(logprobs, batch), advantages
     if vocabulary is None or not (absolute or batch.mean_logprobs_old is not None):
@@ -74,11 +59,10 @@ def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabul
             f"Algorithm.needs_vocabulary and needs_rescoring"
         )
     if absolute:
-        following = successors(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch, across)
-        last = successors(batch.mask.float(), batch, across_turns=True) == 0
-        return settings.rho * (logprobs + vocabulary.normaliser), torch.where(last, advantages, following)
+        following = successors(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch.mask, turn)
+        return settings.rho * (logprobs + vocabulary.normaliser), torch.where(is_last(batch.mask), advantages, following)
     assert batch.mean_logprobs_old is not None
-    following = successors(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch, across)
+    following = successors(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch.mask, turn)
     return settings.rho * log_ratio(logprobs, batch), advantages + settings.beta_next * following.detach()
 
 

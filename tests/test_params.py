@@ -89,7 +89,9 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ({"domains": ["search", "webshop"]}, "'webshop' has no entry in per_domain"),
         ({"domains": ["search"], "merge": {"method": "slerp"}}, "slerp joins two models"),
         ({"merge": {"weights": {"chess": 1.0}}}, "chess"),
-        ({"evaluate": {"models": ["sft+r"]}}, "each also with +q or +logprob"),
+        ({"evaluate": {"models": ["sft+r"]}}, "each also with +q, +value, +logprob"),
+        ({"evaluate": {"models": ["sft+value"]}}, "rl.algorithm is grpo: set it to b_coder"),
+        ({"rl": {"algorithm": "stored_pg"}, "evaluate": {"models": ["rl@search+value"]}}, "rl.algorithm is stored_pg"),
         ({"evaluate": {"models": ["sft+q"]}}, "annotate.q_model.kind is none: set it to step_dpo"),
         (
             {"evaluate": {"models": ["sft+logprob"]}, "resources": {"engine": {"kind": "openai", "text": True}}},

@@ -50,6 +50,7 @@ def test_the_check_list_is_covered() -> None:
     further = {"pacs", "rl_plus", "scaling_inter", "rover"}
     assert survey | newer | further <= set(EPISODES)
     assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo", "una", "dro"} <= set(PAIRS)
+    assert {name for name in names() if composition(name).data == "stored"} == {"b_coder", "stored_pg"}
 
 
 @pytest.mark.parametrize("name", names())

@@ -110,6 +110,25 @@ def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, 
     assert scorer.asked == []
 
 
+def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with +value the panel's domain's policy and its values judge; per token where that is asked for."""
+    from stages.values import token_q
+
+    scorer, asked = Counting(), []
+    monkeypatch.setattr(token_q, "load_token_q", lambda *folders: asked.append(folders) or scorer)
+
+    def rows(by: str, per_token: bool = False) -> list[dict[str, Any]]:
+        best = panels_module.BestOf(by, 4, Path("rl"), Path("sft"), per_token)
+        jobs = jobs_of(tiny_policy, "h", load_panels(curated, ["search"]), curated, 1, 100, best)
+        return [row for job in jobs for row in play(job, SETTINGS).rows]
+
+    sums = rows("value")
+    assert asked == [(Path("rl/search"), "cpu")]
+    assert scorer.asked
+    assert rows("value", per_token=True) != sums
+    assert rows("logprob", per_token=True) != rows("logprob")
+
+
 def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     """Contract: the same weights with another choice, another n or another Q-model are played apart; by log-probability the
     Q-models have no say."""
@@ -121,6 +140,8 @@ def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "q/search/q_model.json").write_text("[]")
     assert len({*names, own, best.hash("h", ["search"]), "h"}) == 6
     assert replace(best, by="logprob").hash("h", ["search"]) == own
+    scaled = replace(best, by="logprob", per_token=True).hash("h", ["search"])
+    assert len({own, scaled, replace(best, by="value").hash("h", ["search"]), best.hash("h", ["search"])}) == 4
 
 
 def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> None:
@@ -251,6 +272,11 @@ def test_who_is_compared_with_whom() -> None:
         ("rl@b", "merged"),
         ("merged", "merged_linear"),
         ("sft", "base"),
+    ]
+    assert pairs_to_compare(["rl@a", "rl@a+value", "rl@a+logprob"]) == [
+        ("rl@a+value", "rl@a"),
+        ("rl@a+logprob", "rl@a"),
+        ("rl@a+value", "rl@a+logprob"),
     ]
     assert pairs_to_compare(["sft", "sft+q", "sft+logprob", "rl@a", "rl@a+q"]) == [
         ("rl@a", "sft"),

@@ -23,7 +23,7 @@ from stages.params import Rl
 from stages.training.loop import make_processes
 from stages.training.off_policy import StoredJob
 from stages.training.stored_episodes import Dealer, StoredEpisode, shares, stored_episodes
-from stages.values.token_q import load_token_q
+from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
 RL: dict[str, Any] = {"steps": 4, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 1, "settings": {"per_step": 8}}
@@ -35,7 +35,7 @@ def played(episode: Episode, chat: Chat, number: int) -> Episode:
     """A demonstration's text as the policy itself would have played it."""
     encoded = chat.encode_demonstration(episode.messages)
     turns = [replace(turn, start=start, end=end) for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)]
-    told = {"token_ids": encoded.token_ids, "owner": encoded.owner, "turn": encoded.turn}
+    told: dict[str, Any] = {"token_ids": encoded.token_ids, "owner": encoded.owner, "turn": encoded.turn}
     return replace(
         episode, **told, logprob=[-1.0] * len(encoded.token_ids), turns=turns, episode_id=f"{episode.task_id}/{number}"
     )
@@ -85,8 +85,8 @@ def test_every_algorithm_trains_by_its_name_alone(make_context, tiny_policy, nam
 
 
 def test_it_learns_to_rank_what_the_policy_does(make_context):
-    """Contract: temporal differences fall in both stages, and R~ comes to put the right episode of each task before the wrong one;
-    the ranking reads what the report says."""
+    """Contract: temporal differences fall in both stages, and R~ comes to put the right episode of a task before the wrong one;
+    what was saved ranks as the report says."""
     context = made(
         make_context, algorithm="b_coder", steps=40, settings={"per_step": 16, "value_steps": 20, "value_learning_rate": 0.003}
     )
@@ -152,8 +152,8 @@ def test_the_micro_batch_split_changes_nothing(make_context, name: str, step: in
 
 
 def test_the_policy_begins_where_the_value_network_stands(make_context):
-    """Must hold 7: at its first update the policy's log-probabilities are the SFT policy's and the residual is 0, so that Q is the
-    value network's, token for token; a^ is what the SFT policy would do."""
+    """Must hold 7: at its first update the policy's log-probabilities are the SFT policy's and the residual is 0, so that Q is
+    the value network's, token for token; a^ is what the SFT policy would do."""
     job = job_of(make_context, "b_coder", 4096, value_steps=1)
     next(job.updates(1))
     (rows,) = job.plan(range(len(job.episodes)))
@@ -168,8 +168,6 @@ def test_the_policy_begins_where_the_value_network_stands(make_context):
         expected = job.models.reference(batch.token_ids).logits.argmax(-1)
     assert torch.equal(batch.greedy[:, 1:][batch.mask[:, 1:]], expected[:, :-1][batch.mask[:, 1:]])
     mean = float(job.batch.returns.mean())
-    from stages.values.token_q import bounded
-
     torch.testing.assert_close(bounded(scores.value[batch.mask], 1.0), torch.full((int(batch.mask.sum()),), mean))
 
 

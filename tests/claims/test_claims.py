@@ -377,6 +377,16 @@ def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
     assert start_values(plain) != start_values(run_values(one, "plain", 3, PARAMS))
 
 
+def test_what_learns_from_stored_episodes_needs_steps_in_place_of_a_budget() -> None:
+    """Contract: no budget ends these runs, and an arm may take fewer steps than the others."""
+    values = {**SPEC, "budget": None, "shared": {"rl": {"algorithm": "stored_pg", "steps": 40}}}
+    one = Experiment.model_validate({**values, "arms": {"rloo": {"rl": {"algorithm": "b_coder"}}, "grpo": {"rl": {"steps": 9}}}})
+    told = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
+    assert [rl["steps"] for rl in told] == [40, 9]
+    assert all(rl.get("environment_steps") is None for rl in told)
+    check_experiment(one, PARAMS, "here")
+
+
 def test_an_arm_of_rl_may_say_who_plays() -> None:
     one = experiment(arms={"rloo": {}, "grpo": {"evaluate": {"models": ["rl@search+logprob"]}}})
     assert arm_values(one, "rloo", PARAMS)["evaluate"]["models"] == ["rl@search"]

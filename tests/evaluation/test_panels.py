@@ -112,21 +112,25 @@ def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, 
 
 def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: with +value the panel's domain's policy and its values judge; per token where that is asked for."""
+    from stages.agent import selecting
     from stages.values import token_q
 
-    scorer, asked = Counting(), []
+    scorer, asked, scaled = Counting(), [], []
     monkeypatch.setattr(token_q, "load_token_q", lambda *folders: asked.append(folders) or scorer)
+    monkeypatch.setattr(selecting, "per_token", lambda rank: scaled.append(rank) or rank)
 
     def rows(by: str, per_token: bool = False) -> list[dict[str, Any]]:
         best = panels_module.BestOf(by, 4, Path("rl"), Path("sft"), per_token)
         jobs = jobs_of(tiny_policy, "h", load_panels(curated, ["search"]), curated, 1, 100, best)
         return [row for job in jobs for row in play(job, SETTINGS).rows]
 
-    sums = rows("value")
+    plain = rows("value")
     assert asked == [(Path("rl/search"), "cpu")]
     assert scorer.asked
-    assert rows("value", per_token=True) != sums
-    assert rows("logprob", per_token=True) != rows("logprob")
+    assert not scaled
+    assert rows("value", per_token=True) == plain
+    rows("logprob", per_token=True)
+    assert len(scaled) == 2
 
 
 def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
@@ -241,7 +245,7 @@ def test_different_solutions_of_a_panel_by_hand() -> None:
 
 def test_what_makes_two_solutions_the_same() -> None:
     """Contract: the actions taken, but for case and spaces; in `code` the last program, but for names, constants and layout."""
-    task = Task("t", "code", "test", 0, "", {"parameters": ["a"]}, 1.0)
+    task = Task("t", "code", "test", 0, "", {"entry": "f", "parameters": ["a"]}, 1.0)
     plain, code = load_domain("search", {}), load_domain("code", {})
 
     def named(domain: Any, *actions: str, reward: float = 1.0) -> str | None:
@@ -250,10 +254,12 @@ def test_what_makes_two_solutions_the_same() -> None:
 
     assert named(plain, "search A", "answer b") == named(plain, "search  a", "Answer b") != named(plain, "answer b")
     assert named(plain, "answer b", reward=0.5) is None
-    same = ("c = a*2\nreturn c", "  d = a * 2  # twice\n  return d")
-    assert named(code, same[0]) == named(code, "a*3", same[1]) != named(code, "a*2")
-    assert named(code, "```python\na*2\n```") == named(code, "a * 2")
-    assert named(code, "\ta*2\n  ") is not None
+    body, expression = "c = a*2\nreturn c", "a*2"
+    for other in ("  d = a * 2  # twice\n  return d", "def f(n):\n    'Twice.'\n    x = n*2\n    return x", f"```\n{body}\n```"):
+        assert named(code, "a*3", other) == named(code, body)
+    for other in ("return a * 2", "import math\ndef f(x: int) -> int:\n    return x*2", "\t(a*2)\n"):
+        assert named(code, other) == named(code, expression)
+    assert len({named(code, one) for one in (body, expression, "a*3", "2*a", "a+a", "def g(a): return a*2")}) == 6
 
 
 def test_an_attempts_answer_is_its_last_actions() -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, splits_in_turn
 from stages.environments.code.environment import CodeEnvironment, Judge, unfenced
 from stages.environments.code.families import Family, families
-from stages.environments.code.fingerprint import fingerprint, phrases
+from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.folder import FIELDS, check_problem, folder_records
 from stages.environments.code.problems import Problem, make_problem, stored_programs
 from stages.environments.code.settings import CodeSettings, FolderSettings, ProgramSettings, parse_recipe
@@ -82,12 +82,8 @@ class ProgramDomain(RecipeDomain[S]):
         return INSTRUCTIONS.format(entry=problem.entry, parameters=", ".join(problem.parameters)) + text
 
     def solution(self, task: Task, actions: Sequence[str]) -> str:
-        """The last program but for names, constants and layout: what it was repaired from is no part of a solution."""
-        source = unfenced(actions[-1])
-        try:
-            return fingerprint(source, tuple(task.spec["parameters"]))
-        except (SyntaxError, ValueError, RecursionError):  # the sandbox puts up with more layouts than this does
-            return " ".join(source.split())
+        """The last program, but for names and layout: what it was repaired from is no part of a solution."""
+        return canonical(unfenced(actions[-1]), task.spec["entry"], tuple(task.spec["parameters"]))
 
     def entities(self, task: Task) -> set[str]:
         """Fingerprints of the solutions in all styles, and the words of the description: what train and test must not share."""

@@ -85,7 +85,10 @@ class BestOf:
         files = [file for domain in domains for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
         digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
         for file in files if self.by != "logprob" else []:
-            digest.update(file.relative_to(self.judges).as_posix().encode() + file.read_bytes())
+            digest.update(file.relative_to(self.judges).as_posix().encode())
+            with file.open("rb") as handle:
+                while block := handle.read(1 << 22):
+                    digest.update(block)
         return digest.hexdigest()[:16]
 
 

@@ -141,8 +141,8 @@ class StoredJob:
         mean, largest = float(self.batch.returns.mean()), float(self.batch.returns.max())
         if largest > settings.r_max + 1e-6:
             raise ValueError(
-                f"rl.settings.r_max ({settings.r_max:g}) bounds values from above, and a stored episode has a return of {largest:g}; "
-                f"set it to the largest return that there is"
+                f"rl.settings.r_max ({settings.r_max:g}) bounds values from above, and a stored episode has a return of "
+                f"{largest:g}; set it to the largest return that there is"
             )
         nn.init.constant_(self.value.output.bias, raw_of(mean, settings.r_max))
         self.kept_value = self.processes.replica(self.value)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from stages.curation.panel import Panel, read_panel
 from stages.environments.protocol import Domain, Task
 from stages.environments.registry import load_domain
 from stages.workers import worker_pool
+
+if TYPE_CHECKING:
+    from stages.agent.selecting import Ranking
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -210,24 +213,30 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
     }
 
 
+def ranking(best_of: BestOf, domain: str, device: str) -> Ranking:
+    """What orders the actions that are drawn in a domain."""
+    from stages.agent.selecting import by_logprob, by_scorer, per_token
+
+    rank: Ranking = by_logprob
+    if best_of.by == "q":
+        from stages.values.q_model import load_q_model
+
+        rank = by_scorer(load_q_model(best_of.judges / domain, best_of.reference, device))
+    if best_of.by == "value":
+        from stages.values.token_q import load_token_q
+
+        rank = by_scorer(load_token_q(best_of.judges / domain, device))
+    return per_token(rank) if best_of.per_token else rank
+
+
 def engine_of(job: Job, player: Player, settings: EngineSettings) -> Engine:
     """The player's engine, or one that chooses among its draws."""
     if job.best_of is None:
         return player.engine
     from stages.agent.rollout import action_key
-    from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, per_token
+    from stages.agent.selecting import SelectingEngine
 
-    rank, judge = by_logprob, job.best_of.judges / job.domain
-    if job.best_of.by == "q":
-        from stages.values.q_model import load_q_model
-
-        rank = by_scorer(load_q_model(judge, job.best_of.reference, settings.device))
-    if job.best_of.by == "value":
-        from stages.values.token_q import load_token_q
-
-        rank = by_scorer(load_token_q(judge, settings.device))
-    if job.best_of.per_token:
-        rank = per_token(rank)
+    rank = ranking(job.best_of, job.domain, settings.device)
     return SelectingEngine(player.engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
 
 

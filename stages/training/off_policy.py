@@ -212,14 +212,14 @@ class StoredJob:
         """What `trained` (the policy, or that and its residual) says of some episodes, `batch` holding these alone."""
         policy = trained.policy if isinstance(trained, Dueling) else trained
         states = predicting_states(policy, batch.token_ids, batch.mask)
-        found = token_scores(
+        logprobs, best, greedy = token_scores(
             *(policy, batch.token_ids, batch.mask, read_policy, batch.token_ids, batch.greedy), states=lambda *_: states
         )
         if not isinstance(trained, Dueling) or self.base is None:
-            return Scores(*found)
+            return Scores(logprobs, best, greedy)
         residual = scattered(trained.residual(states.float())[:, 0], batch.mask)
         value = self.base[torch.tensor(rows), : batch.mask.shape[1]].to(states.device)
-        return Scores(*found, value=value, residual=residual)
+        return Scores(logprobs, best, greedy, value, residual)
 
     def _policy_loss(self, batch: StoredBatch, places: Mapping[int, int], rows: list[int]) -> Iterator[LossTerms]:
         micro = batch.rows(rows, self.models.policy.device)

@@ -87,9 +87,9 @@ class TokenQ(nn.Module):
         raw = self.output(after(self.backbone, history, actions)[:, :-1].float()) + self.residual(states.float())
         value = bounded(raw[..., 0], self.scale.r_max).cpu() * real
         targets = torch.tensor([token for action in actions for token in action], device=states.device)
-        found = through_head(self.policy, states[real.to(states.device)], standing, targets)
+        taken, best = through_head(self.policy, states[real.to(states.device)], standing, targets)
         advantage = torch.zeros(real.shape)
-        advantage[real] = advantages(*(one.float().cpu() for one in found), self.scale.alpha)
+        advantage[real] = advantages(taken, best, self.scale.alpha).cpu()
         following = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
         return recovered(advantage, value, following, self.scale.gamma) * real, advantage, real
 

@@ -1,8 +1,8 @@
 """evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels.
 
-data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> ->
-data/evaluation/rows.parquet (one row per model, task and
-attempt), reports/evaluation.json, reports/evaluation.csv, reports/metrics.json.
+data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> or
+data/models/rl/<domain>/value -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
+reports/evaluation.csv, reports/metrics.json.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def model_folders(context: StageContext) -> dict[str, Path]:
 def choosing(context: StageContext, name: str) -> BestOf | None:
     """How the model called `name` chooses among its actions, if it does."""
     _, plus, by = name.partition("+")
-    models = context.data / "models"
-    return BestOf(by, context.params.evaluate.best_of.n, models / "q", models / "sft") if plus else None
+    models, best_of = context.data / "models", context.params.evaluate.best_of
+    judges = models / ("rl" if by == "value" else "q")
+    return BestOf(by, best_of.n, judges, models / "sft", best_of.per_token and by != "q") if plus else None
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:

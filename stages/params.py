@@ -153,19 +153,25 @@ def model_names(domains: Sequence[str]) -> list[str]:
     return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
 
 
-CHOICES = {"q": "the Q-model of annotate", "logprob": "the policy's own log-probability"}
+CHOICES = {
+    "q": "the Q-model of annotate",
+    "value": "the values of tokens that rl has learnt (b_coder)",
+    "logprob": "the policy's own log-probability",
+}
 """`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
 
 
 class BestOf(Section):
     n: Annotated[int, Field(ge=2, le=64)] = 5
     """Actions drawn at each turn of the models in evaluate.models that choose."""
+    per_token: bool = False
+    """+value, +logprob: scores per token in place of sums, which favour short actions."""
 
 
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q` and
-    `<model>+logprob` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`
+    and `<model>+logprob` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
@@ -228,7 +234,7 @@ class Params(Section):
         if strange:
             raise ValueError(
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
-                f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
+                f"{', '.join(f'+{choice}' for choice in CHOICES)}"
             )
         choosing = [model for model in self.evaluate.models or [] if "+" in model]
         sampling = self.evaluate.sampling
@@ -241,7 +247,7 @@ class Params(Section):
         if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                "makes do with text; set it to false, or name models without +q and +logprob"
+                "makes do with text; set it to false, or name models without +q, +value and +logprob"
             )
         return self
 
@@ -293,6 +299,7 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
                 f"annotate.q_model.kind is none: set it to step_dpo or regression"
             )
+        _check_token_values(params, domain, source)
         leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
         method, rl = resolve_section(params.section("rl", domain))
         whole = method.data == "pairs" and rl.preference.level == "trajectory"
@@ -318,6 +325,23 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                 f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
             )
     return params
+
+
+def _check_token_values(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where a model would choose by values that rl does not learn, or rl would learn some it can't save."""
+    method, _ = resolve_section(params.section("rl", domain), params.model.max_length)
+    learns = method.stored is not None and method.stored.value is not None
+    by_value = [model for model in params.evaluate.models or [] if model.endswith("+value")]
+    if by_value and not learns:
+        raise ParamsError(
+            f"{source}: evaluate.models: {by_value[0]} chooses by the values of tokens that rl learns in each domain, and in "
+            f"per_domain.{domain} rl.algorithm is {method.card.slug}: set it to b_coder, or leave out the models with +value"
+        )
+    if learns and params.model.lora.rank:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, "
+            f"and model.lora.rank is {params.model.lora.rank}: set it to 0"
+        )
 
 
 class _OnceLoader(yaml.SafeLoader):

@@ -1,9 +1,11 @@
 """rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
 
-Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
+Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, or stored episodes, each step: an update
+over some of them.
 data/models/sft, data/curated/<domain> (demonstrations for external.per_group), data/rollouts/<domain>/difficulty.json (and
 data/annotated/<domain>: value_model or progress_model for credit.kind annotated or progress, nodes and pairs for algorithms that
-learn from pairs) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+learn from pairs; data/rollouts/<domain>/episodes.parquet for those that learn from stored episodes) -> data/models/rl/<domain>
+(with value/ where values of tokens were learnt), data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stages.algorithms.compose import Algorithm
     from stages.training.models import Models
     from stages.training.processes import Processes
+    from stages.values.token_q import TokenQ
 
 START = "data/models/sft"
 """The policy to start from, below the repository's root."""
@@ -37,6 +40,8 @@ class Learnt:
     history: list[dict[str, float]]
     samples: list[dict[str, Any]]
     report: dict[str, Any]
+    token_q: TokenQ | None = None
+    """What is saved beside the policy, where values of tokens were learnt."""
 
 
 def learn_by_playing(
@@ -89,6 +94,30 @@ def learn_from_pairs(
     return Learnt(job.models, history, [], report)
 
 
+def learn_from_stored(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on stored episodes; no samples."""
+    from stages.training.loop import run_loop
+    from stages.training.off_policy import StoredJob
+
+    assert context.domain is not None
+    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
+    job = StoredJob(context, algorithm, policy, processes, domain)
+    history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
+    report: dict[str, Any] = job.report()
+    for column in ("value_td", "td"):
+        found = [row[column] for row in history if column in row]
+        window = max(1, len(found) // 5)
+        if found:
+            report |= {f"{column}_first": sum(found[:window]) / window, f"{column}_last": sum(found[-window:]) / window}
+    return Learnt(job.models, history, [], report, job.token_q())
+
+
+LEARN = {"episodes": learn_by_playing, "pairs": learn_from_pairs, "stored": learn_from_stored}
+"""By what the algorithm learns from (stages.algorithms.card.Composition.data)."""
+
+
 def run(context: StageContext) -> None:
     import pyarrow as pa
 
@@ -107,8 +136,7 @@ def run(context: StageContext) -> None:
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
-    learn = learn_from_pairs if algorithm.method.data == "pairs" else learn_by_playing
-    learnt = learn(context, algorithm, policy, checkpoints, processes)
+    learnt = LEARN[algorithm.method.data](context, algorithm, policy, checkpoints, processes)
     learnt.models.refresh_player()
     if not context.main:
         return
@@ -118,6 +146,8 @@ def run(context: StageContext) -> None:
         save_adapters(policy.model, policy.tokenizer, folder, base=START)
     else:
         save_policy(learnt.models.player, policy.tokenizer, folder)
+    if learnt.token_q is not None:
+        learnt.token_q.save(folder)
     sample_schema = pa.schema([*EPISODE_SCHEMA, ("step", pa.int32()), ("advantages", pa.list_(pa.float32()))])
     write_table(context.data / "rl" / context.domain / "samples.parquet", sample_schema, learnt.samples)
     for step in sorted({sample["step"] for sample in learnt.samples}):

@@ -251,6 +251,33 @@ def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
 
 
+Read = Callable[..., tuple[Tensor, ...]]
+"""(logits over temperature [c, V] float32, slices [c] of what came along) -> numbers [c] each."""
+
+
+def through_head(
+    model: Any, hidden: Tensor, read: Read, *along: Tensor, temperature: float = 1.0, chunk: int = 8192
+) -> list[Tensor]:
+    """What `read` takes from the logits over the whole vocabulary at each of hidden states [N, D]: [N] float32 each; `along`: [N]
+    tensors that it gets the same places of.
+
+    In float32, `chunk` rows at a time; with gradients on, the chunks' logits are recomputed in the backward pass rather than
+    kept, so that memory is chunk x vocabulary whatever N is.
+    """
+    head = model.get_output_embeddings()
+
+    def part(hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
+        logits = head(hidden).float()
+        return read(logits / temperature if temperature != 1.0 else logits, *along)
+
+    parts = []
+    recompute = torch.is_grad_enabled() and len(hidden) > chunk
+    for start in range(0, max(len(hidden), 1), chunk):
+        arguments = [tensor[start : start + chunk] for tensor in (hidden, *along)]
+        parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
 def head_logprobs(
     model: Any,
     hidden: Tensor,
@@ -261,30 +288,27 @@ def head_logprobs(
     entropy: bool = False,
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities [N] float32 of `targets` [N] given hidden states [N, D], and entropies [N] (nats) if asked for;
-    with `entropy_gradient` off these are numbers alone, which saves a matrix of logits in the backward pass.
+    """Log-probabilities [N] float32 of `targets` [N] given hidden states [N, D], and entropies [N] (nats) if asked for; as
+    `score_tokens`."""
+    read = _reading(entropy, entropy_gradient, vocabulary=False)
+    logs, *others = through_head(model, hidden, read, targets, temperature=temperature, chunk=chunk)
+    return logs, others[0] if entropy else None
 
-    log softmax(W h / temperature), in float32, `chunk` rows at a time; with gradients on, the chunks' logits are recomputed in
-    the backward pass rather than kept, so that memory is chunk x vocabulary whatever N is.
-    """
-    head = model.get_output_embeddings()
 
-    def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits = head(hidden).float()
-        logs = (logits / temperature if temperature != 1.0 else logits).log_softmax(-1)
-        spread = None
+def _reading(entropy: bool, entropy_gradient: bool, vocabulary: bool) -> Read:
+    """Log-probability of the target, then its entropy, then what `Vocabulary` holds, as far as asked for."""
+
+    def read(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        logs = logits.log_softmax(-1)
+        found = [logs.gather(-1, targets[:, None])[:, 0]]
         if entropy:
             sure = logs if entropy_gradient else logs.detach()
-            spread = -(sure.exp() * sure).sum(-1)
-        return logs.gather(-1, targets[:, None])[:, 0], spread
+            found.append(-(sure.exp() * sure).sum(-1))
+        if vocabulary:
+            found += [logs.detach().mean(-1), logits.logsumexp(-1)]
+        return tuple(found)
 
-    parts = []
-    recompute = torch.is_grad_enabled() and len(targets) > chunk
-    for start in range(0, max(len(targets), 1), chunk):
-        arguments = (hidden[start : start + chunk], targets[start : start + chunk])
-        parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
-    spreads = [spread for _, spread in parts if spread is not None]
-    return torch.cat([logs for logs, _ in parts]), torch.cat(spreads) if spreads else None
+    return read
 
 
 def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -295,6 +319,74 @@ def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
 
 States = Callable[[Any, Tensor, Tensor], Tensor]
 """(model, token_ids [B, T], mask [B, T]) -> hidden states [n, D], as `predicting_states`."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What is known of a policy's whole distribution before each token, [B, T] float32, 0 off the mask."""
+
+    mean: Tensor
+    """Mean over the vocabulary of the log-probabilities, -log V - KL(uniform || policy); without gradient."""
+    normaliser: Tensor
+    """log sum exp of the logits (over temperature): a token's logit is its log-probability plus this."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Of the tokens where a mask is, [B, T] float32 each, 0 elsewhere; what was not asked for is None."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    """Nats."""
+    vocabulary: Vocabulary | None = None
+
+
+def token_scores(
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    read: Read,
+    *along: Tensor,
+    temperature: float = 1.0,
+    states: States = predicting_states,
+    chunk: int = 8192,
+) -> list[Tensor]:
+    """What `read` takes from the logits before each token where `mask`, [B, T] float32 each, 0 elsewhere (see `through_head`).
+
+    token_ids, mask and `along`: [B, T], padded on the right, the mask False at each sequence's first token. The output layer runs
+    at the masked positions alone. `states` computes the hidden states (`predicting_states`, or another way to the same numbers).
+    Raises ValueError if the mask covers a first token, which nothing predicts.
+    """
+    if bool(mask[:, 0].any()):
+        raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
+    rows, columns = mask.nonzero(as_tuple=True)
+    hidden = states(model, token_ids, mask)
+    chosen = (tensor[rows, columns] for tensor in along)
+    found = through_head(model, hidden, read, *chosen, temperature=temperature or 1.0, chunk=chunk)
+    nothing = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+    return [nothing.index_put((rows, columns), numbers) for numbers in found]
+
+
+def score_tokens(
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    *,
+    states: States = predicting_states,
+    chunk: int = 8192,
+    entropy: bool = False,
+    entropy_gradient: bool = True,
+    vocabulary: bool = False,
+) -> TokenScores:
+    """Log-probability of each token where `mask`, given the tokens before it, under softmax(logits / temperature), with entropies
+    and `Vocabulary` if asked for; see `token_scores`. With `entropy_gradient` off entropies are numbers alone, which saves a
+    matrix of logits in the backward pass."""
+    read = _reading(entropy, entropy_gradient, vocabulary)
+    settings: Any = {"temperature": temperature, "states": states, "chunk": chunk}
+    logprobs, *others = token_scores(model, token_ids, mask, read, token_ids, **settings)
+    spread = others.pop(0) if entropy else None
+    return TokenScores(logprobs, spread, Vocabulary(*others) if vocabulary else None)
 
 
 def token_logprobs(
@@ -308,20 +400,7 @@ def token_logprobs(
     entropy: bool = False,
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each token where `mask`, given the tokens before it, under softmax(logits / temperature).
-
-    token_ids: [B, T] int64, padded on the right; mask: [B, T] bool, False at each sequence's first token. Returns
-    logprobs [B, T] float32 and entropies [B, T] (or None), 0 off the mask. The output layer runs at the masked positions alone.
-    `states` computes the hidden states (`predicting_states`, or another way to the same numbers). Raises ValueError if the mask
-    covers a first token, which nothing predicts.
-    """
-    if bool(mask[:, 0].any()):
-        raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
-    rows, columns = mask.nonzero(as_tuple=True)
-    hidden = states(model, token_ids, mask)
-    settings: Any = {"chunk": chunk, "entropy": entropy, "entropy_gradient": entropy_gradient}
-    logs, spread = head_logprobs(model, hidden, token_ids[rows, columns], temperature or 1.0, **settings)
-    logprobs = torch.zeros(mask.shape, dtype=torch.float32, device=logs.device).index_put((rows, columns), logs)
-    if spread is None:
-        return logprobs, None
-    return logprobs, torch.zeros_like(logprobs).index_put((rows, columns), spread)
+    """`logprobs` and `entropy` of `score_tokens`, [B, T] float32 each (or None)."""
+    settings: Any = {"states": states, "chunk": chunk, "entropy": entropy, "entropy_gradient": entropy_gradient}
+    found = score_tokens(model, token_ids, mask, temperature, **settings)
+    return found.logprobs, found.entropy

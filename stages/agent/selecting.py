@@ -39,6 +39,16 @@ def by_scorer(scorer: Any) -> Ranking:
     return rank
 
 
+def per_token(rank: Ranking) -> Ranking:
+    """`rank` with each score divided by the number of the turn's tokens."""
+
+    def ranked(history: Sequence[int], turns: Sequence[Turn]) -> list[float]:
+        scores = rank(history, turns)
+        return [score / max(1, len(turn.token_ids)) for score, turn in zip(scores, turns, strict=True)]
+
+    return ranked
+
+
 def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking, same: Same) -> int:
     """The place of the best turn. Turns that are the same action count as the first of them; ties go to the one that the policy
     itself finds likelier, then to the one drawn first. A turn without tokens (no room) is taken only if there is no other."""

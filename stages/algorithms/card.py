@@ -14,6 +14,17 @@ PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "pref
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Losses on stored episodes: (stages.algorithms.stored.Scores, StoredBatch, rl) -> LossTerms, a micro-batch's share.
+
+    policy: of the policy. value: of a value network that learns first, while the policy stands still; None: there is none.
+    """
+
+    policy: Callable[..., Any]
+    value: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Composition:
     """A named method.
 
@@ -21,11 +32,14 @@ class Composition:
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
     `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
     loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
+    vocabulary: (rl) -> whether its loss gets a `stages.agent.policy.Vocabulary` of the current policy after `batch`.
+    rescored: (rl) -> whether the training pass computes `logprobs_old` anew, and `mean_logprobs_old` with them.
     settings: the model of the keys in `rl.settings`.
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.
-    data: what it learns from: episodes that the policy plays, or the stored pairs.
+    data: what it learns from: episodes that the policy plays, the stored pairs, or stored episodes, off-policy.
+    stored: its losses on stored episodes.
     """
 
     card: Card
@@ -34,5 +48,8 @@ class Composition:
     settings: type[Section] | None = None
     whole_groups: bool = False
     reference: Callable[[Any], bool] | None = None
+    vocabulary: Callable[[Any], bool] | None = None
+    rescored: Callable[[Any], bool] | None = None
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "pairs"] = "episodes"
+    data: Literal["episodes", "pairs", "stored"] = "episodes"
+    stored: Stored | None = None

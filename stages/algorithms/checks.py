@@ -149,7 +149,7 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     _check_effects(given, resolved, method)
     if method.data == "pairs":
         _check_pairs(resolved)
-    else:
+    elif method.data == "episodes":
         _check_sense(resolved)
         check_reward(resolved)
         check_groups(resolved)
@@ -182,15 +182,19 @@ def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
     sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic")
-    if method.data == "pairs":
+    if method.data != "episodes":
+        source = {"pairs": "stored pairs, not from episodes", "stored": "stored episodes, and plays none"}[method.data]
         for section in sections:
             for name, value in getattr(given, section):
                 if value is not None:
-                    raise ParamsError(
-                        f"rl.{section}.{name} has no effect: algorithm {slug} learns from stored pairs, not from episodes; set "
-                        f"it to null"
-                    )
-    else:
+                    raise ParamsError(f"rl.{section}.{name} has no effect: algorithm {slug} learns from {source}; set it to null")
+    if method.data == "stored":
+        for name in ("environment_steps", "stop_at_success"):
+            if getattr(given, name) is not None:
+                raise ParamsError(
+                    f"rl.{name} has no effect: algorithm {slug} learns from stored episodes, and plays none; set it to null"
+                )
+    if method.data != "pairs":
         for name, value in given.preference:
             if value is not None:
                 raise ParamsError(

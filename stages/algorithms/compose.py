@@ -12,12 +12,14 @@ terms = algorithm.loss(logprobs, entropy, micro, total)     # a share of the los
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stages.agent.branching import Plan
+from stages.agent.policy import Vocabulary
 from stages.algorithms import advantage, filling, groups, horizon
 from stages.algorithms.aggregation import aggregate
 from stages.algorithms.branching import EntropyPlan
@@ -55,6 +57,19 @@ class Algorithm:
         """Whether batches need `logprobs_ref` for training (reports take a sample of them in any case)."""
         own = self.method.reference is not None and self.method.reference(self.rl)
         return own or needs_reference(self.rl)
+
+    @property
+    def needs_vocabulary(self) -> bool:
+        """Whether its loss looks at the policy's whole distribution before each token."""
+        return self._own_loss(self.method.vocabulary)
+
+    @property
+    def needs_rescoring(self) -> bool:
+        """Whether the training pass computes log-probabilities before the step anew."""
+        return self._own_loss(self.method.rescored)
+
+    def _own_loss(self, needs: Callable[[Rl], bool] | None) -> bool:
+        return needs is not None and self.rl.loss.kind == "own" and needs(self.rl)
 
     @property
     def needs_progress(self) -> bool:
@@ -129,18 +144,26 @@ class Algorithm:
             adds_nothing = filling.silent_rows(batch)
         return filling.forward_rows(batch, self.rl.dead_groups, adds_nothing)
 
-    def loss(self, logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, total: Denominators) -> LossTerms:
+    def loss(
+        self,
+        logprobs: Tensor,
+        entropy: Tensor,
+        batch: TrajectoryBatch,
+        total: Denominators,
+        vocabulary: Vocabulary | None = None,
+    ) -> LossTerms:
         """One micro-batch's share of the loss.
 
         logprobs, entropy: [b, T] under the current policy, 0 off the mask; `batch` holds the same rows; `total` is the
-        optimiser step's. `sums` adds up over micro-batches, save `max_ratio`, which is a maximum. Raises ValueError if the method
-        needs whole groups and the micro-batch splits one.
+        optimiser step's; `vocabulary`: where the method needs it. `sums` adds up over micro-batches, save `max_ratio`, which is a
+        maximum. Raises ValueError if the method needs whole groups and the micro-batch splits one.
         """
         params = self.rl.loss
         if self.whole_groups:
             groups.check_whole(batch)
         if params.kind == "own":
-            per_token = self.method.pieces["loss"](logprobs, batch, self.rl)
+            whole = (vocabulary,) if self.needs_vocabulary else ()
+            per_token = self.method.pieces["loss"](logprobs, batch, self.rl, *whole)
         else:
             per_token = LOSSES[params.kind or "policy_gradient"](logprobs, batch, params)
         if batch.external is not None:

@@ -43,6 +43,12 @@ class TrajectoryBatch:
     """[B] int64: number of turns."""
     truncated: Tensor
     """[B] bool: the turn limit or a lack of tokens cut the episode."""
+    logprobs_drawn: Tensor | None = None
+    """[B, T] float32: log-probabilities as the engine drew the tokens, where `logprobs_old` were computed anew by the training
+    pass."""
+    mean_logprobs_old: Tensor | None = None
+    """[B, T] float32: mean over the vocabulary of the log-probabilities before each token, of the policy before the step's first
+    update, where the method compares with it; 0 off the mask."""
     external: Tensor | None = None
     """[B, T] bool: tokens of the mask that somebody else wrote (demonstrations). None: there are none."""
     vocabulary: int | None = None

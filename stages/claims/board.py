@@ -15,15 +15,16 @@ from stages.validation import ParamsError
 PAGE = FOLDER / "README.md"
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
 LANES = {
+    "rl": "nothing is played: all learn from the same stored episodes",
     "annotate": "nothing is trained after annotate, and each seed has an SFT policy and trees of its own",
     "labels": "nothing is trained: trees are grown, and their labels and pairs judged by exact values",
     "offline_q": "each run learns from stored games of its own",
 }
-"""What a run is, where it is no training of a specialist."""
+"""What a run is, where it is not so many steps of an environment."""
 
 
 def is_share(metric: str) -> bool:
-    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "win_rate")
+    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "solutions_differ", "win_rate")
 
 
 @dataclass(frozen=True)

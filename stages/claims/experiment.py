@@ -40,8 +40,10 @@ class Claim(Section):
     arm: str
     against: str
     metric: Metric = "panel.success"
-    """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>` or `panel.pass_at_k.<k>` (k a power of two
-    up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
+    """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>`, `panel.pass_at_k.<k>` or
+    `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
+    `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
+    of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
     run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q."""
@@ -76,7 +78,8 @@ class Experiment(Section):
     exact values (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py
     learns from stored games; `environment` is `guessing`."""
     budget: Budget | None = None
-    """Of rl; the other lanes have none."""
+    """Of rl; the other lanes have none, nor have methods that learn from stored episodes or pairs: for those `shared` gives
+    rl.steps."""
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in what comes before rl, since that is what is compared."""
     shared: dict[str, Any] = Field(default_factory=dict)
@@ -90,12 +93,13 @@ class Experiment(Section):
     def _names(self) -> Experiment:
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds lists one twice: {self.seeds}")
-        if (self.budget is None) == (self.lane == "rl"):
+        if self.lane == "rl" and self.budget is None and "steps" not in self.shared.get("rl", {}):
             raise ValueError(
-                "budget.environment_steps: runs of lane rl end with it, and it must be given"
-                if self.lane == "rl"
-                else f"budget: lane {self.lane} trains on no episodes of its own; leave it out"
+                "budget.environment_steps: runs of lane rl end with it, and it must be given (where nothing is played, rl.steps "
+                "in `shared` instead)"
             )
+        if self.lane != "rl" and self.budget is not None:
+            raise ValueError(f"budget: lane {self.lane} trains on no episodes of its own; leave it out")
         if (self.environment == OFFLINE) != (self.lane == "offline_q"):
             raise ValueError(f"environment {self.environment}: {OFFLINE} is the game of lane offline_q, and no other has it")
         for number, claim in enumerate(self.claims, start=1):

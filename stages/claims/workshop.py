@@ -84,8 +84,9 @@ def measure(name: str, folder: Path, domain: str) -> float:
             found = played[domain]
             if key.startswith("difficulty."):
                 return float(found["by_difficulty"][key.removeprefix("difficulty.")]["success"])
-            if key.startswith("pass_at_k."):
-                return float(found["pass_at_k"][key.removeprefix("pass_at_k.")])
+            counted, _, k = key.partition(".")
+            if counted in ("pass_at_k", "distinct_at_k"):
+                return float(found[counted][k])
             return float(found[key]["mean"])
         if kind == "annotate":
             value = read_json(folder / "reports" / "annotate" / f"{domain}.json")

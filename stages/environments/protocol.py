@@ -158,9 +158,13 @@ class Domain(Protocol):
         """Names that identify the task's world; train and test must not share any."""
         ...
 
-    # Optional, used by evaluation where a domain has it, for maj@k:
+    # Optional, used by evaluation where a domain has them:
     # - `answer(action) -> str | None` (what an episode's last action gives for an answer, so normalised that equal answers are
-    #   equal; None if it gives none).
+    #   equal; None if it gives none), for maj@k;
+    # - `solution(task, actions) -> str` (the same for the actions of all successes that solved the task in the same way):
+    #   different solutions are counted by it, without it by the actions as they are.
+    # Optional, used by methods that learn off-policy: `known_actions(task) -> Sequence[tuple[str, float]]` (single actions that
+    # end an episode of the task, each with the return that it is known to bring; nobody has to play them).
     # Optional, where returns do not lie in [0, 1]: `returns() -> tuple[float, float]` (the smallest and the largest), which the
     # critic's head must have room for.
     # Optional, used by curation where a domain has them:

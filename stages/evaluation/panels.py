@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from stages.curation.panel import Panel, read_panel
 from stages.environments.protocol import Domain, Task
 from stages.environments.registry import load_domain
 from stages.workers import worker_pool
+
+if TYPE_CHECKING:
+    from stages.agent.selecting import Ranking
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -44,10 +47,12 @@ EVALUATION_SCHEMA = pa.schema(
         ("difficulty", pa.float64()),
         ("stop_reason", pa.string()),
         ("answer", pa.string()),
+        ("solution", pa.string()),
     ]
 )
 """One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of turns the environment understood;
-`answer`: what the attempt's last action gave for one, in domains that tell answers from other actions."""
+`answer`: what the attempt's last action gave for one, in domains that tell answers from other actions; `solution`: of a success,
+the same for attempts that solved the task in the same way (see `solution_of`), null for a failure."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +74,24 @@ class BestOf:
     """A model plays the best of `n` actions that it draws at each turn."""
 
     by: str
-    """q | logprob."""
+    """q | value | logprob."""
     n: int
-    q_models: Path
-    """q: the folder with each domain's Q-model, and ..."""
+    judges: Path
+    """q: the folder with each domain's Q-model; value: that with each domain's policy and its values."""
     reference: Path
-    """... the policy that they were made from."""
+    """q: the policy that Q-models were made from."""
+    per_token: bool = False
+    """value, logprob: scores per token."""
 
     def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
         """16 hex digits that name a model together with how it chooses."""
-        files = [file for domain in domains for file in sorted((self.q_models / domain).rglob("*")) if file.is_file()]
-        digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}".encode())
-        for file in files if self.by == "q" else []:
-            digest.update(file.relative_to(self.q_models).as_posix().encode() + file.read_bytes())
+        files = [file for domain in domains for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
+        digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
+        for file in files if self.by != "logprob" else []:
+            digest.update(file.relative_to(self.judges).as_posix().encode())
+            with file.open("rb") as handle:
+                while block := handle.read(1 << 22):
+                    digest.update(block)
         return digest.hexdigest()[:16]
 
 
@@ -169,6 +179,17 @@ def _unload() -> None:
     _loaded.clear()
 
 
+def solution_of(episode: Episode, task: Task, domain: Domain) -> str | None:
+    """16 hex digits that name how an episode solved its task, as the domain tells solutions apart, or by the actions taken (lower
+    case, single spaces); None for a failure."""
+    if not episode.success:
+        return None
+    actions = [turn.action for turn in episode.turns]
+    told = getattr(domain, "solution", None)
+    named = told(task, actions) if told is not None else "\n".join(turn.action_key for turn in episode.turns)
+    return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+
 def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain) -> dict[str, Any]:
     """An episode as an evaluation row, but for the model's name."""
     turns, answer = len(episode.turns), getattr(domain, "answer", None)
@@ -188,7 +209,24 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "difficulty": task.difficulty,
         "stop_reason": episode.stop_reason,
         "answer": answer(episode.turns[-1].action) if answer is not None and turns else None,
+        "solution": solution_of(episode, task, domain),
     }
+
+
+def ranking(best_of: BestOf, domain: str, device: str) -> Ranking:
+    """What orders the actions that are drawn in a domain."""
+    from stages.agent.selecting import by_logprob, by_scorer, per_token
+
+    rank: Ranking = by_logprob
+    if best_of.by == "q":
+        from stages.values.q_model import load_q_model
+
+        rank = by_scorer(load_q_model(best_of.judges / domain, best_of.reference, device))
+    if best_of.by == "value":
+        from stages.values.token_q import load_token_q
+
+        rank = by_scorer(load_token_q(best_of.judges / domain, device))
+    return per_token(rank) if best_of.per_token else rank
 
 
 def engine_of(job: Job, player: Player, settings: EngineSettings) -> Engine:
@@ -196,13 +234,9 @@ def engine_of(job: Job, player: Player, settings: EngineSettings) -> Engine:
     if job.best_of is None:
         return player.engine
     from stages.agent.rollout import action_key
-    from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer
+    from stages.agent.selecting import SelectingEngine
 
-    rank = by_logprob
-    if job.best_of.by == "q":
-        from stages.values.q_model import load_q_model
-
-        rank = by_scorer(load_q_model(job.best_of.q_models / job.domain, job.best_of.reference, settings.device))
+    rank = ranking(job.best_of, job.domain, settings.device)
     return SelectingEngine(player.engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
 
 

@@ -151,6 +151,26 @@ def pass_at_k_by_task(successes: Sequence[bool] | np.ndarray, tasks: Sequence[st
     return [str(name) for name in names], np.array(found)
 
 
+def distinct_at_k(n: int, counts: Sequence[int], k: int) -> float:
+    """Expected number of different solutions in k of a task's n attempts; `counts`: how many of them came to each solution.
+
+    sum_j 1 - C(n - c_j, k) / C(n, k), unbiased as `pass_at_k`, which it is where all successes are one solution. Raises
+    StatisticsError unless 1 <= k <= n and the counts fit.
+    """
+    if sum(counts) > n:
+        raise StatisticsError(f"{sum(counts)} successes in {n} attempts is impossible")
+    return math.fsum(pass_at_k(n, count, k) for count in counts)
+
+
+def chance_of_differing(counts: Sequence[int]) -> float | None:
+    """Chance that two of a task's successes are different solutions, 1 - sum_j c_j (c_j - 1) / (c (c - 1)) (Simpson's index,
+    unbiased); None for fewer than two. More successes alone do not raise it."""
+    total = sum(counts)
+    if total < 2:
+        return None
+    return 1.0 - sum(count * (count - 1) for count in counts) / (total * (total - 1))
+
+
 def majority(answers: Sequence[str | None], successes: Sequence[bool]) -> float:
     """Success of the answer that most of one task's attempts give; attempts without an answer (None) have no vote, tied answers
     count in equal parts, and 0 stands for no answer at all. An answer's success is the mean of its attempts'."""

@@ -8,7 +8,15 @@ from dataclasses import asdict
 from typing import Any
 
 from stages.curation.panel import require_same_hash
-from stages.evaluation.statistics import Interval, compare, maj_at_k, mean_interval, pass_at_k_by_task
+from stages.evaluation.statistics import (
+    Interval,
+    chance_of_differing,
+    compare,
+    distinct_at_k,
+    maj_at_k,
+    mean_interval,
+    pass_at_k_by_task,
+)
 
 DIGITS = 6
 Rows = Sequence[Mapping[str, Any]]
@@ -39,9 +47,30 @@ def _maj_at_k(rows: Rows, k: int, seed: int) -> float:
     return sum(found) / len(found)
 
 
+def _solutions(rows: Rows) -> list[tuple[int, list[int]]]:
+    """(attempts, how many of them came to each of its solutions) of every task."""
+    by_task: dict[str, list[str | None]] = {}
+    for row in rows:
+        by_task.setdefault(row["task_id"], []).append(row["solution"])
+    return [(len(found), sorted(Counter(one for one in found if one is not None).values())) for found in by_task.values()]
+
+
+def _distinct(rows: Rows, ks: Sequence[int]) -> dict[str, Any]:
+    """How different the solutions of one task are: by number among k attempts, and, whatever the number of successes, by the
+    chance that two of them differ (mean over the `n` tasks that have two)."""
+    tasks = _solutions(rows)
+    apart = [chance for _, counts in tasks if (chance := chance_of_differing(counts)) is not None]
+    return {
+        "distinct_at_k": {
+            str(k): round(sum(distinct_at_k(n, counts, k) for n, counts in tasks) / len(tasks), DIGITS) for k in ks
+        },
+        "solutions_differ": {"mean": round(sum(apart) / max(len(apart), 1), DIGITS), "n": len(apart)},
+    }
+
+
 def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
     """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`,
-    and maj@k where the domain tells answers. Success is average@k with k = `attempts`."""
+    different solutions likewise, and maj@k where the domain tells answers. Success is average@k with k = `attempts`."""
     options = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
     summary: dict[str, Any] = {
         name: _estimate(mean_interval(_column(rows, name), _tasks(rows), **options))
@@ -50,6 +79,8 @@ def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed
     successes = [bool(row["success"]) for row in rows]
     ks = sorted({attempts, *(2**power for power in range(9) if 2**power <= attempts)})
     summary["pass_at_k"] = {str(k): round(float(pass_at_k_by_task(successes, _tasks(rows), k)[1].mean()), DIGITS) for k in ks}
+    if attempts > 1:
+        summary |= _distinct(rows, ks)
     if any(row["answer"] is not None for row in rows):
         summary["maj_at_k"] = {str(k): round(_maj_at_k(rows, k, seed), DIGITS) for k in ks}
     levels = sorted({row["difficulty"] for row in rows})
@@ -68,13 +99,14 @@ def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed
 
 def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
     """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base;
-    models that choose among their actions against those that do not, and choosing by Q against choosing by log-probability."""
+    models that choose among their actions against those that do not, and choosing by values against choosing by
+    log-probability."""
     choosers = [name.partition("+") for name in models if "+" in name]
     models = [name for name in models if "+" not in name] + [name for name in models if "+" in name]
     specialists = [name for name in models if name.startswith("rl@") and "+" not in name]
     pairs = [(name, "sft") for name in models if name not in ("sft", "base") and "+" not in name]
     pairs += [(f"{name}+{by}", name) for name, _, by in choosers]
-    pairs += [(f"{name}+q", f"{name}+logprob") for name, _, by in choosers if by == "q"]
+    pairs += [(f"{name}+{by}", f"{name}+logprob") for name, _, by in choosers if by != "logprob"]
     pairs += [(name, "merged") for name in specialists]
     pairs += [("merged", "merged_linear"), ("sft", "base")]
     return [(a, b) for a, b in pairs if a in models and b in models]

@@ -303,6 +303,8 @@ class Rl(Section):
     steps: Count = 20
     environment_steps: Count | None = None
     """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
+    stop_at_success: Share | None = None
+    """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     epochs: Count = 1

@@ -189,8 +189,8 @@ def headline(evaluation: Mapping[str, Any], domain: str, confidence: float) -> l
 
 
 def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per (domain, model) evaluated, in order: success, reward, turns, tokens, pass@k and maj@k (k -> share;
-    {} in a domain without answers)."""
+    """One row per (domain, model) evaluated, in order: success, reward, turns, tokens, pass@k, distinct@k and maj@k (k -> share
+    or number; {} where there is none)."""
     rows = []
     for domain in domains:
         for model in model_order(list(evaluation["models"]), domains):
@@ -200,7 +200,7 @@ def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[
             values = evaluation["models"][model][domain]
             at_k = {
                 name: dict(sorted((int(k), float(v)) for k, v in (values.get(name) or {}).items()))
-                for name in ("pass_at_k", "maj_at_k")
+                for name in ("pass_at_k", "distinct_at_k", "maj_at_k")
             }
             rows.append(
                 {

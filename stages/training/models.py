@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.policy import States, predicting_states, token_logprobs
+from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import forward_rows
@@ -161,10 +161,24 @@ class Models:
         old = torch.where(batch.external, found, batch.logprobs_old)
         return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
 
+    def _rescored(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
+        """The batch with `logprobs_old` and `mean_logprobs_old` as the training pass computes them."""
+
+        def compute(micro: TrajectoryBatch) -> Tensor:
+            scores = score_tokens(*(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=True)
+            assert scores.vocabulary is not None
+            return torch.stack([scores.logprobs, scores.vocabulary.mean], -1)
+
+        shape = torch.Size((*batch.mask.shape, 2))
+        old, mean = self._per_row(batch, self.plan(batch, rows), shape, compute, self.policy).unbind(-1)
+        return batch.with_(logprobs_old=old, mean_logprobs_old=mean, logprobs_drawn=batch.logprobs_old)
+
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
-        """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, `logprobs_ref`, the critic's
-        `values`, annotated `turn_values` and `turn_progress`."""
+        """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
+        `logprobs_ref`, the critic's `values`, annotated `turn_values` and `turn_progress`."""
         rows = forward_rows(batch, "keep").tolist()
+        if algorithm.needs_rescoring:
+            batch = self._rescored(batch, rows, algorithm.rl.sampling.temperature)
         if batch.external is not None:
             batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from stages.agent.policy import token_logprobs
+from stages.agent.policy import score_tokens
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
@@ -68,17 +68,20 @@ class PolicyUpdates:
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
-            logprobs, entropy = token_logprobs(
+            scores = score_tokens(
                 *(model, micro.token_ids, micro.mask, temperature),
                 states=self.models.states,
                 entropy=True,
                 entropy_gradient=bonus,
+                vocabulary=self.algorithm.needs_vocabulary,
             )
-            assert entropy is not None
-            terms = self.algorithm.loss(logprobs, entropy, micro, total)
+            logprobs = scores.logprobs
+            assert scores.entropy is not None
+            terms = self.algorithm.loss(logprobs, scores.entropy, micro, total, scores.vocabulary)
             terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
             if on_policy:
-                difference = ((logprobs.detach() - micro.logprobs_old) * micro.own).abs()
+                drawn = micro.logprobs_old if micro.logprobs_drawn is None else micro.logprobs_drawn
+                difference = ((logprobs.detach() - drawn) * micro.own).abs()
                 terms.sums["max_logprob_difference"] = difference.max()
                 terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.own.sum()
                 terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()

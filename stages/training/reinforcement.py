@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from stages.runtime import StageContext
 
 
+RECENT = 5
+"""Steps that rl.stop_at_success looks back over."""
+
+
 def distinct_endings(episodes: Sequence[Episode]) -> float:
     """Different last actions (answers, where the last action is one) per group, on average."""
     groups: dict[str, set[str]] = {}
@@ -92,6 +96,8 @@ class RlJob:
         """The step's numbers about its batch, for the history."""
         self.environment_steps = 0
         """Turns played so far; those that branches took over count once."""
+        self.recent: list[float] = []
+        """Share of successes in each of the last RECENT steps."""
 
     def updates(self, step: int) -> Iterator[Update]:
         started = time.monotonic()
@@ -163,6 +169,8 @@ class RlJob:
         for episode in self.played:
             outcomes.setdefault(episode.task_id, []).append(episode.success)
         self.sampler.observe(outcomes)
+        share = sum(episode.success for episode in self.played) / len(self.played)
+        self.recent = [*self.recent, share][-RECENT:]
 
     def prepare(self, batch: TrajectoryBatch, step: int) -> TrajectoryBatch:
         """The batch with all that the update needs: reference log-probs, values, advantages, step credit."""
@@ -209,8 +217,10 @@ class RlJob:
         }
 
     def finished(self) -> bool:
-        budget = self.rl.environment_steps
-        return budget is not None and self.environment_steps >= budget
+        budget, target = self.rl.environment_steps, self.rl.stop_at_success
+        if budget is not None and self.environment_steps >= budget:
+            return True
+        return target is not None and len(self.recent) == RECENT and sum(self.recent) / RECENT >= target
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -219,10 +229,11 @@ class RlJob:
             "samples": self.samples,
             "apart": self.apart,
             "environment_steps": self.environment_steps,
+            "recent": self.recent,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
-        self.environment_steps = state["environment_steps"]
+        self.environment_steps, self.recent = state["environment_steps"], state["recent"]

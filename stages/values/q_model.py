@@ -44,7 +44,7 @@ class ActionScorer(Protocol):
         ...
 
 
-def _after(base: Any, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
+def after(base: Any, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
     """Hidden states [A, 1 + L, D] of the history's last token and of the actions' tokens, padded to L; the history is read
     once."""
     device = next(base.parameters()).device
@@ -88,7 +88,7 @@ class PreferenceQ(nn.Module):
         targets = torch.tensor([token for action in actions for token in action])
         difference = torch.zeros(real.shape)
         for model, sign in ((self.policy, 1.0), (self.reference, -1.0)):
-            states = _after(model.base_model, history, actions)[:, :-1][real.to(model.device)]
+            states = after(model.base_model, history, actions)[:, :-1][real.to(model.device)]
             logs, _ = head_logprobs(model, states, targets.to(model.device), 1.0)
             difference[real] += sign * logs.float().cpu()
         return self.params.beta * self.scaled(difference.sum(1), lengths)
@@ -110,7 +110,7 @@ class RegressionQ(nn.Module):
     @torch.no_grad()
     def scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
         """Q, [A]; see `ActionScorer`."""
-        states = _after(self.model.backbone, history, actions)
+        states = after(self.model.backbone, history, actions)
         last = torch.tensor([len(action) for action in actions], device=states.device)
         read = states[torch.arange(len(actions), device=states.device), last]
         return self.model.head.decode(self.model.output(read.float())).cpu()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from stages.agent.policy import Vocabulary
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.checks import NEEDS, get
 from stages.algorithms.compose import resolve
@@ -46,9 +47,10 @@ def test_the_check_list_is_covered() -> None:
         "rwr",
     }
     newer = {"lite_ppo", "grpo_t", "grpo_tcr", "grpo_scr", "vspo", "vspo_prs", "meow_tea_taro"}
-    further = {"pacs", "rl_plus", "scaling_inter"}
+    further = {"pacs", "rl_plus", "scaling_inter", "rover"}
     assert survey | newer | further <= set(EPISODES)
     assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo", "una", "dro"} <= set(PAIRS)
+    assert {name for name in names() if composition(name).data == "stored"} == {"b_coder", "stored_pg"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -229,9 +231,12 @@ def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> No
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
     if algorithm.needs_progress:
         batch = batch.with_(turn_progress=batch.rewards[:, None] - 0.25)
+    nothing, whole = torch.zeros(batch.mask.shape), None
+    if algorithm.needs_vocabulary:
+        batch, whole = batch.with_(mean_logprobs_old=nothing), Vocabulary(nothing, nothing)
     batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
     logprobs = batch.logprobs_old.clone().requires_grad_()
-    terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    terms = algorithm.loss(logprobs, nothing, batch, denominators(batch, 8.0), whole)
     (gradient,) = torch.autograd.grad(terms.loss, logprobs)
     assert torch.isfinite(terms.loss)
     assert gradient.abs().sum() > 0

@@ -248,6 +248,7 @@ def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> N
 def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
     (tmp_path / "reports/rl").mkdir(parents=True)
     found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}, "pass_at_k": {"1": 0.5, "64": 0.9}}
+    found |= {"distinct_at_k": {"16": 2.5}, "solutions_differ": {"mean": 0.4, "n": 9}}
     (tmp_path / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
     (tmp_path / "reports/rl/search.json").write_text(json.dumps({"dead_groups": 0.25}))
     rows = "\n".join(f"{step},{step / 10},{'' if step < 3 else 1.5}" for step in range(10))
@@ -256,6 +257,8 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
         "panel.success": 0.5,
         "panel.difficulty.0": 0.75,
         "panel.pass_at_k.64": 0.9,
+        "panel.distinct_at_k.16": 2.5,
+        "panel.solutions_differ": 0.4,
         "report.dead_groups": 0.25,
         "history.success.mean": 0.45,
         "history.success.first": 0.05,
@@ -372,6 +375,16 @@ def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
     assert (plain["evaluate"]["models"], q["evaluate"]["models"]) == (["sft"], ["sft+q"])
     assert (plain["seed"], plain["rl"].get("seed")) == (2, None)
     assert start_values(plain) != start_values(run_values(one, "plain", 3, PARAMS))
+
+
+def test_what_learns_from_stored_episodes_needs_steps_in_place_of_a_budget() -> None:
+    """Contract: no budget ends these runs, and an arm may take fewer steps than the others."""
+    values = {**SPEC, "budget": None, "shared": {"rl": {"algorithm": "stored_pg", "steps": 40}}}
+    one = Experiment.model_validate({**values, "arms": {"rloo": {"rl": {"algorithm": "b_coder"}}, "grpo": {"rl": {"steps": 9}}}})
+    told = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
+    assert [rl["steps"] for rl in told] == [40, 9]
+    assert all(rl.get("environment_steps") is None for rl in told)
+    check_experiment(one, PARAMS, "here")
 
 
 def test_an_arm_of_rl_may_say_who_plays() -> None:

@@ -318,6 +318,21 @@ def test_expert_and_noisy_demonstrations(sandbox: Sandbox, tasks: list[Task]) ->
         assert domain.expert(environment) in ([by_style["loop"]] if "loop" in by_style else by_style.values())
 
 
+def test_known_actions_are_the_off_policy_set() -> None:
+    """Contract: solutions in all styles and near misses with the returns of the settings' rewards, without running any; where a
+    mistake may be repaired it is no end, and only solutions are known."""
+    near = [{"mistake": "name", "source": "sum(c)", "outcome": "error"}]
+    task = by_hand(near_misses=[*by_hand().spec["near_misses"], *near])
+    known = dict(CodeDomain(CodeSettings(rewards=CODERL)).known_actions(task))
+    assert known == {
+        "sum(b for b in a if b>3)": 1.0,
+        "sum(b for b in a if b>=3)": -0.3,
+        "sum(b for b in a if b>3": -1.0,
+        "sum(c)": -0.6,
+    }
+    assert dict(CodeDomain(CodeSettings(max_turns=3)).known_actions(task)) == {"sum(b for b in a if b>3)": 1.0}
+
+
 @needs_sandbox
 def test_players_hand_in_solutions_and_near_misses(sandbox: Sandbox) -> None:
     """Contract: experts succeed, novices fail, learners err first and repair it where they may."""

@@ -14,12 +14,13 @@ import yaml
 from stages import evaluate
 from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
-from stages.agent.episode import read_json, read_rows, write_json, write_tasks
+from stages.agent.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
+from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
-from stages.evaluation.panels import Settings, jobs_of, load_panels, play
+from stages.evaluation.panels import Settings, jobs_of, load_panels, play, solution_of
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
 from stages.resources import Resources
@@ -109,6 +110,29 @@ def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, 
     assert scorer.asked == []
 
 
+def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: with +value the panel's domain's policy and its values judge; per token where that is asked for."""
+    from stages.agent import selecting
+    from stages.values import token_q
+
+    scorer, asked, scaled = Counting(), [], []
+    monkeypatch.setattr(token_q, "load_token_q", lambda *folders: asked.append(folders) or scorer)
+    monkeypatch.setattr(selecting, "per_token", lambda rank: scaled.append(rank) or rank)
+
+    def rows(by: str, per_token: bool = False) -> list[dict[str, Any]]:
+        best = panels_module.BestOf(by, 4, Path("rl"), Path("sft"), per_token)
+        jobs = jobs_of(tiny_policy, "h", load_panels(curated, ["search"]), curated, 1, 100, best)
+        return [row for job in jobs for row in play(job, SETTINGS).rows]
+
+    plain = rows("value")
+    assert asked == [(Path("rl/search"), "cpu")]
+    assert scorer.asked
+    assert not scaled
+    assert rows("value", per_token=True) == plain
+    rows("logprob", per_token=True)
+    assert len(scaled) == 2
+
+
 def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     """Contract: the same weights with another choice, another n or another Q-model are played apart; by log-probability the
     Q-models have no say."""
@@ -120,6 +144,8 @@ def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "q/search/q_model.json").write_text("[]")
     assert len({*names, own, best.hash("h", ["search"]), "h"}) == 6
     assert replace(best, by="logprob").hash("h", ["search"]) == own
+    scaled = replace(best, by="logprob", per_token=True).hash("h", ["search"])
+    assert len({own, scaled, replace(best, by="value").hash("h", ["search"]), best.hash("h", ["search"])}) == 4
 
 
 def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> None:
@@ -139,7 +165,7 @@ def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> N
 
 
 def made_rows(
-    model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None
+    model: str, successes: list[int], panel: str = "p", answers: list[str | None] | None = None, solutions: str = ""
 ) -> list[dict[str, Any]]:
     """Two attempts at each task, tasks in pairs of one cluster."""
     return [
@@ -160,6 +186,7 @@ def made_rows(
             "difficulty": float(index // 4),
             "stop_reason": "terminated",
             "answer": None if answers is None else answers[index],
+            "solution": (solutions or "x" * len(successes))[index] if success else None,
         }
         for index, success in enumerate(successes)
     ]
@@ -202,6 +229,39 @@ def test_majorities_of_answers_are_counted_where_there_are_answers() -> None:
     assert "maj_at_k" not in silent
 
 
+def test_different_solutions_of_a_panel_by_hand() -> None:
+    """Four tasks with two attempts: solutions (a b), (a a), (a, none), none: 2 + 1 + 1 + 0 of 4 in two attempts, and of the two
+    tasks with two successes those of one differ. A single attempt says nothing."""
+    rows = made_rows("sft", [1, 1, 1, 1, 1, 0, 0, 0], solutions="abaaaxxx")
+    found = summarise(rows, attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert found["distinct_at_k"] == {"1": found["success"]["mean"], "2": 1.0}
+    assert found["solutions_differ"] == {"mean": 0.5, "n": 2}
+    assert found["pass_at_k"]["2"] == 0.75
+    once = summarise(rows[::2], attempts=1, confidence=0.95, resamples=100, seed=0)
+    assert "distinct_at_k" not in once
+    none = summarise(made_rows("sft", [0] * 8), attempts=2, confidence=0.95, resamples=100, seed=0)
+    assert (none["distinct_at_k"]["2"], none["solutions_differ"]) == (0.0, {"mean": 0.0, "n": 0})
+
+
+def test_what_makes_two_solutions_the_same() -> None:
+    """Contract: the actions taken, but for case and spaces; in `code` the last program, but for names, constants and layout."""
+    task = Task("t", "code", "test", 0, "", {"entry": "f", "parameters": ["a"]}, 1.0)
+    plain, code = load_domain("search", {}), load_domain("code", {})
+
+    def named(domain: Any, *actions: str, reward: float = 1.0) -> str | None:
+        turns = [TurnRecord(one, "", True, 0.0, 1.0, "", " ".join(one.lower().split()), 0, 0) for one in actions]
+        return solution_of(Episode("e", "t", "d", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=reward), task, domain)
+
+    assert named(plain, "search A", "answer b") == named(plain, "search  a", "Answer b") != named(plain, "answer b")
+    assert named(plain, "answer b", reward=0.5) is None
+    body, expression = "c = a*2\nreturn c", "a*2"
+    for other in ("  d = a * 2  # twice\n  return d", "def f(n):\n    'Twice.'\n    x = n*2\n    return x", f"```\n{body}\n```"):
+        assert named(code, "a*3", other) == named(code, body)
+    for other in ("return a * 2", "import math\ndef f(x: int) -> int:\n    return x*2", "\t(a*2)\n"):
+        assert named(code, other) == named(code, expression)
+    assert len({named(code, one) for one in (body, expression, "a*3", "2*a", "a+a", "def g(a): return a*2")}) == 6
+
+
 def test_an_attempts_answer_is_its_last_actions() -> None:
     for domain in (load_domain("search", {}), load_domain("calculator", {})):
         said = [domain.answer(action) for action in ("answer The  Paris!", "ANSWER 12", "answer", "search paris", "")]
@@ -218,6 +278,11 @@ def test_who_is_compared_with_whom() -> None:
         ("rl@b", "merged"),
         ("merged", "merged_linear"),
         ("sft", "base"),
+    ]
+    assert pairs_to_compare(["rl@a", "rl@a+value", "rl@a+logprob"]) == [
+        ("rl@a+value", "rl@a"),
+        ("rl@a+logprob", "rl@a"),
+        ("rl@a+value", "rl@a+logprob"),
     ]
     assert pairs_to_compare(["sft", "sft+q", "sft+logprob", "rl@a", "rl@a+q"]) == [
         ("rl@a", "sft"),

@@ -6,7 +6,9 @@ import pytest
 
 from stages.evaluation.statistics import (
     StatisticsError,
+    chance_of_differing,
     compare,
+    distinct_at_k,
     maj_at_k,
     majority,
     mean_interval,
@@ -108,6 +110,35 @@ def test_pass_at_k_is_the_mean_over_subsets() -> None:
     subsets = list(itertools.combinations(attempts, 3))
     assert pass_at_k(6, 2, 3) == pytest.approx(sum(any(subset) for subset in subsets) / len(subsets))
     assert pass_at_k(256, 1, 128) == pytest.approx(0.5)
+
+
+def test_different_solutions_are_counted_without_bias() -> None:
+    """Contract: the mean over k-subsets of the number of different solutions; pass@k where there is but one. Six attempts: a a b
+    and three failures."""
+    attempts = ["a", "a", "b", None, None, None]
+    for k in range(1, 7):
+        subsets = list(itertools.combinations(attempts, k))
+        expected = sum(len(set(subset) - {None}) for subset in subsets) / len(subsets)
+        assert distinct_at_k(6, [2, 1], k) == pytest.approx(expected)
+        assert distinct_at_k(6, [3], k) == pytest.approx(pass_at_k(6, 3, k))
+    assert distinct_at_k(6, [], 3) == 0.0
+    with pytest.raises(StatisticsError, match="7 successes in 6 attempts"):
+        distinct_at_k(6, [4, 3], 2)
+
+
+def test_whether_two_successes_differ_does_not_depend_on_how_many_there_are() -> None:
+    """Contract: over all pairs of successes; of a a b two of three differ, and nothing is said of fewer than two."""
+    assert chance_of_differing([2, 1]) == pytest.approx(2 / 3)
+    assert chance_of_differing([5]) == 0.0
+    assert chance_of_differing([1, 1, 1]) == 1.0
+    assert chance_of_differing([1]) is chance_of_differing([]) is None
+    # Unbiased: its mean over draws of 2, 3 or 5 successes of a policy that finds a and b at 0.7 and 0.3 is 2 * 0.7 * 0.3.
+    for successes in (2, 3, 5):
+        mean = 0.0
+        for drawn in itertools.product((0, 1), repeat=successes):
+            ones = sum(drawn)
+            mean += 0.7 ** (successes - ones) * 0.3**ones * chance_of_differing([successes - ones, ones])
+        assert mean == pytest.approx(0.42)
 
 
 def test_majority_by_hand() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
-METHODS = ("arpo", "pacs", "rl_plus", "salt", "scaling_inter")
+METHODS = ("arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
+STORED = ("b_coder", "stored_pg")
+"""Those that play nothing, for whose loss the tiny profile's entropy bonus has no meaning."""
+
+
+def changes(name: str) -> dict[str, Any]:
+    return {"algorithm": name, "loss": {"entropy_coef": None if name in STORED else 0.05}}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
     from stages.params import load_params
     from stages.runtime import StageContext
 
-    base.edit({"rl": {"algorithm": name}})
+    base.edit({"rl": changes(name)})
     params = load_params(base.root / "params.yaml")
     nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
     for domain in params.domains:
@@ -35,11 +42,13 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
         assert report["ledger/environment_tokens_trained"] == 0
         assert report["ledger/policy_tokens_trained"] > 0
         assert ("ledger/external_tokens_trained" in report) == (name == "rl_plus")
+        assert (report["environment_steps"] == 0) == (name in STORED)
+        assert (base.root / "data" / "models" / "rl" / domain / "value").exists() == (name == "b_coder")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_lifecycle_runs_to_its_end_with_a_method(done: Checkout, name: str) -> None:
     """`dvc repro` after the edit: rl of every domain and what follows, and nothing before."""
-    done.edit({"rl": {"algorithm": name}})
+    done.edit({"rl": changes(name)})
     assert done.repro()[0] == ["rl@textworld", "rl@search", "merge", "evaluate", "report"]

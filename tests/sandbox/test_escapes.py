@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from stages.sandbox import Program, Sandbox, Tests
+from stages.sandbox.backends import SAFE
 
 pytestmark = pytest.mark.long(25)
 
@@ -167,8 +168,9 @@ def test_printing_without_end_is_bounded(sandbox: Sandbox) -> None:
     assert outcome.output == "x" * (64 << 10)
 
 
-def test_sleeping_is_bounded(open_sandbox: Callable[..., Sandbox]) -> None:
-    impatient = open_sandbox("bubblewrap", wall_seconds=2.5)
+@pytest.mark.parametrize("backend", SAFE)
+def test_sleeping_is_bounded(open_sandbox: Callable[..., Sandbox], backend: str) -> None:
+    impatient = open_sandbox(backend, wall_seconds=2.5)
     assert impatient.run(Program("import time; time.sleep(60)")).status == "timeout"
     tests = Tests(("assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"))
     outcome = impatient.run(Program("def f(x):\n    import time\n    if x == 2: time.sleep(60)\n    return x", "f"), tests)

@@ -85,6 +85,23 @@ def test_a_budget_of_environment_steps_ends_the_run_after_the_step_that_reaches_
     assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, len(history)}
 
 
+def test_a_run_may_stop_at_a_success_to_be_compared_at(make_context):
+    """Contract: it ends with the step that completes five whose mean success is at least that; a kill in between changes
+    nothing."""
+    section = {**RL, "steps": 12, "learning_rate": 1e-9, "checkpoint_every": 1}
+    undisturbed = [row["success"] for row in run(make_context("rl", "whole", rl=section))]
+    means = [sum(undisturbed[step - 4 : step + 1]) / 5 for step in range(4, 12)]
+    stop_at = max(0.0, means[2] - 1e-6)  # the history is rounded
+    expected = 5 + next(place for place, mean in enumerate(means) if mean >= stop_at)
+    context = make_context("rl", "stopped", rl={**section, "stop_at_success": stop_at})
+    kill_at_step(context, 3)
+    with pytest.raises(KilledError):
+        rl.run(context)
+    history = run(make_context("rl", "stopped", rl={**section, "stop_at_success": stop_at}))
+    assert [row["success"] for row in history] == undisturbed[:expected]
+    assert {row["step"] for row in read_rows(context.root / "data/rl/toy/samples.parquet")} == {1, expected}
+
+
 def test_rls_own_seed_changes_what_it_draws(make_context):
     """Contract: runs that differ in rl.seed alone share everything before rl; null is the run's seed."""
     first = [run(make_context("rl", f"s{seed}", rl={**RL, "steps": 1, "seed": seed}))[0] for seed in (None, 3, 4)]

@@ -9,11 +9,11 @@ from random import Random
 from typing import Any, TypeVar
 
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, splits_in_turn
-from stages.environments.code.environment import CodeEnvironment, Judge
+from stages.environments.code.environment import CodeEnvironment, Judge, unfenced
 from stages.environments.code.families import Family, families
-from stages.environments.code.fingerprint import fingerprint, phrases
+from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.folder import FIELDS, check_problem, folder_records
-from stages.environments.code.problems import Problem, make_problem
+from stages.environments.code.problems import Problem, make_problem, stored_programs
 from stages.environments.code.settings import CodeSettings, FolderSettings, ProgramSettings, parse_recipe
 from stages.environments.protocol import SPLITS, Split, Task
 from stages.sandbox import Sandbox
@@ -57,8 +57,15 @@ class ProgramDomain(RecipeDomain[S]):
         rewards = self.settings.rewards
         return min(rewards.fail, rewards.error, rewards.compile_error), rewards.passed
 
+    def known_actions(self, task: Task) -> list[tuple[str, float]]:
+        """The programs that come with the task, in all styles and with all mistakes, and their returns: the off-policy set. Where
+        there are turns to repair in, a mistake is no end, and only solutions are given."""
+        whole = self.settings.max_turns == 1
+        rewards = self.settings.rewards
+        return [(source, rewards.of(told)) for source, told in stored_programs(task.spec) if whole or told == "pass"]
+
     def players(self) -> dict[str, float]:
-        """Who has written the programs that come with the tasks -> weight of their games: the off-policy set."""
+        """Who has written the programs that come with the tasks -> weight of their games."""
         return {"expert": 1.0, "learner": 2.0, "novice": 1.0}
 
     def player_action(self, player: str, environment: CodeEnvironment, rng: Random) -> str:
@@ -73,6 +80,10 @@ class ProgramDomain(RecipeDomain[S]):
         if not self.settings.instructions:
             return text
         return INSTRUCTIONS.format(entry=problem.entry, parameters=", ".join(problem.parameters)) + text
+
+    def solution(self, task: Task, actions: Sequence[str]) -> str:
+        """The last program, but for names and layout: what it was repaired from is no part of a solution."""
+        return canonical(unfenced(actions[-1]), task.spec["entry"], tuple(task.spec["parameters"]))
 
     def entities(self, task: Task) -> set[str]:
         """Fingerprints of the solutions in all styles, and the words of the description: what train and test must not share."""

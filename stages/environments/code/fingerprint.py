@@ -11,11 +11,17 @@ WORDS = 13
 """Words in a row that no two descriptions share by chance; shorter descriptions count as a whole."""
 
 
-class _Nameless(ast.NodeTransformer):
-    """Names by the order in which they come, constants by their type, functions without docstring and annotations."""
+_BUILTIN = frozenset(("sum", "len", "max", "min", "sorted", "list", "map", "filter", "set", "dict", "range", "int", "str"))
 
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
+
+class _Nameless(ast.NodeTransformer):
+    """Names by the order in which they come (those of built-in functions as they are), constants by their type unless they are
+    kept, functions without docstring and annotations."""
+
+    def __init__(self, parameters: tuple[str, ...], keep_constants: bool = False) -> None:
+        self.names: dict[str, str] = {name: name for name in sorted(_BUILTIN)}
+        self.names.update({name: f"parameter{number}" for number, name in enumerate(parameters)})
+        self.keep_constants = keep_constants
 
     def _name(self, name: str) -> str:
         return self.names.setdefault(name, f"n{len(self.names)}")
@@ -27,7 +33,7 @@ class _Nameless(ast.NodeTransformer):
         return ast.arg(self._name(node.arg), None)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return ast.Constant(type(node.value).__name__)
+        return node if self.keep_constants else ast.Constant(type(node.value).__name__)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.name = self._name(node.name)
@@ -37,9 +43,6 @@ class _Nameless(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-_BUILTIN = frozenset(("sum", "len", "max", "min", "sorted", "list", "map", "filter", "set", "dict", "range", "int", "str"))
-
-
 def fingerprint(source: str, parameters: tuple[str, ...] = ()) -> str:
     """16 hex digits, equal for solutions that differ in names (but those of built-in functions), constants, comments and layout.
     `source`: a module, or the expression or body of a function of `parameters`. Raises SyntaxError for what is neither."""
@@ -47,12 +50,29 @@ def fingerprint(source: str, parameters: tuple[str, ...] = ()) -> str:
         tree = ast.parse(source)
     except SyntaxError:
         tree = ast.parse(f"def f({', '.join(parameters)}):\n" + textwrap.indent(source, "    "))
-    nameless = _Nameless()
-    nameless.names.update({name: name for name in sorted(_BUILTIN)})
-    nameless.names.update({name: f"parameter{number}" for number, name in enumerate(parameters)})
+    nameless = _Nameless(parameters)
     body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     text = "\n".join(ast.dump(nameless.visit(node)) for node in body)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
+    """The same text for programs that differ in names and layout alone, whether they are written as the function `entry` in a
+    module, as its body or as the expression that it returns. `parameters`: its own where the program does not name them."""
+    try:
+        body: list[ast.stmt] = ast.parse(textwrap.dedent(source).strip()).body
+    except (SyntaxError, ValueError, RecursionError):  # the sandbox puts up with some more layouts
+        return " ".join(source.split())
+    body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    match body:
+        case [ast.FunctionDef(name=name) as function] if name == entry:
+            parameters = tuple(argument.arg for argument in function.args.args)
+            body = function.body[ast.get_docstring(function, clean=False) is not None :]
+    match body:
+        case [ast.Return(value=ast.expr() as value) | ast.Expr(value=value)]:
+            body = [ast.Expr(value)]
+    nameless = _Nameless(parameters, keep_constants=True)
+    return "\n".join(ast.dump(nameless.visit(node)) for node in body)
 
 
 def phrases(description: str) -> set[str]:

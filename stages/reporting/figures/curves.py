@@ -25,6 +25,17 @@ RL_PANELS: tuple[tuple[str, str, str], ...] = (
     ("margin", "Margin of the winner, nats", "By how much more the winner is preferred than the loser."),
     ("winner_logprob", "Winner, nats per token", "Mean log-probability of winning continuations. A fall is unlearning."),
     ("loser_logprob", "Loser, nats per token", "Mean log-probability of losing continuations."),
+    (
+        "value_td",
+        "Squared error of the value network",
+        "Its temporal difference while it learns alone. It should flatten.",
+    ),
+    (
+        "td",
+        "Squared error of Q",
+        "Temporal difference, the policy learning, to the value of the frozen policy's next token.",
+    ),
+    ("ground_truth_nll", "Ground truth, nats per token", "Negative log-probability of the solutions that are known to be right."),
     ("truncated", "Episodes cut off, share", "Episodes that a limit ended: turns, context or length."),
     ("tokens", "Tokens per episode", "Length of an episode in tokens."),
 )

@@ -24,9 +24,16 @@ PAIRS_INTRO = (
     "actions of some pairs more likely than the losing ones. Nothing is played, so there is no success in training. Thin lines "
     "are single steps, strong ones the mean of five."
 )
+STORED_INTRO = (
+    "One copy of the fine-tuned policy per domain learns from episodes that are there without playing: solutions, mistakes, and "
+    "the fine-tuned policy's own rollouts. Where values of tokens are learnt, the value network comes first, alone. There is no "
+    "success in training. Thin lines are single steps, strong ones the mean of five."
+)
+STORED = {"pairs": "pairs", "stored": "episodes"}
+"""Column of the history of those that do not play -> what they learn from."""
 TOLD = (
     *(("success", "success"), ("entropy", "entropy"), ("dead_groups", "dead groups")),
-    *(("pair_accuracy", "pairs ranked right"), ("margin", "margin")),
+    *(("pair_accuracy", "pairs ranked right"), ("margin", "margin"), ("value_td", "value's error"), ("td", "error of Q")),
 )
 """Columns of the history in the table of what ran, and their titles."""
 
@@ -62,10 +69,16 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
     return all(history.get("reward_mean") == history.get("success") for history in histories.values())
 
 
+def _intro(histories: Mapping[str, History]) -> str:
+    for name, intro in (("pairs", PAIRS_INTRO), ("stored", STORED_INTRO)):
+        if histories and all(name in history for history in histories.values()):
+            return intro
+    return RL_INTRO
+
+
 def rl_section(inputs: Inputs) -> Section:
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
-    from_pairs = bool(histories) and all("pairs" in history for history in histories.values())
-    section = Section("rl", "Reinforcement learning", PAIRS_INTRO if from_pairs else RL_INTRO)
+    section = Section("rl", "Reinforcement learning", _intro(histories))
     section.blocks += [
         missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
     ]
@@ -74,7 +87,8 @@ def rl_section(inputs: Inputs) -> Section:
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            played = "stored pairs" if "pairs" in history else f"{rl.tasks_per_step} × {rl.group_size}"
+            stored = next((f"stored {kind}" for name, kind in STORED.items() if name in history), None)
+            played = stored or f"{rl.tasks_per_step} × {rl.group_size}"
             row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
             for column, _ in told:
                 ends = first_and_last(history, column)

@@ -134,21 +134,34 @@ def panels_text(inputs: Inputs) -> Text:
 
 
 def numbers_table(inputs: Inputs) -> Table:
-    """Reward, turns, tokens, pass@k and, beyond k = 1, maj@k of every model."""
+    """Reward, turns, tokens, pass@k, different solutions in k attempts and, beyond k = 1, maj@k of every model."""
     rows = results_rows(inputs.evaluation, evaluated_domains(inputs))
     columns = [
         (name, k)
-        for name, first in (("pass_at_k", 1), ("maj_at_k", 2))
+        for name, first in (("pass_at_k", 1), ("distinct_at_k", 2), ("maj_at_k", 2))
         for k in sorted({k for row in rows for k in row[name]})
         if k >= first
     ]
     body = []
     for row in rows:
-        shares = [f"{100 * row[name][k]:.1f} %" if k in row[name] else "–" for name, k in columns]
+        shares = [_at_k(name, row[name].get(k)) for name, k in columns]
         numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
         body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
     header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"{name.replace('_at_k', '')}@{k}" for name, k in columns))
-    return Table("Reward, turns, tokens, pass@k and maj@k", header, body, text_columns=2, grouped=True, folded=True)
+    return Table(
+        "Reward, turns, tokens; successes and different solutions among k attempts",
+        header,
+        body,
+        text_columns=2,
+        grouped=True,
+        folded=True,
+    )
+
+
+def _at_k(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return number(value) if name == "distinct_at_k" else f"{100 * value:.1f} %"
 
 
 def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:

@@ -1,0 +1,115 @@
+"""ROVER: the value of the uniform random policy is fitted, and its softmax is the policy; there is no policy iteration."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stages.agent.policy import Vocabulary
+from stages.algorithms.card import Card, Composition
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.losses import advantages_of, log_ratio
+from stages.algorithms.successors import is_last, successors
+from stages.parameters.rl import Rl
+from stages.validation import NonNegative, ParamsError, Positive, Section
+
+CARD = Card(
+    slug="rover",
+    title="ROVER",
+    paper="He et al., arXiv 2509.24981",
+    equation="Q_t = rho (log pi - log pi_old) of the token; Q'_t = rho times the mean over the vocabulary of (log pi - log "
+    "pi_old) at the next token, 0 after the last; loss = (Q_t - sg[A + beta_next Q'_t])^2, A = R - group mean; settings.form "
+    "absolute: Q = rho times the logit, target the mean of Q over the vocabulary at the next token, the return at the last",
+    assumptions="the theorem needs returns of 0 or 1 and a tree (graded returns, merging states and chance break it); four "
+    "updates a step (rl.minibatches: 4); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); "
+    "pi_old is scored by the training pass; rl.advantage.std: group and rl.loss.aggregation: token_mean are the authors' code; "
+    "the absolute form with a language model's logits to start from is ours",
+    reduces_to="minibatches 1, epochs 1: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of "
+    "the log ratio on A; absolute, rho to 0: greedy on the random policy's Q, which is optimal in binary trees",
+    tested_by="tests/algorithms/test_rover.py",
+    switch="rl.algorithm: rover",
+)
+
+
+class Settings(Section):
+    form: Literal["relative", "absolute"] = "relative"
+    """relative: Q is measured from the policy that played the step; absolute: the logits themselves are Q over rho."""
+    rho: Positive = 1.0
+    """Temperature: the policy is softmax(Q / rho)."""
+    beta_next: NonNegative = 1.0
+    """relative: weight of the successor's term; 0 spares the look at the whole vocabulary."""
+    across_turns: bool | None = None
+    """Whether the last token of a turn has the first of the next one for its successor; null: in the absolute form alone, which
+    would learn nothing of later turns without."""
+
+
+def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor]:
+    """Q [b, T] of the tokens and what it is fitted to, without gradient. Raises ValueError if the batch or `vocabulary` lacks
+    what the form compares with."""
+    settings: Settings = rl.settings
+    advantages, absolute = advantages_of(batch), settings.form == "absolute"
+    turn = None if (absolute if settings.across_turns is None else settings.across_turns) else batch.turn
+    if not absolute and not settings.beta_next:
+        return settings.rho * log_ratio(logprobs, batch), advantages
+    if vocabulary is None or not (absolute or batch.mean_logprobs_old is not None):
+        raise ValueError(
+            f"rover in its {settings.form} form compares means over the vocabulary, and they were not computed; ask "
+            f"Algorithm.needs_vocabulary and needs_rescoring"
+        )
+    if absolute:
+        following = successors(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch.mask, turn)
+        return settings.rho * (logprobs + vocabulary.normaliser), torch.where(is_last(batch.mask), advantages, following)
+    assert batch.mean_logprobs_old is not None
+    following = successors(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch.mask, turn)
+    return settings.rho * log_ratio(logprobs, batch), advantages + settings.beta_next * following.detach()
+
+
+def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabulary: Vocabulary | None = None) -> Tensor:
+    """(Q - target)^2 per token, [b, T], 0 off the mask."""
+    values, targets = values_and_targets(logprobs, batch, rl, vocabulary)
+    return torch.where(batch.mask, (values - targets) ** 2, torch.zeros_like(logprobs))
+
+
+def needs_vocabulary(rl: Rl) -> bool:
+    settings: Settings = rl.settings
+    return settings.form == "absolute" or settings.beta_next > 0
+
+
+def needs_rescoring(rl: Rl) -> bool:
+    return rl.settings.form == "relative"
+
+
+def check(given: Rl, resolved: Rl) -> None:
+    """The squared error takes the place of every policy loss, and the absolute form that of advantages too."""
+    settings: Settings = resolved.settings
+    advantage = resolved.advantage
+    if resolved.loss.kind != "own":
+        raise ParamsError(
+            f"rl.algorithm rover is a loss, and with rl.loss.kind {resolved.loss.kind} nothing of it would be left: set it to "
+            f"null, or name the algorithm that you want"
+        )
+    ignored: dict[str, Any] = {"clip_low": given.loss.clip_low, "clip_high": given.loss.clip_high}
+    for key, value in ignored.items():
+        if value is not None:
+            raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values and clips nothing; set it to null")
+    if settings.form == "absolute":
+        if advantage.mean != "none" or advantage.std != "none" or advantage.whiten:
+            raise ParamsError(
+                f"rl.settings.form: absolute fits returns as they are, and rl.advantage has mean {advantage.mean}, std "
+                f"{advantage.std}, whiten {advantage.whiten}; set mean and std to none, and whiten to null"
+            )
+        if "beta_next" in settings.model_fields_set:
+            raise ParamsError("rl.settings.beta_next has no effect in the absolute form, whose successor counts 1; leave it out")
+
+
+COMPOSITION = Composition(
+    card=CARD,
+    parts={"advantage.mean": "group", "loss.aggregation": "seq_mean_token_mean"},
+    pieces={"loss": loss},
+    settings=Settings,
+    vocabulary=needs_vocabulary,
+    rescored=needs_rescoring,
+    check=check,
+)

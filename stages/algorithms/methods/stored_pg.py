@@ -1,0 +1,49 @@
+"""Policy gradient on stored programs: what B-Coder is compared with on the same data."""
+
+from __future__ import annotations
+
+import torch
+
+from stages.algorithms.card import Card, Composition, Stored
+from stages.algorithms.contract import LossTerms
+from stages.algorithms.stored import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
+from stages.parameters.rl import Rl
+from stages.validation import Share
+
+CARD = Card(
+    slug="stored_pg",
+    title="Policy gradient on stored programs",
+    paper="Le et al., CodeRL, arXiv 2207.01780 (its actor's loss, without the critic's weights of tokens); the clipped ratio is "
+    "PPO's, arXiv 1707.06347",
+    equation="A = R - mean return of the SFT policy at the task; loss = -min(rho A, clip(rho) A) - beta_ce log pi of the ground "
+    "truth, rho = pi / pi_SFT of each token, means over an episode's tokens",
+    assumptions="stored episodes as for b_coder, and nothing played; CodeRL's baseline is the greedy program's return. Programs "
+    "that others wrote were not drawn from pi_SFT, so that rho does not correct for them",
+    reduces_to="settings.clip null: REINFORCE on stored episodes, as CodeRL has it; all returns equal to the baseline: "
+    "supervised fine-tuning on the ground truth",
+    tested_by="tests/algorithms/test_b_coder.py, tests/training/test_off_policy.py",
+    switch="rl.algorithm: stored_pg",
+)
+
+
+class Settings(StoredSettings):
+    clip: Share | None = 0.2
+    """Of the ratio to the SFT policy; null: -A log pi, without a ratio."""
+
+
+def policy_loss(scores: Scores, batch: StoredBatch, rl: Rl) -> LossTerms:
+    """A micro-batch's share."""
+    settings: Settings = rl.settings
+    logprobs = asked(scores.logprobs)
+    advantage = (batch.returns - batch.baseline)[:, None]
+    if settings.clip is None:
+        per_token = -advantage * logprobs
+    else:
+        ratio = torch.where(batch.mask, logprobs - batch.logprobs_ref, torch.zeros_like(logprobs)).exp()
+        per_token = -torch.minimum(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage)
+    gradient, ce = weighted(per_token, batch.mask, batch.weight), imitation(logprobs, batch)
+    loss = gradient + settings.beta_ce * ce
+    return LossTerms(loss, {"loss": loss.detach(), "ground_truth_nll": ce.detach()})
+
+
+COMPOSITION = Composition(card=CARD, parts={}, settings=Settings, data="stored", stored=Stored(policy=policy_loss))

@@ -1,0 +1,277 @@
+"""B-Coder's values of tokens and its operators, and the policy gradient it is compared with, by numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.algorithms.compose import Algorithm, resolve
+from stages.algorithms.methods.b_coder import policy_loss, targets, value_loss
+from stages.algorithms.methods.stored_pg import policy_loss as gradient_loss
+from stages.algorithms.stored import Scores, StoredBatch
+from stages.parameters.rl import Rl
+from stages.validation import ParamsError
+from stages.values.token_q import advantages, bounded, raw_of, standing
+
+
+def method(name: str = "b_coder", **settings: Any) -> Algorithm:
+    return resolve(Rl(algorithm=name, settings=settings))
+
+
+def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabulary: int = 5) -> tuple[StoredBatch, Tensor]:
+    """Episodes of one prompt token and as many others as they have rewards; and logits [d, T, V] of the SFT policy."""
+    generator = torch.Generator().manual_seed(seed)
+    count, width = len(rewards), 1 + max(map(len, rewards))
+    mask, paid = torch.zeros(count, width, dtype=torch.bool), torch.zeros(count, width)
+    for row, values in enumerate(rewards):
+        mask[row, 1 : 1 + len(values)] = True
+        paid[row, 1 : 1 + len(values)] = torch.tensor(values)
+    tokens = torch.randint(0, vocabulary, (count, width), generator=generator)
+    logits = torch.randn(count, width, vocabulary, generator=generator)
+    logs, best = (one.view(count, width) * mask for one in standing(logits.flatten(0, 1), tokens.flatten()))
+    truth, length = torch.tensor(real), mask.sum(1)
+    return (
+        StoredBatch(
+            token_ids=tokens,
+            mask=mask,
+            rewards=paid,
+            real=truth,
+            baseline=torch.full((count,), 0.25),
+            weight=1 / length / count,
+            real_weight=truth / length / max(1, sum(real)),
+            logprobs_ref=logs,
+            best_ref=best,
+            greedy=logits.argmax(-1) * mask,
+        ),
+        logits,
+    )
+
+
+def scores_of(logits: Tensor, batch: StoredBatch, raw: Tensor | float = 1.0, residual: Tensor | float = 0.0) -> Scores:
+    logs = logits.log_softmax(-1)
+    nothing = torch.zeros(batch.mask.shape)
+    taken, greedy = (logs.gather(-1, ids[..., None])[..., 0] * batch.mask for ids in (batch.token_ids, batch.greedy))
+    return Scores(taken, logs.amax(-1) * batch.mask, greedy, nothing + raw, nothing + residual)
+
+
+def test_the_policy_is_kept_whatever_the_value_is() -> None:
+    """Must hold 1."""
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    found = [standing(logits, torch.tensor([token])) for token in range(3)]
+    advantage = torch.cat([advantages(taken, best, 1.0) for taken, best in found])
+    torch.testing.assert_close(advantage, torch.tensor([0.0, -1.0, -2.0]))
+    assert float(advantage.max()) == 0.0
+    for value in (5.0, -3.0):
+        q = advantage + value
+        torch.testing.assert_close(q.softmax(0), torch.tensor([0.6652, 0.2447, 0.0900]), atol=5e-5, rtol=0)
+        torch.testing.assert_close(q.softmax(0), logits[0].softmax(0))
+    torch.testing.assert_close(advantage + 5.0, torch.tensor([5.0, 4.0, 3.0]))
+
+
+def test_the_conservative_target_is_at_most_the_optimal_one() -> None:
+    """Must hold 2: gamma 0.9, A(s') = [0, -1.5], V(s') = 0.4, a^ the second token: -0.99, against 0.36."""
+    mask = torch.tensor([[False, True, True]])
+    value, advantage = torch.tensor([[0.0, 9.0, 0.4]]), torch.tensor([[0.0, 0.0, -1.5]])
+    conservative = targets(torch.zeros(1, 3), value + advantage, mask, 0.9)
+    optimality = targets(torch.zeros(1, 3), value, mask, 0.9)
+    assert conservative[0, 1] == pytest.approx(-0.99)
+    assert optimality[0, 1] == pytest.approx(0.36)
+    for seed in range(5):
+        batch, _ = stored([[0, 0, 1.0], [0, -0.3]], [True, False], seed)
+        logits = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(seed + 9))
+        scores = scores_of(logits, batch)
+        free = torch.where(batch.mask, scores.greedy - scores.best, torch.zeros(()))
+        lower, upper = (targets(batch.rewards, free * on, batch.mask, 1.0) for on in (1.0, 0.0))
+        assert bool((lower <= upper).all())
+        assert bool((lower < upper).any())
+
+
+def test_the_last_token_has_its_reward_alone() -> None:
+    """Must hold 3, and it does not matter what comes after the episode."""
+    mask = torch.tensor([[False, True, True, False], [False, True, False, False]])
+    rewards = torch.tensor([[0.0, 0.0, -0.3, 0.0], [0.0, -1.0, 0.0, 0.0]])
+    for value in (0.0, 7.0, -50.0):
+        found = targets(rewards, torch.full((2, 4), value), mask, 0.9)
+        assert found[0, 2] == pytest.approx(-0.3)
+        assert found[1, 1] == -1.0
+        assert found[0, 1] == pytest.approx(0.9 * value)
+
+
+def test_the_operator_contracts() -> None:
+    """Must hold 4."""
+    mask = torch.tensor([[False, True, True]])
+    one, other = (targets(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, q]]), mask, 0.9) for q in (1.0, 0.2))
+    assert abs(float(one[0, 1] - other[0, 1])) == pytest.approx(0.72)
+    assert 0.72 <= 0.9 * 0.8 + 1e-9
+
+
+def test_no_advantage_is_lost_where_the_ground_truth_is_likeliest() -> None:
+    """Must hold 6: the term of ground truth alone, and exactly 0 there."""
+    batch, logits = stored([[0, 0, 1.0], [0, 0, 0]], [True, False])
+    likeliest = replace(batch, token_ids=batch.greedy)
+    rl = method(q_coef=0.0, beta_ce=0.0, beta_adv=1.0).rl
+    assert float(policy_loss(scores_of(logits, likeliest), likeliest, rl).loss) == 0.0
+    scores = scores_of(logits, batch)
+    expected = float((scores.best - scores.logprobs)[0, 1:4].mean())
+    assert expected > 0
+    assert float(policy_loss(scores, batch, rl).loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_policy_begins_with_the_value_networks_q() -> None:
+    """Must hold 7: where the policy is the SFT policy and the residual is 0, both temporal differences are the same numbers."""
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
+    raw = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(4))
+    for operator in ("conservative", "optimality"):
+        rl = method(gamma=0.9, operator=operator, beta_adv=0.0, beta_ce=0.0).rl
+        first, then = (loss(scores_of(logits, batch, raw), batch, rl) for loss in (value_loss, policy_loss))
+        assert float(first.loss) == float(then.loss)
+
+
+def test_values_are_bounded() -> None:
+    """Must hold 8, and the network's output that stands for a value."""
+    found = 1.0 - bounded(torch.tensor([0.0, 3.0, -3.0]), 1.0)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.8555, 0.8555]), atol=1e-4, rtol=0)
+    anything = torch.linspace(-80, 80, 4001)
+    assert float(bounded(anything, 1.0).max()) == pytest.approx(1.0)
+    assert bool((bounded(anything, 1.0) <= 1.0 + 1e-6).all())
+    for value in (0.3, -0.6, 0.9):
+        assert float(bounded(torch.tensor(raw_of(value, 1.0)), 1.0)) == pytest.approx(value, abs=1e-5)
+    assert float(bounded(torch.tensor(raw_of(1.0, 1.0)), 1.0)) == pytest.approx(0.95, abs=1e-5)
+    x = torch.tensor(raw_of(1.0, 1.0), requires_grad=True)
+    bounded(x, 1.0).backward()
+    assert abs(float(x.grad)) > 0.1, "where it starts there is a slope"
+
+
+def test_whole_loss_by_hand() -> None:
+    """One episode of two tokens with reward 1; gamma 1, V 0.5 throughout, A = [-1, -0.5], and -0.2 of the SFT policy's likeliest
+    second token: TD (-0.5 - 0.3)^2 and (0 - 1)^2."""
+    batch, _ = stored([[0.0, 1.0]], [True])
+    best = torch.tensor([[0.0, -0.1, -0.1]])
+    scores = Scores(best + torch.tensor([[0, -1, -0.5]]), best, best + torch.tensor([[0, 0, -0.2]]))
+    scores = replace(scores, value=torch.full((1, 3), raw_of(0.5, 1.0)), residual=torch.zeros(1, 3))
+    terms = policy_loss(scores, batch, method(beta_adv=0.1, beta_ce=0.5).rl)
+    td, adv, ce = (0.64 + 1.0) / 2, (1 + 0.5) / 2, (1.1 + 0.6) / 2
+    assert float(terms.loss) == pytest.approx(td + 0.1 * adv + 0.5 * ce, abs=1e-5)
+    told = {name: float(value) for name, value in terms.sums.items()}
+    assert told == pytest.approx({"loss": td + 0.1 * adv + 0.5 * ce, "td": td, "ground_truth_advantage": adv} | {
+        "ground_truth_nll": ce, "value": 0.5}, abs=1e-5)  # fmt: skip
+
+
+def test_limits() -> None:
+    """q_coef and beta_adv 0: supervised fine-tuning on the ground truth; betas 0 with operator optimality: dueling DQN, whose
+    target has the largest Q; the policy's own likeliest token for a^: both operators are one."""
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+    moved = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(8))
+    scores = scores_of(moved, batch)
+    sft = policy_loss(scores, batch, method(q_coef=0.0, beta_adv=0.0, beta_ce=1.0).rl).loss
+    assert float(sft) == pytest.approx(float(-scores.logprobs[0, 1:4].mean()), rel=1e-5)
+    dqn = policy_loss(scores, batch, method(operator="optimality", beta_adv=0.0, beta_ce=0.0).rl).loss
+    q = moved - moved.amax(-1, keepdim=True) + bounded(torch.tensor(1.0), 1.0)
+    total = 0.0
+    for row, length in enumerate((3, 2)):
+        for place in range(1, 1 + length):
+            end = place == length
+            target = float(batch.rewards[row, place]) + (0.0 if end else float(q[row, place + 1].max()))
+            total += (float(q[row, place, batch.token_ids[row, place]]) - target) ** 2 / length / 2
+    assert float(dqn) == pytest.approx(total, rel=1e-5)
+    own = replace(batch, greedy=moved.argmax(-1) * batch.mask)
+    same = [
+        float(policy_loss(scores_of(moved, own), own, method(operator=operator).rl).loss)
+        for operator in ("conservative", "optimality")
+    ]
+    assert same[0] == same[1]
+    apart = float(policy_loss(scores, batch, method().rl).loss)
+    assert apart != same[0]
+
+
+def test_the_gradient_by_finite_differences() -> None:
+    """Targets are constants: the successor's Q has no gradient, the taken token's and the residual's have."""
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+    rl = method(gamma=0.9).rl
+    start = torch.cat([logits + 0.3, torch.full((2, 4, 1), 0.2)], -1).double()  # the residual in the last place
+    fixed = scores_of(start[..., :5], batch, 1.0, start[..., 5])
+    value = bounded(fixed.value + fixed.residual, 1.0)
+    target = targets(batch.rewards, value + fixed.greedy - fixed.best, batch.mask, 0.9)
+
+    def loss(packed: Tensor) -> Tensor:
+        now = scores_of(packed[..., :5], batch, 1.0, packed[..., 5])
+        taken = now.logprobs - now.best + bounded(now.value + now.residual, 1.0)
+        per_token = (taken - target) ** 2
+        real = torch.where(batch.mask, 0.1 * (now.logprobs - now.best).abs() - 0.5 * now.logprobs, torch.zeros(()))
+        summed = (torch.where(batch.mask, per_token, torch.zeros(())).sum(1) * batch.weight).sum()
+        return summed + (real.sum(1) * batch.real_weight).sum()
+
+    packed = start.clone().requires_grad_()
+    found = policy_loss(scores_of(packed[..., :5], batch, 1.0, packed[..., 5]), batch, rl).loss
+    assert float(found.detach()) == pytest.approx(float(loss(start)), rel=1e-6)
+    (gradient,) = torch.autograd.grad(found, packed)
+    for place in ((0, 1, 0), (0, 3, 2), (1, 2, 4), (0, 2, 5), (1, 1, 5)):
+        step = torch.zeros_like(start)
+        step[place] = 1e-5
+        numeric = float(loss(start + step) - loss(start - step)) / 2e-5
+        assert float(gradient[place]) == pytest.approx(numeric, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["b_coder", "stored_pg"])
+def test_the_split_into_micro_batches_changes_nothing(name: str) -> None:
+    """Contract: shares of rows add up to the whole; padding and prompt have no part in it."""
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3], [-1.0]], [True, False, False])
+    loss = policy_loss if name == "b_coder" else gradient_loss
+    rl, moved = method(name).rl, logits + 0.2 * torch.arange(5.0)
+    whole = float(loss(scores_of(moved, batch), batch, rl).loss)
+    parts = 0.0
+    for rows in ([2, 0], [1]):
+        some = batch.rows(rows)
+        parts += float(loss(scores_of(moved[rows, : some.mask.shape[1]], some), some, rl).loss)
+    assert parts == pytest.approx(whole, rel=1e-5)
+    strange = torch.where(batch.mask[..., None], moved, torch.full_like(moved, 3.0))
+    assert float(loss(scores_of(strange, batch), batch, rl).loss) == pytest.approx(whole, rel=1e-6)
+
+
+def test_policy_gradient_on_stored_programs() -> None:
+    """A = R - baseline; at the SFT policy the clipped surrogate's gradient is REINFORCE's; where no ratio counts they differ."""
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+    gradients = []
+    for clip in (0.2, None):
+        packed = logits.clone().requires_grad_()
+        terms = gradient_loss(scores_of(packed, batch), batch, method("stored_pg", clip=clip, beta_ce=0.0).rl)
+        gradients.append(torch.autograd.grad(terms.loss, packed)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+    plain = gradient_loss(scores_of(logits, batch), batch, method("stored_pg", clip=None, beta_ce=0.0).rl).loss
+    expected = -(0.75 * batch.logprobs_ref[0].sum() / 3 - 0.55 * batch.logprobs_ref[1].sum() / 2) / 2
+    assert float(plain) == pytest.approx(float(expected), rel=1e-5)
+    level = replace(batch, baseline=batch.returns)
+    only = gradient_loss(scores_of(logits, level), level, method("stored_pg", beta_ce=1.0).rl).loss
+    assert float(only) == pytest.approx(float(-batch.logprobs_ref[0].sum() / 3), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"settings": {"value_steps": 20}}, "leaves none of the 20 steps"),
+        ({"steps": 1}, "rl.steps to at least 2"),
+        ({"settings": {"q_coef": 0, "beta_adv": 0, "beta_ce": 0}}, "nothing would be learnt"),
+        ({"settings": {"real_share": 0.0}}, "weights of the ground truth"),
+        ({"settings": {"real_share": 0.8, "other_share": 0.3}}, "come to more than 1"),
+        ({"settings": {"gamma": 0.0}}, "known: per_step, real_share"),
+        ({"loss": {"entropy_coef": 0.1}}, "learns from stored episodes, and plays none"),
+        ({"critic": {"learning_rate": 0.1}}, "learns from stored episodes, and plays none"),
+        ({"preference": {"beta": 0.1}}, "such as dpo"),
+        ({"environment_steps": 100}, "plays none"),
+        ({"stop_at_success": 0.5}, "plays none"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate({"algorithm": "b_coder", **values}))
+
+
+def test_how_many_steps_are_the_value_networks() -> None:
+    """9 of 14, as in the paper; both networks have some."""
+    assert [method().rl.settings.warmup(steps) for steps in (2, 3, 28)] == [1, 2, 18]
+    assert method(value_steps=4).rl.settings.warmup(28) == 4

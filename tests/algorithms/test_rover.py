@@ -1,0 +1,279 @@
+"""ROVER: values of the uniform random policy, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from training.toys import make_episode
+
+from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_logprobs
+from stages.algorithms.aggregation import denominators
+from stages.algorithms.compose import Algorithm, resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.methods.rover import values_and_targets
+from stages.algorithms.successors import successors
+from stages.parameters.rl import Rl
+from stages.params import Resources
+from stages.training.batches import trajectory_batch
+from stages.training.loop import make_processes
+from stages.training.models import Models
+from stages.validation import ParamsError
+
+ABSOLUTE = {"advantage": {"mean": "none"}}
+
+
+def rover(size: int = 4, **settings) -> Algorithm:
+    shared = ABSOLUTE if settings.get("form") == "absolute" else {}
+    return resolve(Rl(algorithm="rover", group_size=size, settings=settings, **shared))
+
+
+def still(batch: TrajectoryBatch) -> Vocabulary:
+    """The vocabulary of a policy that has not moved."""
+    assert batch.mean_logprobs_old is not None
+    return Vocabulary(batch.mean_logprobs_old, torch.ones(batch.mask.shape))
+
+
+def with_means(batch: TrajectoryBatch) -> TrajectoryBatch:
+    generator = torch.Generator().manual_seed(5)
+    return batch.with_(mean_logprobs_old=-3 * torch.rand(batch.mask.shape, generator=generator) * batch.mask)
+
+
+def loss_of(algorithm: Algorithm, logprobs: Tensor, batch: TrajectoryBatch, vocabulary: Vocabulary | None = None) -> Tensor:
+    return algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0), vocabulary).loss
+
+
+class Table:
+    """A model whose hidden states are its logits."""
+
+    def get_output_embeddings(self):
+        return torch.nn.Identity()
+
+
+def scores(logits: Tensor, tokens: Tensor):
+    """Scores of tokens [B, T] under logits [B, T, V] before each of them; the first is a prompt."""
+    mask = torch.ones(tokens.shape, dtype=torch.bool)
+    mask[:, 0] = False
+    return score_tokens(Table(), tokens, mask, states=lambda model, ids, where: logits[where], vocabulary=True)
+
+
+STRINGS = list(itertools.product("ABCD", repeat=3))
+RIGHT = {"ACD", "BDC", "CAB", "DBA"}
+
+
+def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
+    """Must hold 1: the absolute form's targets, taken for the logits over rho again and again, come to Q_u of the tree."""
+    algorithm = rover(64, form="absolute", rho=0.5)
+    batch = algorithm.prepare(make_batch([[float("".join(one) in RIGHT) for one in STRINGS]], lengths=[3] * 64))
+    batch = batch.with_(mask=batch.mask[:, :4], advantages=batch.advantages[:, :4], turn=batch.turn[:, :4])
+    tokens = torch.tensor([[0, *("ABCD".index(letter) for letter in one)] for one in STRINGS])
+    q = {prefix: torch.full((4,), 7.0) for count in range(3) for prefix in itertools.product("ABCD", repeat=count)}
+    for _ in range(3):
+        logits = torch.stack([torch.stack([q[()], *(q[one[:place]] for place in range(3))]) for one in STRINGS]) / 0.5
+        told = scores(logits, tokens)
+        values, targets = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+        for row, one in enumerate(STRINGS):
+            for place in range(3):
+                assert values[row, place + 1] == pytest.approx(float(q[one[:place]][tokens[row, place + 1]]), abs=1e-5)
+        for row, one in enumerate(STRINGS):
+            for place in range(3):
+                q[one[:place]][tokens[row, place + 1]] = targets[row, place + 1]
+    torch.testing.assert_close(q[()], torch.full((4,), 0.0625), atol=1e-6, rtol=0)
+    torch.testing.assert_close(q["A",], torch.tensor([0.0, 0.0, 0.25, 0.0]), atol=1e-6, rtol=0)
+    assert float(q["A", "C"][3]) == pytest.approx(1.0)
+    for first in "ABCD":  # the theorem: the best action of the random policy's Q never leaves a path that can still succeed
+        second = "ABCD"[int(q[first,].argmax())]
+        assert first + second + "ABCD"[int(q[first, second].argmax())] in RIGHT
+
+
+def test_returns_are_centred_in_their_group(make_batch) -> None:
+    """Must hold 2."""
+    batch = rover().prepare(make_batch([[1, 0, 0, 0], [1, 1, 1, 1]]))
+    assert batch.advantages is not None
+    assert batch.advantages[:, 1].tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0]
+
+
+def test_the_first_update_is_reinforce(make_batch) -> None:
+    """Must hold 3, and the limit: at pi_old the loss is the mean of r~^2, its gradient -2 r~ grad log pi; of REINFORCE with the
+    group's mean 2 rho times, whatever beta_next."""
+    reinforce = resolve(
+        Rl(algorithm="reinforce", group_size=4, advantage={"mean": "group"}, loss={"aggregation": "seq_mean_token_mean"})
+    )
+    for rho in (1.0, 0.3):
+        algorithm = rover(rho=rho)
+        batch = algorithm.prepare(with_means(make_batch([[1, 0, 0, 0]], lengths=[2, 3, 1, 4])))
+        logprobs = batch.logprobs_old.clone().requires_grad_()
+        found = loss_of(algorithm, logprobs, batch, still(batch))
+        assert float(found.detach()) == pytest.approx((0.75**2 + 3 * 0.25**2) / 4)
+        (gradient,) = torch.autograd.grad(found, logprobs)
+        (plain,) = torch.autograd.grad(loss_of(reinforce, logprobs, reinforce.prepare(batch)), logprobs)
+        torch.testing.assert_close(gradient, 2 * rho * plain)
+        assert gradient[0, 1] == pytest.approx(-2 * rho * 0.75 / 2 / 4)
+
+
+def test_the_successors_term_by_hand(make_batch) -> None:
+    """Must hold 4: three symbols, old logits 0, new [1, 0, 0]."""
+    new, old = (scores(torch.tensor([[[0.0] * 3] * 2 + [row]]), torch.tensor([[0, 1, 0]])) for row in ([1.0, 0, 0], [0.0] * 3))
+    assert old.vocabulary is not None
+    ratios = torch.tensor([1.0, 0, 0]).log_softmax(0) - torch.zeros(3).log_softmax(0)
+    torch.testing.assert_close(ratios, torch.tensor([0.5472, -0.4528, -0.4528]), atol=5e-5, rtol=0)
+    assert float(new.vocabulary.mean[0, 2] - old.vocabulary.mean[0, 2]) == pytest.approx(-0.1195, abs=5e-5)
+    algorithm = rover()
+    batch = algorithm.prepare(make_batch([[1, 0, 0, 0]], lengths=[2] * 4)).rows(torch.tensor([0]))
+    batch = batch.with_(mask=batch.mask[:, :3], turn=batch.turn[:, :3], advantages=batch.advantages[:, :3])
+    batch = batch.with_(logprobs_old=old.logprobs, mean_logprobs_old=old.vocabulary.mean)
+    values, targets = values_and_targets(new.logprobs, batch, algorithm.rl, new.vocabulary)
+    torch.testing.assert_close(targets[0, 1:], torch.tensor([0.6305, 0.75]), atol=5e-5, rtol=0)
+    torch.testing.assert_close(values[0, 1:], torch.tensor([0.0, 0.5472]), atol=5e-5, rtol=0)
+
+
+def test_the_successors_term_is_minus_the_divergence_from_uniform() -> None:
+    """Must hold 5."""
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    mean = scores(logits, tokens).vocabulary.mean
+    torch.testing.assert_close(mean, scores(logits + 3.5, tokens).vocabulary.mean, atol=1e-5, rtol=1e-6)
+    from_uniform = (mean + math.log(7))[:, 1:]
+    assert bool((from_uniform < 0).all())
+    kl = (1 / 7) * (math.log(1 / 7) - logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(from_uniform, -kl[:, 1:])
+
+
+def test_without_the_successors_term_the_vocabulary_is_not_looked_at(make_batch) -> None:
+    """Must hold 6: a squared regression of the log ratio on r~."""
+    algorithm = rover(beta_next=0.0, rho=2.0)
+    assert not algorithm.needs_vocabulary
+    batch = algorithm.prepare(make_batch([[1, 0, 0, 1]], lengths=[2, 3, 1, 4]))
+    logprobs = (batch.logprobs_old - 0.1) * batch.mask
+    found = loss_of(algorithm, logprobs, batch)
+    assert float(found) == pytest.approx((2 * (-0.2 - 0.5) ** 2 + 2 * (-0.2 + 0.5) ** 2) / 4, rel=1e-5)
+    seen = with_means(batch)
+    assert float(loss_of(algorithm, logprobs, seen, still(seen))) == float(found)
+    assert rover().needs_vocabulary
+    with pytest.raises(ValueError, match="compares means over the vocabulary"):
+        loss_of(rover(), logprobs, batch)
+
+
+@pytest.mark.parametrize("form", ["relative", "absolute"])
+def test_prompt_and_padding_have_no_part_in_it(make_batch, form: str) -> None:
+    """Must hold 7: of log-probabilities, means, normalisers and advantages."""
+    algorithm = rover(2, form=form)
+    batch = algorithm.prepare(with_means(make_batch([[1, 0]], turns=[[2, 3], [1]])))
+    other = {"logprobs_old": -9.0, "mean_logprobs_old": -7.0}
+    strange = batch.with_(
+        **{
+            name: torch.where(batch.mask, getattr(batch, name), torch.full(batch.mask.shape, value))
+            for name, value in other.items()
+        }
+    )
+    logprobs = (batch.logprobs_old + 0.2) * batch.mask
+    moved = Vocabulary(still(batch).mean - 0.3, torch.ones(batch.mask.shape))
+    apart = Vocabulary(*(torch.where(batch.mask, one, torch.full_like(one, 4.0)) for one in (moved.mean, moved.normaliser)))
+    plain = float(loss_of(algorithm, logprobs, batch, moved))
+    assert float(loss_of(algorithm, torch.where(batch.mask, logprobs, torch.ones(())), strange, apart)) == plain
+
+
+def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
+    """Contract: the successor of a turn's last token is nobody, or the first token of the next turn."""
+    batch = make_batch([[1, 0]], turns=[[2, 3], [1]])
+    values = torch.arange(8.0).expand(2, 8)
+    assert successors(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
+    assert successors(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
+    algorithm = rover(2, form="absolute", rho=1.0)
+    batch = algorithm.prepare(batch)
+    vocabulary = Vocabulary(torch.zeros(2, 8), values)
+    _, targets = values_and_targets(torch.zeros(2, 8), batch, algorithm.rl, vocabulary)
+    assert targets[0, batch.mask[0]].tolist() == [2, 4, 5, 6, 1]
+
+
+@pytest.mark.parametrize(("rho", "most"), [(1.0, 0.5246), (0.1, 1.4e-4)])
+def test_how_often_the_softmax_fails(rho: float, most: float) -> None:
+    """Must hold 8: three actions of value 0 beside one of value 1, as the absolute form's policy acts."""
+    logits = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64) / rho
+    failing = 1 - float(logits.softmax(0)[0])
+    assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3))
+    assert failing == pytest.approx(most, rel=0.03)
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta_next": 5.0, "rho": 0.5}, {"form": "absolute"}])
+def test_the_gradient_by_finite_differences(settings: dict) -> None:
+    """Targets are constants: only the Q of the tokens moves."""
+    algorithm = rover(2, **settings)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, 5, (2, 4), generator=generator)
+    start = torch.randn(2, 4, 5, generator=generator).double()
+    episodes = [make_episode(f"{row}", "a", [2], float(row)) for row in range(2)]
+    batch = trajectory_batch(episodes)
+    mask = torch.tensor([[False, True, True, True]] * 2)
+    before = scores(start * 0.5, tokens)
+    batch = batch.with_(
+        token_ids=tokens, mask=mask, turn=mask.long() - 1, logprobs_old=before.logprobs, mean_logprobs_old=before.vocabulary.mean
+    )
+    batch = algorithm.prepare(batch)
+    whole = scores(start, tokens)
+    fixed = values_and_targets(whole.logprobs, batch, algorithm.rl, whole.vocabulary)[1]
+
+    def value(logits: Tensor) -> Tensor:
+        told = scores(logits, tokens)
+        q, _ = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+        return (torch.where(mask, q - fixed, torch.zeros(())).square().sum(1) / 3).mean()
+
+    logits = start.clone().requires_grad_()
+    told = scores(logits, tokens)
+    (gradient,) = torch.autograd.grad(loss_of(algorithm, told.logprobs, batch, told.vocabulary), logits)
+    for place in ((0, 1, 2), (1, 3, 0), (0, 2, int(tokens[0, 2]))):
+        step = torch.zeros_like(start)
+        step[place] = 1e-3
+        numeric = float(value(start + step).double() - value(start - step).double()) / 2e-3
+        assert float(gradient[place]) == pytest.approx(numeric, rel=2e-2, abs=2e-4)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share: bool) -> None:
+    """Contract: log-probabilities and means over the vocabulary of pi_old; what was drawn is kept to compare with."""
+    model = load_policy(tiny_policy, attention="sdpa").model
+    algorithm = resolve(Rl(algorithm="rover", group_size=2, share_prefixes=share), 64)
+    batch = trajectory_batch([make_episode("0", "a", [3, 2], 0.0), make_episode("1", "a", [1], 1.0)])
+    models = Models.make(algorithm, model, None, make_processes(Resources()), 64)
+    told = models.annotate(batch, algorithm)
+    with torch.no_grad():
+        expected, _ = token_logprobs(model, batch.token_ids, batch.mask)
+        logs = model(batch.token_ids).logits.log_softmax(-1).mean(-1)
+    torch.testing.assert_close(told.logprobs_old, expected, rtol=0, atol=1e-5)
+    mean = torch.cat([torch.zeros(2, 1), logs[:, :-1]], 1) * batch.mask
+    torch.testing.assert_close(told.mean_logprobs_old, mean, rtol=0, atol=1e-5)
+    assert torch.equal(told.logprobs_drawn, batch.logprobs_old)
+    plain = resolve(Rl(algorithm="grpo", group_size=2, share_prefixes=share), 64)
+    assert models.annotate(batch, plain).logprobs_drawn is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
+        ({"loss": {"clip_high": 0.3}}, "clips nothing"),
+        ({"advantage": {"estimator": "gae"}}, "mean group and std none belong to estimator: group"),
+        ({"settings": {"form": "absolute"}}, "set mean and std to none"),
+        ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
+        ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
+        ({"group_size": 1}, "group_size"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate({"algorithm": "rover", **values}))
+
+
+def test_a_vocabulary_is_handed_to_those_alone_that_ask(make_batch) -> None:
+    """Contract: another method's loss gets what it always got."""
+    algorithm = resolve(Rl(algorithm="pacs", group_size=2))
+    assert not algorithm.needs_vocabulary
+    assert not algorithm.needs_rescoring
+    batch = algorithm.prepare(make_batch([[1, 0]]))
+    given = SimpleNamespace(mean=None, normaliser=None)
+    assert torch.isfinite(loss_of(algorithm, batch.logprobs_old, batch, given))

@@ -135,7 +135,11 @@ class Merge(Section):
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
 
 
-CHOICES = {"q": "the Q-model of annotate", "logprob": "the policy's own log-probability"}
+CHOICES = {
+    "q": "the Q-model of annotate",
+    "logprob": "the policy's own log-probability",
+    "vote": "how many of the draws are the same action (self-consistency)",
+}
 """`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
 
 
@@ -144,10 +148,25 @@ class BestOf(Section):
     """Actions drawn at each turn of the models in evaluate.models that choose."""
 
 
+class ScaffoldParams(Section):
+    """What surrounds the model while it is evaluated: stages/agent/scaffold.py."""
+
+    window: Annotated[int, Field(ge=1)] | None = None
+    """Newest turns that the model sees, with the task; null: all."""
+    recall: Literal["none", "action", "task", "both"] = "none"
+    """What observations end with: the action that they answer, the task, or both."""
+    think: Literal["none", "plan", "reflect", "both"] = "none"
+    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or both."""
+    note: str = ""
+    """What stands before every task."""
+    max_turns: Count | None = None
+    """Turns that the agent allows itself, thoughts included; null: as many as the environment does."""
+
+
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q` and
-    `<model>+logprob` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+logprob`
+    and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
@@ -155,6 +174,9 @@ class Evaluate(Section):
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
     chunk: Count = 400
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
+    scaffold: ScaffoldParams = ScaffoldParams()
+    split: Literal["test", "valid"] = "test"
+    """valid: the validation tasks in place of the frozen panels; for choosing settings without a look at the panels."""
 
 
 class Report(Section):
@@ -212,10 +234,15 @@ class Params(Section):
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
                 f"{' or '.join(f'+{choice}' for choice in CHOICES)}"
             )
+        if self.evaluate.scaffold.window is not None and self.resources.engine.text:
+            raise ValueError(
+                "evaluate.scaffold.window cuts an episode's tokens, and resources.engine.text makes do with text; set one to null "
+                "or false"
+            )
         if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                "makes do with text; set it to false, or name models without +q and +logprob"
+                "makes do with text; set it to false, or name models without +q, +logprob and +vote"
             )
         return self
 

@@ -1,0 +1,66 @@
+"""Covering arrays: few rows in which every combination of the options of any t factors occurs (combinatorial testing)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, product
+
+from stages.seeding import permutation
+
+CANDIDATES = 30
+"""Rows tried for each that is taken."""
+Row = tuple[int, ...]
+Combination = tuple[tuple[int, ...], tuple[int, ...]]
+"""Places of factors, and an option of each."""
+
+
+def combinations_of(sizes: Sequence[int], strength: int) -> set[Combination]:
+    """All that an array of this strength must cover; factors of `sizes` options each."""
+    return {
+        (places, options)
+        for places in combinations(range(len(sizes)), min(strength, len(sizes)))
+        for options in product(*(range(sizes[place]) for place in places))
+    }
+
+
+def uncovered(rows: Sequence[Row], sizes: Sequence[int], strength: int) -> set[Combination]:
+    """What no row has; empty for a covering array."""
+    left = combinations_of(sizes, strength)
+    return {one for one in left if not any(_has(row, one) for row in rows)}
+
+
+def _has(row: Row, combination: Combination) -> bool:
+    places, options = combination
+    return all(row[place] == option for place, option in zip(places, options, strict=True))
+
+
+def covering_array(sizes: Sequence[int], strength: int, seed: int) -> list[Row]:
+    """Rows of option numbers, greedily: each is, of CANDIDATES that start from an open combination and take up the factors in a random
+    order, the one that covers most of what is open (AETG, Cohen et al. 1997). [] for strength 0 or no factors."""
+    if strength < 1 or not sizes:
+        return []
+    left = combinations_of(sizes, strength)
+    rows: list[Row] = []
+    while left:
+        best: tuple[int, Row] | None = None
+        for number in range(CANDIDATES):
+            key = (seed, "covering", len(rows), number)
+            row = _candidate(sizes, sorted(left), key)
+            covers = sum(_has(row, one) for one in left)
+            if best is None or covers > best[0]:
+                best = covers, row
+        assert best is not None
+        rows.append(best[1])
+        left = {one for one in left if not _has(best[1], one)}
+    return rows
+
+
+def _candidate(sizes: Sequence[int], left: Sequence[Combination], key: tuple[object, ...]) -> Row:
+    places, options = permutation(left, *key, "first")[0]
+    row = dict(zip(places, options, strict=True))
+    for place in permutation((place for place in range(len(sizes)) if place not in row), *key, "order"):
+        open_of = [one for one in left if place in one[0] and all(row.get(p, o) == o for p, o in zip(*one, strict=True))]
+        counts = [sum(one[1][one[0].index(place)] == option for one in open_of) for option in range(sizes[place])]
+        ties = [option for option, count in enumerate(counts) if count == max(counts)]
+        row[place] = permutation(ties, *key, "option", place)[0]
+    return tuple(row[place] for place in range(len(sizes)))

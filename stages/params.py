@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.annotate import Annotate
+from stages.parameters.design import Design
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
@@ -208,6 +209,7 @@ class Params(Section):
     rl: Rl = Rl()
     merge: Merge = Merge()
     evaluate: Evaluate = Evaluate()
+    design: Design = Design()
     report: Report = Report()
     per_domain: dict[str, PerDomain] = {}
 

@@ -7,8 +7,8 @@ from itertools import combinations, product
 
 from stages.seeding import permutation
 
-CANDIDATES = 30
-"""Rows tried for each that is taken."""
+TRIES, CANDIDATES = 4, 10
+"""Arrays that are made, and rows tried for each row of one."""
 Row = tuple[int, ...]
 Combination = tuple[tuple[int, ...], tuple[int, ...]]
 """Places of factors, and an option of each."""
@@ -35,23 +35,22 @@ def _has(row: Row, combination: Combination) -> bool:
 
 
 def covering_array(sizes: Sequence[int], strength: int, seed: int) -> list[Row]:
-    """Rows of option numbers, greedily: each is, of CANDIDATES that start from an open combination and take up the factors in a random
-    order, the one that covers most of what is open (AETG, Cohen et al. 1997). [] for strength 0 or no factors."""
+    """Rows of option numbers; the shortest of TRIES arrays. [] for strength 0 or no factors."""
     if strength < 1 or not sizes:
         return []
+    return min((_array(sizes, strength, (seed, "covering", number)) for number in range(TRIES)), key=len)
+
+
+def _array(sizes: Sequence[int], strength: int, key: tuple[object, ...]) -> list[Row]:
+    """Greedily: each row is, of CANDIDATES that start from an open combination and take up the factors in a random order, the one
+    that covers most of what is open (AETG, Cohen et al. 1997)."""
     left = combinations_of(sizes, strength)
     rows: list[Row] = []
     while left:
-        best: tuple[int, Row] | None = None
-        for number in range(CANDIDATES):
-            key = (seed, "covering", len(rows), number)
-            row = _candidate(sizes, sorted(left), key)
-            covers = sum(_has(row, one) for one in left)
-            if best is None or covers > best[0]:
-                best = covers, row
-        assert best is not None
-        rows.append(best[1])
-        left = {one for one in left if not _has(best[1], one)}
+        candidates = [_candidate(sizes, sorted(left), (*key, len(rows), number)) for number in range(CANDIDATES)]
+        row = max(candidates, key=lambda one: sum(_has(one, combination) for combination in left))
+        rows.append(row)
+        left = {one for one in left if not _has(row, one)}
     return rows
 
 

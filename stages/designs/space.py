@@ -19,6 +19,8 @@ from stages.validation import ParamsError
 
 LARGEST = 100_000
 """Designs that a space may have, since all of them are listed."""
+BETWEEN = 0.5
+"""Length of the one-hot part of an ordered factor in `features`."""
 Design = tuple[Any, ...]
 
 
@@ -158,9 +160,12 @@ def one_hot(value: Any, options: Sequence[Any]) -> list[float]:
 
 
 def features(space: Space, design: Design) -> list[float]:
-    """Ordered factors by their place among the options in [0, 1], others one-hot; factors without a choice are left out."""
+    """Every factor one-hot, ordered ones by their place among the options in [0, 1] too, so that what lies between has a value
+    between unless it was seen to differ; factors without a choice are left out."""
     found: list[float] = []
     for factor, options, value in zip(FACTORS, space.options, design, strict=True):
         if len(options) > 1:
-            found += [options.index(value) / (len(options) - 1)] if factor.ordered else one_hot(value, options)
+            share = BETWEEN if factor.ordered else 1.0
+            found += [share * hot for hot in one_hot(value, options)]
+            found += [options.index(value) / (len(options) - 1)] if factor.ordered else []
     return found

@@ -30,7 +30,8 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     among its actions."""
     models = context.data / "models"
     base = context.params.model.path
-    if base.startswith("hub:"):
+    wanted = context.params.evaluate.models
+    if base.startswith("hub:") and (wanted is None or any(name.partition("+")[0] == "base" for name in wanted)):
         from stages.agent.policy import load_policy
 
         folders = {"base": load_policy(base).folder}
@@ -39,9 +40,8 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     folders["sft"] = models / "sft"
     folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
     folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
-    wanted = context.params.evaluate.models or list(folders)
     players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in CHOICES))}
-    return {name: folder for name, folder in players.items() if name in wanted}
+    return {name: folder for name, folder in players.items() if name in (wanted or folders)}
 
 
 def choosing(context: StageContext, name: str) -> BestOf | None:

@@ -44,7 +44,10 @@ def place_key(root: Path, params: Params) -> str:
 
 
 def _link(source: str, target: str) -> None:
-    """Stages write whole new files, so that a second name of one stays as it is; across file systems it is copied."""
+    """Stages write whole new files, so that a second name of one stays as it is; across file systems it is copied. What is there
+    already, under a name that stands for its contents, stays."""
+    if os.path.exists(target):
+        return
     try:
         os.link(source, target)
     except OSError:

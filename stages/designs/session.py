@@ -131,6 +131,7 @@ class Session:
                 options = (evaluate.confidence, evaluate.resamples, self.places.params.seed)
                 values["comparison"] = compare_models(of["winner"], of["default"], *options)
             found["domains"][domain] = values
+        found |= {"model": self.space.root[0], "policy_hash": sides["default"][0]["policy_hash"]}
         for name in sides:
             found[name] = round(sum(found["domains"][domain][name] for domain in domains) / len(domains), DIGITS)
         return found

@@ -317,7 +317,7 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     model.fit(nodes)
     designs = space.all()[1::2]
     mean, _ = model.predict(designs)
-    assert mean == pytest.approx([0.45 + 0.2 * design[PLACE["temperature"]] for design in designs], abs=0.02)
+    assert mean == pytest.approx([0.45 + 0.2 * design[PLACE["temperature"]] for design in designs], abs=0.03)
     rows = model.rows([designs[0]] * 2, ["search", "shop"])
     assert not np.array_equal(rows[0], rows[1])
 

@@ -40,7 +40,11 @@ class DesignSearch(BaseModel):
         None, title="Method", description="Empty: design.method of params.yaml."
     )
     budget: int | None = Field(
-        None, ge=1, le=100_000, title="Budget", description="Designs to evaluate; empty: design.budget. More than before: it goes on."
+        None,
+        ge=1,
+        le=100_000,
+        title="Budget",
+        description="Designs to evaluate; empty: design.budget. More than before: it goes on.",
     )
     overrides: list[Annotated[str, Field(pattern=CHANGE)]] = Field(
         default_factory=list, title="Changes", description="Of params.yaml for this search, such as design.tasks=24."

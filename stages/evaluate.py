@@ -30,8 +30,7 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     among its actions."""
     models = context.data / "models"
     base = context.params.model.path
-    wanted = context.params.evaluate.models
-    if base.startswith("hub:") and (wanted is None or any(name.partition("+")[0] == "base" for name in wanted)):
+    if base.startswith("hub:"):
         from stages.agent.policy import load_policy
 
         folders = {"base": load_policy(base).folder}
@@ -40,8 +39,9 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     folders["sft"] = models / "sft"
     folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
     folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
+    wanted = context.params.evaluate.models or list(folders)
     players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in CHOICES))}
-    return {name: folder for name, folder in players.items() if name in (wanted or folders)}
+    return {name: folder for name, folder in players.items() if name in wanted}
 
 
 def choosing(context: StageContext, name: str) -> BestOf | None:

@@ -189,7 +189,9 @@ class Places:
             found = Evaluated(0.0, 0.0, dict.fromkeys(self.params.domains, (0.0, 0.0)), {}, failed, round(seconds, 1))
         else:
             if not (place / ROWS).exists():
-                raise FileNotFoundError(f"{place / ROWS} does not exist: 'python -m stages.evaluate' has not run there to its end")
+                raise FileNotFoundError(
+                    f"{place / ROWS} does not exist: 'python -m stages.evaluate' has not run there to its end"
+                )
             found = summarise(read_rows(place / ROWS), self.params.design.metric, seconds)
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(place / ROWS, path.with_suffix(".parquet"))

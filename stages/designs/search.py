@@ -44,7 +44,9 @@ class Search:
 
     def __init__(self, space: Space, settings: Settings, seed: int, value_model: ValueModel | None) -> None:
         if (value_model is None) == (settings.method == "agentswift"):
-            raise ValueError(f"method {settings.method} and {'no' if value_model is None else 'a'} value model do not go together")
+            raise ValueError(
+                f"method {settings.method} and {'no' if value_model is None else 'a'} value model do not go together"
+            )
         self.space, self.settings, self.seed, self.value_model = space, settings, seed, value_model
         self.designs = space.all()
         self._covering = self._covering_designs()

@@ -78,7 +78,10 @@ class Session:
         proposal = self.search.propose(self.nodes)
         if proposal is not None:
             return "search", proposal
-        for kind, designs in (("confirm", self.finalists), ("panel", lambda: list(dict.fromkeys([self.space.root, self.winner()])))):
+        for kind, designs in (
+            ("confirm", self.finalists),
+            ("panel", lambda: list(dict.fromkeys([self.space.root, self.winner()]))),
+        ):
             for design in designs():
                 if self.places.result(kind, design) is None:
                     return kind, Proposal(design, -1, kind)

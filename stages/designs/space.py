@@ -100,7 +100,9 @@ class Space:
             options.append(tuple(found))
         size = math.prod(map(len, options))
         if size > LARGEST:
-            raise ParamsError(f"params.yaml: design.space has {size:,} designs; leave out options until it has {LARGEST:,} at most")
+            raise ParamsError(
+                f"params.yaml: design.space has {size:,} designs; leave out options until it has {LARGEST:,} at most"
+            )
         made = cls(tuple(options), tuple(root))
         return cls(made.options, made.canonical(made.root))
 

@@ -47,7 +47,9 @@ def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> 
     found: tuple[list[Task], list[Task]] = ([], [])
     for world in permutation(worlds, seed, "design.tasks"):
         found[1 if len(found[1]) < wanted else 0].extend(worlds[world])
-    first, second = (sorted(part[:most], key=lambda task: task.task_id) for part, most in zip(found, (search, wanted), strict=True))
+    first, second = (
+        sorted(part[:most], key=lambda task: task.task_id) for part, most in zip(found, (search, wanted), strict=True)
+    )
     return first, second
 
 
@@ -83,7 +85,10 @@ def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
         if len(made) > len(tasks):
             tasks, worlds = made, folder
     if len(tasks) < needed:
-        print(f"design: {name} has {len(tasks)} validation tasks, and {needed} were asked for; all of them are used", file=sys.stderr)
+        print(
+            f"design: {name} has {len(tasks)} validation tasks, and {needed} were asked for; all of them are used",
+            file=sys.stderr,
+        )
     search, confirm = split_tasks(tasks, design.tasks, design.confirm.tasks, params.seed)
     if min(len(search), len(confirm)) < FEWEST:
         raise ParamsError(

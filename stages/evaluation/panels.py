@@ -246,7 +246,8 @@ def play(job: Job, settings: Settings) -> Outcome:
     return Outcome(rows, samples)
 
 
-def _start_worker(threads: int) -> None:
+def start_worker(threads: int) -> None:
+    """Of a pool of processes that play."""
     from stages.runtime import quiet_environment
 
     quiet_environment(threads)
@@ -262,7 +263,7 @@ def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: in
             yield job, play(job, settings)
         _unload()
         return
-    with worker_pool(workers, _start_worker, (max(1, threads // workers),)) as pool:
+    with worker_pool(workers, start_worker, (max(1, threads // workers),)) as pool:
         try:
             futures = {pool.submit(play, job, settings): job for job in jobs}
             for future in as_completed(futures):

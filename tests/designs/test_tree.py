@@ -238,7 +238,9 @@ class Perfect:
 def test_a_perfect_model_climbs_greedily() -> None:
     """Contract: with the truth for a model and beta 0, every proposal made from the best design is the best of its candidates, and
     the optimum is found in fewer evaluations than at random."""
-    given = settings(labels={"strength": 0, "balanced": 0}, tree={"beta": 0.0, "lam": 0.0, "alpha": 1e6, "proposals": 50}, budget=8)
+    given = settings(
+        labels={"strength": 0, "balanced": 0}, tree={"beta": 0.0, "lam": 0.0, "alpha": 1e6, "proposals": 50}, budget=8
+    )
     space = Space.of(given)
     best = max(worth(space, design) for design in space.all())
     nodes = run(search(given, value_model=Perfect(space)))
@@ -327,7 +329,10 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     [
         ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"design\.space\.model names \['rl@shop'\]"),
         ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
-        ({"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}}, r"has [\d,]+ designs"),
+        (
+            {"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}},
+            r"has [\d,]+ designs",
+        ),
     ],
 )
 def test_a_space_that_cannot_be_searched_is_refused(design: dict, message: str) -> None:

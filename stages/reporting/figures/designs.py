@@ -59,7 +59,9 @@ def design_tree(nodes: Sequence[Node], winner: str) -> Figure:
                 zorder=2,
             )
     won = next(place for place, node in enumerate(nodes) if node["name"] == winner)
-    axes.scatter([won + 1], [100 * nodes[won]["score"]], s=150, facecolors="none", edgecolors=colour("domain1"), linewidths=1.8, zorder=3)
+    axes.scatter(
+        [won + 1], [100 * nodes[won]["score"]], s=150, facecolors="none", edgecolors=colour("domain1"), linewidths=1.8, zorder=3
+    )
     axes.set_xlabel("evaluation")
     axes.set_ylabel("score on validation tasks, %")
     axes.margins(x=0.02, y=0.08)

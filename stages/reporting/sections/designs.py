@@ -45,7 +45,10 @@ def _facts(results: Results) -> Table:
         ["method", settings["method"]],
         ["designs in the space", number(results["designs"])],
         ["evaluated", number(len(nodes))],
-        ["of these labels of the value model", number(sum(node["origin"] in ("covering", "promising", "poor") for node in nodes))],
+        [
+            "of these labels of the value model",
+            number(sum(node["origin"] in ("covering", "promising", "poor") for node in nodes)),
+        ],
         ["could not be run", number(sum(bool(node["failed"]) for node in nodes))],
         ["tasks to choose by", ", ".join(f"{len(one['search'])} of {name}" for name, one in results["domains"].items())],
         ["tasks to confirm by", ", ".join(f"{len(one['confirm'])} of {name}" for name, one in results["domains"].items())],
@@ -82,7 +85,9 @@ def _evaluated(results: Results) -> Table:
         [node["label"], number(place), node["origin"], _pair([node["score"], node["error"]]), _percent(node["predicted"])]
         for place, node in enumerate(results["nodes"], start=1)
     ]
-    return Table("All designs that were evaluated", ("design", "evaluation", "origin", "score", "predicted"), rows, left=(2,), folded=True)
+    return Table(
+        "All designs that were evaluated", ("design", "evaluation", "origin", "score", "predicted"), rows, left=(2,), folded=True
+    )
 
 
 def design_section(inputs: Inputs) -> Section | None:
@@ -94,18 +99,25 @@ def design_section(inputs: Inputs) -> Section | None:
     blocks: list[Block] = []
     if stale(inputs, results):
         blocks.append(
-            Text("The search was run on other models or panels than those of this page; python -m flows.design runs it again.", tone="note")
+            Text(
+                "The search was run on other models or panels than those of this page; python -m flows.design runs it again.",
+                tone="note",
+            )
         )
     changes = results["winner"]["label"]
     same = results["winner"]["name"] == results["default"]
-    blocks.append(Text("No design did better on the confirming tasks than what params.yaml has." if same else f"The winner: {changes}."))
+    blocks.append(
+        Text("No design did better on the confirming tasks than what params.yaml has." if same else f"The winner: {changes}.")
+    )
     blocks += [_facts(results), _panel(results)]
     caption = (
         "Every evaluated design by its score; a line leads to the design that it was made from, area is how many came of it, the "
         "ring marks the winner."
     )
     blocks.append(Figures([draw("designs-tree", caption, design_tree, results["nodes"], results["winner"]["name"])]))
-    curves = draw("designs-best", "Best score of the designs evaluated so far.", best_so_far, {k: v["best"] for k, v in found.items()})
+    curves = draw(
+        "designs-best", "Best score of the designs evaluated so far.", best_so_far, {k: v["best"] for k, v in found.items()}
+    )
     small = [curves]
     if any(node["predicted"] is not None for node in results["nodes"]):
         caption = "What the value model predicted before each design was evaluated, with its standard deviation; on the line it is right."

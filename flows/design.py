@@ -1,8 +1,8 @@
 """Search over agent designs as a Prefect flow: `python -m flows.design`, `python -m flows.design design.method=random`.
 
-One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. What is evaluated next, and what
-came of it, `python -m stages.design` says; section `design` of params.yaml holds the search's settings. A search that was stopped goes
-on where it was, and what was evaluated before, by whatever method, is not played again.
+One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. What is evaluated next, and
+what came of it, `python -m stages.design` says; section `design` of params.yaml holds the search's settings. A search that was
+stopped goes on where it was, and what was evaluated before, by whatever method, is not played again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class DesignSearch(BaseModel):
 
 
 def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]) -> tuple[int, list[str]]:
-    """Exit code of a command in `folder`, all of whose processes end with this one, and the end of what it said, which is echoed."""
+    """Exit code of a command in `folder`, all of whose processes end with this one, and the end of what it said, which is
+    echoed."""
     supervised = [sys.executable, "-m", "flows.supervise", sys.executable, *command]
     variables = {"BELLWETHER_TRACKING": "off", **environment("design")}
     said: list[str] = []

@@ -1,8 +1,8 @@
 """design: one step of a search over agent designs (`design` in params.yaml); `python -m flows.design` takes all of them.
 
-Says, as JSON, what is to be evaluated next and in which folder `python -m stages.evaluate` is to do it; `--ended SECONDS` takes up
-what was evaluated there, `--failed WHY` that it could not be. In the end: reports/design/<method>.json, read by the report, and
-<method>.yaml, the best design, to be written into params.yaml by `python -m stages.params --apply`.
+Says, as JSON, what is to be evaluated next and in which folder `python -m stages.evaluate` is to do it; `--ended SECONDS` takes
+up what was evaluated there, `--failed WHY` that it could not be. In the end: reports/design/<method>.json, read by the report,
+and <method>.yaml, the best design, to be written into params.yaml by `python -m stages.params --apply`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,8 @@ class ScaffoldParams(Section):
     recall: Literal["none", "action", "task", "both"] = "none"
     """What observations end with: the action that they answer, the task, or both."""
     think: Literal["none", "plan", "reflect", "both"] = "none"
-    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or both."""
+    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or
+    both."""
     note: str = ""
     """What stands before every task."""
     max_turns: Count | None = None
@@ -166,8 +167,8 @@ class ScaffoldParams(Section):
 
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+logprob`
-    and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`,
+    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
@@ -238,8 +239,8 @@ class Params(Section):
             )
         if self.evaluate.scaffold.window is not None and self.resources.engine.text:
             raise ValueError(
-                "evaluate.scaffold.window cuts an episode's tokens, and resources.engine.text makes do with text; set one to null "
-                "or false"
+                "evaluate.scaffold.window cuts an episode's tokens, and resources.engine.text makes do with text; set one to "
+                "null or the other to false"
             )
         if any("+" in model for model in self.evaluate.models or []) and self.resources.engine.text:
             raise ValueError(

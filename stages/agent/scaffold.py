@@ -1,4 +1,5 @@
-"""What surrounds the model in an agent and needs no weights: what it is told, what it is reminded of, turns in which it only thinks.
+"""What surrounds the model in an agent and needs no weights: what it is told, what it is reminded of, turns in which it only
+thinks.
 
 A scaffold never touches the task: it adds text to what the agent reads, answers thoughts itself, and passes every action on as it
 is, so that success means the same with any of them. What of its past the model sees is cut in stages/agent/window.py.

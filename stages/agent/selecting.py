@@ -41,9 +41,9 @@ def by_scorer(scorer: Any) -> Ranking:
 
 
 def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking | None, same: Same) -> int:
-    """The place of the best turn; without `rank`, of the action that most of them are. Turns that are the same action count as the
-    first of them; ties go to the one that the policy itself finds likelier, then to the one drawn first. A turn without tokens (no
-    room) is taken only if there is no other."""
+    """The place of the best turn; without `rank`, of the action that most of them are. Turns that are the same action count as
+    the first of them; ties go to the one that the policy itself finds likelier, then to the one drawn first. A turn without
+    tokens (no room) is taken only if there is no other."""
     first: dict[str, int] = {}
     votes: Counter[str] = Counter()
     for place, turn in enumerate(turns):
@@ -69,8 +69,8 @@ class _Session:
 
 
 class SelectingEngine:
-    """`stages.agent.engine.Engine` over another one; `n` draws for each turn; without `rank` they vote. Raises ValueError for n below
-    1."""
+    """`stages.agent.engine.Engine` over another one; `n` draws for each turn; without `rank` they vote. Raises ValueError for n
+    below 1."""
 
     def __init__(self, engine: Engine, n: int, rank: Ranking | None, same: Same) -> None:
         if n < 1:

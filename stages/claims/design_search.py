@@ -2,8 +2,8 @@
 
 `python -m stages.claims.design_search --settings FILE --table` in a folder where everything before rl is done lets the SFT policy
 play every design of `design.space` once, on the validation tasks that searches choose by and on tasks of the frozen panel, as the
-stage evaluate would. With `--result FILE` one search runs as FILE's section `design` says, seeded by its `seed`, on those scores: it
-sees the validation tasks alone, and what it picks is judged on the panel's.
+stage evaluate would. With `--result FILE` one search runs as FILE's section `design` says, seeded by its `seed`, on those
+scores: it sees the validation tasks alone, and what it picks is judged on the panel's.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class Claim(Section):
     up to evaluate.attempts, or these): on the frozen panel, after training, of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
-    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of lane designs
-    (stages/claims/design_metrics.py)."""
+    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of
+    lane designs (stages/claims/design_metrics.py)."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -180,8 +180,8 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
 
 
 def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of what all arms of lanes labels and designs start from: the arms' own overrides are of the trees that are judged,
-    and of the searches."""
+    """params.yaml of what all arms of lanes labels and designs start from: the arms' own overrides are of the trees that are
+    judged, and of the searches."""
     bare = experiment.model_copy(update={"arms": {"": {}}})
     return arm_values(bare, "", params)
 

@@ -59,8 +59,8 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def make_place(root: Path, target: Path, params: Params, tasks: Mapping[str, tuple[Chosen, Sequence[Task]]]) -> None:
-    """The copy `target` of the checkout, with code, models and panels, whose validation tasks are `tasks` (domain -> what was chosen,
-    and which of it)."""
+    """The copy `target` of the checkout, with code, models and panels, whose validation tasks are `tasks` (domain -> what was
+    chosen, and which of it)."""
     shutil.copytree(root / "stages", target / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(root / "dvc.yaml", target / "dvc.yaml")
     for name in {"data/models", params.model.path if not params.model.path.startswith("hub:") else "data/models"}:

@@ -177,8 +177,8 @@ class Search:
 
 
 def remedies(failures: Mapping[str, float]) -> list[tuple[str, int]]:
-    """Steps of decoding that answer to failures: cooler, narrower draws and more of them where actions are refused, warmer and wider
-    ones where episodes run into a limit with actions that are understood."""
+    """Steps of decoding that answer to failures: cooler, narrower draws and more of them where actions are refused, warmer and
+    wider ones where episodes run into a limit with actions that are understood."""
     if failures.get("refused", 0.0) >= MANY:
         return [("temperature", -1), ("top_p", -1), ("draws", 1), ("max_tokens", 1)]
     if failures.get("cut", 0.0) >= MANY:

@@ -1,7 +1,7 @@
 """One search, step by step: what is to be evaluated next, what was found, and what came of it in the end.
 
-Designs are chosen by validation tasks; the best few, and the design that params.yaml has, are played again on further ones; the best
-there and the one of params.yaml play the frozen panels, once, to be told side by side.
+Designs are chosen by validation tasks; the best few, and the design that params.yaml has, are played again on further ones; the
+best there and the one of params.yaml play the frozen panels, once, to be told side by side.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Session:
     # ---- what is to be done -------------------------------------------------------------------------------------------------
 
     def step(self, seconds: float | None = None, failed: str = "") -> dict[str, Any] | None:
-        """Take up the evaluation under way, if it has ended (after `seconds`; `failed`: that it could not be run, and why), and say
-        what to evaluate next: its `place`, `kind` and so on. None when all is done. Raises ParamsError if the design that
+        """Take up the evaluation under way, if it has ended (after `seconds`; `failed`: that it could not be run, and why), and
+        say what to evaluate next: its `place`, `kind` and so on. None when all is done. Raises ParamsError if the design that
         params.yaml has could not be run."""
         if self.pending is not None and seconds is not None:
             kind, design = self.pending["kind"], tuple(self.pending["design"])

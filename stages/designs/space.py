@@ -85,8 +85,8 @@ class Space:
             without = [name for name in params.domains if params.section("annotate", name).q_model.kind == "none"]
             if without:
                 raise ParamsError(
-                    f"params.yaml: design.space.choose: q needs a Q-model, and annotate.q_model.kind is none in {without[0]}; set "
-                    "it to step_dpo or regression, or leave q out"
+                    f"params.yaml: design.space.choose: q needs a Q-model, and annotate.q_model.kind is none in {without[0]}; "
+                    "set it to step_dpo or regression, or leave q out"
                 )
         root = [_nested(evaluate, factor.key) if factor.key else None for factor in FACTORS]
         root[PLACE["model"]] = "merged" if "merged" in given else given[0]

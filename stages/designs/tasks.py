@@ -54,8 +54,8 @@ def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> 
 
 
 def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: Params) -> list[Task]:
-    """Validation tasks from the domain's recipes, their worlds below `folder`; none that shares a world with `there`, or an entity
-    with a test task in it."""
+    """Validation tasks from the domain's recipes, their worlds below `folder`; none that shares a world with `there`, or an
+    entity with a test task in it."""
     lines = (
         record_line(record).encode()
         for record in domain.recipes(RECIPES_PER_TASK * needed + RECIPES_MORE, params.seed)

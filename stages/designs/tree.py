@@ -24,8 +24,8 @@ CARD = Card(
     "|score - predicted|)); its component, option and decoding are changed in turn, the value model picking among candidates",
     assumptions="a score in [0, 1] per design; deterministic operations in place of those that a language model writes; labels "
     "count towards the budget",
-    reduces_to="lambda = 1 or alpha = 0: uniform selection; unguided with one proposal: random local search; beta = 0 and a perfect "
-    "value model: greedy hill climbing with restarts",
+    reduces_to="lambda = 1 or alpha = 0: uniform selection; unguided with one proposal: random local search; beta = 0 and a "
+    "perfect value model: greedy hill climbing with restarts",
     tested_by="tests/designs/test_tree.py",
     switch="design.method: agentswift",
 )

@@ -112,8 +112,8 @@ class FittedValueModel:
 
 
 def _gaussian_process(noise: np.ndarray) -> Any:
-    """`noise` [rows]: known variance of each target. Amplitudes and length are those of GRID with the largest marginal likelihood,
-    which is quick and, for so few rows, as good as climbing to its top."""
+    """`noise` [rows]: known variance of each target. Amplitudes and length are those of GRID with the largest marginal
+    likelihood, which is quick and, for so few rows, as good as climbing to its top."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Settings:
     seed: int
     sampling: Sampling
     engine: EngineSettings
-    scaffold: Scaffold = Scaffold()
+    scaffold: Scaffold = field(default_factory=Scaffold)
 
     @property
     def in_one_process(self) -> bool:

@@ -1,4 +1,5 @@
-"""AgentSwift by numbers: selection, uncertainty, covering arrays, acquisition, and what the search comes down to in its limits."""
+"""AgentSwift by numbers: selection, uncertainty, covering arrays, acquisition, and what the search comes down to in its
+limits."""
 
 from __future__ import annotations
 
@@ -197,8 +198,8 @@ def test_labels_cover_the_components_then_look_for_good_and_bad() -> None:
 
 @pytest.mark.parametrize("method", ["agentswift", "unguided", "random"])
 def test_evaluations_are_new_designs_and_stay_within_the_budget(method: str) -> None:
-    """Contract: real evaluations are as many as new designs and never more than the budget, which may be all designs; the same seed
-    gives the same search, and one that was stopped goes on as if it had not been."""
+    """Contract: real evaluations are as many as new designs and never more than the budget, which may be all designs; the same
+    seed gives the same search, and one that was stopped goes on as if it had not been."""
     one = search(settings(method=method, budget=20))
     nodes = run(one)
     assert len(nodes) == len({item.design for item in nodes}) == 20
@@ -236,8 +237,8 @@ class Perfect:
 
 
 def test_a_perfect_model_climbs_greedily() -> None:
-    """Contract: with the truth for a model and beta 0, every proposal made from the best design is the best of its candidates, and
-    the optimum is found in fewer evaluations than at random."""
+    """Contract: with the truth for a model and beta 0, every proposal made from the best design is the best of its candidates,
+    and the optimum is found in fewer evaluations than at random."""
     given = settings(
         labels={"strength": 0, "balanced": 0}, tree={"beta": 0.0, "lam": 0.0, "alpha": 1e6, "proposals": 50}, budget=8
     )
@@ -304,8 +305,8 @@ def test_the_value_model_learns_from_few_labels() -> None:
 
 
 def test_the_model_reads_the_task_as_well_as_the_design() -> None:
-    """Contract: rows are (design, domain); what helps in one domain and hurts in the other is told apart, and the score is the mean
-    over both."""
+    """Contract: rows are (design, domain); what helps in one domain and hurts in the other is told apart, and the score is the
+    mean over both."""
     both = parse_params({"domains": ["search", "shop"], "per_domain": {"search": {}, "shop": {}}, "design": {"space": SPACE}})
     space = Space.of(both)
     domains = {**TASKS, "shop": describe([Task("a", "shop", "valid", 0, "buy a red cup", {}, 3.0)], 10)}

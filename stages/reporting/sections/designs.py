@@ -13,8 +13,8 @@ from stages.reporting.inputs import Inputs
 from stages.reporting.results import p_value, signed, verdict_mark
 
 INTRO = (
-    "What surrounds the model matters as well: who plays, how an action is chosen among several draws, what of its past the model "
-    "sees and is reminded of, how it decodes. Designs were scored by {metric} on validation tasks; the best were played again on "
+    "What surrounds the model matters as well: who plays, how an action is chosen among several draws, what of its past the "
+    "model sees and is reminded of, how it decodes. Designs were scored by {metric} on validation tasks; the best were played again on "
     "further ones, and the winner of these once on the frozen panels, beside what params.yaml has."
 )
 METHODS = ("agentswift", "unguided", "random")
@@ -120,7 +120,7 @@ def design_section(inputs: Inputs) -> Section | None:
     )
     small = [curves]
     if any(node["predicted"] is not None for node in results["nodes"]):
-        caption = "What the value model predicted before each design was evaluated, with its standard deviation; on the line it is right."
+        caption = "Predicted before each design was evaluated, with the prediction's standard deviation; on the line it is right."
         small.append(draw("designs-predicted", caption, predictions, results["nodes"]))
     blocks += [Figures(small), _finalists(results)]
     overrides = yaml.safe_dump({"evaluate": results["winner"]["evaluate"]}, sort_keys=False)

@@ -102,8 +102,8 @@ def search(root: Path, **design: Any) -> tuple[Session, list[dict[str, Any]]]:
 
 
 def test_a_search_from_its_first_design_to_its_results(source: Path) -> None:
-    """Contract: designs are chosen by validation tasks, the best are confirmed on others, the panel is played once by the winner and
-    by the default; what was evaluated, by whatever method, is not played again."""
+    """Contract: designs are chosen by validation tasks, the best are confirmed on others, the panel is played once by the winner
+    and by the default; what was evaluated, by whatever method, is not played again."""
     session, steps = search(source)
     assert [step["kind"] for step in steps] == ["search"] * 7 + ["confirm"] * 3 + ["panel"] * 2
     assert steps[0]["label"] == "as params.yaml has it"
@@ -150,8 +150,8 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
 def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> None:
     """Contract: score 0, told why, in the tree; but if it is the design of params.yaml there is nothing to search from."""
     design = {"tasks": 5, "method": "random", "budget": 3}
-    with pytest.raises(ParamsError, match="'as params.yaml has it' could not be evaluated: no such head"):
-        session_of(source, **design)[0].step()
+    session_of(source, **design)[0].step()
+    with pytest.raises(ParamsError, match=r"'as params\.yaml has it' could not be evaluated: no such head"):
         session_of(source, **design)[0].step(1.0, "no such head")
     step = session_of(source, **design)[0].step()
     assert step is not None

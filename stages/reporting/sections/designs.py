@@ -14,8 +14,8 @@ from stages.reporting.results import p_value, signed, verdict_mark
 
 INTRO = (
     "What surrounds the model matters as well: who plays, how an action is chosen among several draws, what of its past the "
-    "model sees and is reminded of, how it decodes. Designs were scored by {metric} on validation tasks; the best were played again on "
-    "further ones, and the winner of these once on the frozen panels, beside what params.yaml has."
+    "model sees and is reminded of, how it decodes. Designs were scored by {metric} on validation tasks; the best were "
+    "played again on further ones, and the winner of these once on the frozen panels, beside what params.yaml has."
 )
 METHODS = ("agentswift", "unguided", "random")
 Results = Mapping[str, Any]

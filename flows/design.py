@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from prefect import flow, task
+from prefect import flow, runtime, task
 from prefect.artifacts import create_table_artifact
 from prefect.states import Completed, State
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,11 +60,16 @@ class DesignSearch(BaseModel):
         return [*self.overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
 
 
+def run_name() -> str:
+    """Of the parent run in MLflow."""
+    return f"design {runtime.flow_run.name}"
+
+
 def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]) -> tuple[int, list[str]]:
     """Exit code of a command in `folder`, all of whose processes end with this one, and the end of what it said, which is
     echoed."""
     supervised = [sys.executable, "-m", "flows.supervise", sys.executable, *command]
-    variables = {"BELLWETHER_TRACKING": "off", **environment("design")}
+    variables = {"BELLWETHER_TRACKING": "off", **environment(run_name())}
     said: list[str] = []
     with subprocess.Popen(
         supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -85,7 +90,7 @@ def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.design", *news]
     command += ["--set", *changes] if changes else []
     with subprocess.Popen(
-        command, cwd=root, env=environment("design"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=root, env=environment(run_name()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         try:
             out, complaints = child.communicate()

@@ -49,8 +49,7 @@ def finish(root: Path, session: Session, params: Params) -> dict[str, Any]:
     results, path = session.results(), root / RESULTS / f"{params.design.method}.json"
     if not path.exists() or read_json(path) != results:
         write_json(path, results)
-        overlay = {"evaluate": results["winner"]["evaluate"]}
-        path.with_suffix(".yaml").write_text(yaml.safe_dump(overlay, sort_keys=False), encoding="utf-8")
+        path.with_suffix(".yaml").write_text(results["overlay"], encoding="utf-8")
         log(root, params, results, path)
     panel = results["panel"]
     return {

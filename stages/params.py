@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,6 +136,11 @@ class Merge(Section):
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
 
 
+def model_names(domains: Sequence[str]) -> list[str]:
+    """Names of a run's models, in the order they are made."""
+    return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
+
+
 CHOICES = {
     "q": "the Q-model of annotate",
     "logprob": "the policy's own log-probability",
@@ -229,7 +234,7 @@ class Params(Section):
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
-        models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
+        models = model_names(self.domains)
         players = [*models, *(f"{model}+{choice}" for model in models for choice in CHOICES)]
         strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:

@@ -175,8 +175,10 @@ class Places:
         place = self.folder / ("search" if kind == "search" else "confirm")
         for name in ("data/evaluation", "reports"):
             shutil.rmtree(place / name, ignore_errors=True)
-        size = {"attempts": self.params.design.attempts, "split": "valid", "resamples": RESAMPLES} if kind != "panel" else {}
-        values = deep_merge(deep_merge(self.values, {"evaluate": size}), self.space.overrides(design))
+        played: dict[str, Any] = {"split": "test"}
+        if kind != "panel":
+            played = {"split": "valid", "attempts": self.params.design.attempts, "resamples": RESAMPLES}
+        values = deep_merge(deep_merge(self.values, {"evaluate": played}), self.space.overrides(design))
         partial = place / f"{PARAMS}.partial"
         partial.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
         os.replace(partial, place / PARAMS)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from scipy.stats import spearmanr
 
 from stages.agent.episode import read_json, write_json
@@ -19,7 +20,7 @@ from stages.designs.space import FACTORS, Design
 from stages.designs.tree import Node, visits
 from stages.designs.value_model import FittedValueModel
 from stages.evaluation.summary import compare_models
-from stages.params import params_hash
+from stages.params import model_names, params_hash
 from stages.validation import ParamsError
 
 RESULTS = Path("reports") / "design"
@@ -153,6 +154,15 @@ class Session:
         named = {"name": self.space.name(node.design), "label": self.space.label(node.design)}
         return {**told, **named, "by_domain": by_domain, "failures": dict(node.failures), "visits": visited}
 
+    def overlay(self, design: Design) -> str:
+        """The design as YAML to be written over params.yaml: all models go on playing, and one that chooses does so beside
+        them."""
+        values = self.space.overrides(design)
+        (player,) = values["evaluate"]["models"]
+        models = [*model_names(self.places.params.domains), player] if "+" in player else None
+        values["evaluate"]["models"] = models
+        return f"# {self.space.label(design)}; played by {player}\n{yaml.safe_dump(values, sort_keys=False)}"
+
     def results(self) -> dict[str, Any]:
         """What reports/design/<method>.json holds, once `step` has said that all is done."""
         winner = self.winner()
@@ -180,6 +190,7 @@ class Session:
             "rank_correlation": self._rank_correlation(),
             "finalists": finalists,
             "winner": {"name": self.space.name(winner), "label": self.space.label(winner), **self.space.overrides(winner)},
+            "overlay": self.overlay(winner),
             "panel": self._panel(winner),
             **self.places.plan,
         }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from stages.params import Params
+from stages.params import Params, model_names
 from stages.validation import ParamsError
 
 LARGEST = 100_000
@@ -76,11 +76,11 @@ class Space:
         """The space that `design.space` describes. Raises ParamsError for a model that the run does not have, a choice that it
         cannot make, or a space that is too large."""
         evaluate, space = params.evaluate.model_dump(), params.design.space
-        models = ["sft", *(f"rl@{domain}" for domain in params.domains), "merged", "merged_linear"]
-        given = space.model or models
-        strange = sorted(set(given) - {"base", *models})
+        models = model_names(params.domains)
+        given = space.model or models[1:]
+        strange = sorted(set(given) - set(models))
         if strange:
-            raise ParamsError(f"params.yaml: design.space.model names {strange}; there are base, {', '.join(models)}")
+            raise ParamsError(f"params.yaml: design.space.model names {strange}; there are {', '.join(models)}")
         if "q" in space.choose:
             without = [name for name in params.domains if params.section("annotate", name).q_model.kind == "none"]
             if without:

@@ -65,7 +65,7 @@ def methods_table(cards: Iterable[Card]) -> str:
 
 
 def all_cards() -> list[Card]:
-    """Cards of every RL method, of the value methods, the design search and every merge method. Imports torch, through the methods."""
+    """Cards of all RL, value and merge methods, and of the design search. Imports torch, through the methods."""
     from stages.algorithms.registry import cards
     from stages.designs import tree
     from stages.merging.registry import MERGERS

@@ -48,6 +48,7 @@ def results(evaluation: dict[str, Any], method: str = "agentswift") -> dict[str,
             {"name": name, "label": label, "search": [0.61, 0.05], "confirm": [0.58, 0.07]}
             for name, label in (("d3", LABELS[3]), ("d0", LABELS[0]))
         ],
+        "overlay": "evaluate:\n  models: [merged+vote]\n  best_of: {n: 3}\n",
         "winner": {"name": "d3", "label": LABELS[3], "evaluate": {"models": ["merged+vote"], "best_of": {"n": 3}}},
         "panel": {
             **{"domains": dict.fromkeys(evaluation["panels"], played), "default": 0.66, "winner": 0.72, "model": "merged"},

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from stages.reporting.blocks import Block, Code, Figures, Section, Table, Text, all_numbers, draw, number
 from stages.reporting.figures.designs import best_so_far, design_tree, predictions
 from stages.reporting.inputs import Inputs
@@ -123,9 +121,8 @@ def design_section(inputs: Inputs) -> Section | None:
         caption = "Predicted before each design was evaluated, with the prediction's standard deviation; on the line it is right."
         small.append(draw("designs-predicted", caption, predictions, results["nodes"]))
     blocks += [Figures(small), _finalists(results)]
-    overrides = yaml.safe_dump({"evaluate": results["winner"]["evaluate"]}, sort_keys=False)
     title = f"The winner as overrides of params.yaml (python -m stages.params --apply reports/design/{method}.yaml)"
-    blocks += [Code(title, overrides), _evaluated(results)]
+    blocks += [Code(title, results["overlay"]), _evaluated(results)]
     rest = {key: results[key] for key in ("settings", "space")}
     section.blocks = blocks + all_numbers(rest, f"the search's settings in reports/design/{method}.json")
     return section

@@ -23,6 +23,8 @@ from stages.validation import ParamsError
 
 FEWEST = 2
 """Tasks of a domain that a score may be taken over."""
+SPARE = 16
+"""Tasks that are made beyond those needed, since whole worlds go to one part or the other."""
 RECIPES_PER_TASK, RECIPES_MORE = 20, 200
 """Recipes drawn for a validation task: 3 in 52 are for validation."""
 
@@ -38,19 +40,22 @@ class Chosen:
 
 
 def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> tuple[list[Task], list[Task]]:
-    """At most so many of each, whole worlds in one or the other; sorted by id. Where there are too few, both get less, in
+    """At most so many of each, whole worlds in one or the other; sorted by id. Where there are too few, both get less, about in
     proportion."""
     worlds: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: task.task_id):
         worlds.setdefault(task.cluster or task.task_id, []).append(task)
-    wanted = min(confirm, max(1, round(len(tasks) * confirm / (search + confirm))))
-    found: tuple[list[Task], list[Task]] = ([], [])
-    for world in permutation(worlds, seed, "design.tasks"):
-        found[1 if len(found[1]) < wanted else 0].extend(worlds[world])
-    first, second = (
-        sorted(part[:most], key=lambda task: task.task_id) for part, most in zip(found, (search, wanted), strict=True)
+    wanted = min(search, max(1, round(len(tasks) * search / (search + confirm))))
+    first: list[Task] = []
+    second: list[Task] = []
+    left = permutation(worlds, seed, "design.tasks")
+    while left:
+        world = left.pop()
+        (first if len(first) < wanted and (left or second) else second).extend(worlds[world])
+    return (
+        sorted(first[:search], key=lambda task: task.task_id),
+        sorted(second[:confirm], key=lambda task: task.task_id),
     )
-    return first, second
 
 
 def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: Params) -> list[Task]:
@@ -81,7 +86,7 @@ def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
     tasks, worlds = [task for task in there if task.split == "valid"], curated / "worlds"
     needed = design.tasks + design.confirm.tasks
     if len(tasks) < needed:
-        made = _more(load_domain(name, panel.environment), there, needed, folder, params)
+        made = _more(load_domain(name, panel.environment), there, needed + SPARE, folder, params)
         if len(made) > len(tasks):
             tasks, worlds = made, folder
     if len(tasks) < needed:

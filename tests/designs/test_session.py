@@ -215,7 +215,7 @@ def test_tasks_are_split_by_worlds() -> None:
     assert (len(first), len(second)) == (24, 8)
     assert not {task.cluster for task in first} & {task.cluster for task in second}
     few = split_tasks(made[:16], 24, 8, 0)
-    assert [len(part) for part in few] == [8, 4]
+    assert [len(part) for part in few] == [8, 8]
 
 
 def test_searches_are_judged_on_a_table() -> None:

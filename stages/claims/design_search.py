@@ -22,7 +22,7 @@ from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import read_json, write_json
 from stages.agent.scaffold import Scaffold
-from stages.claims.design_metrics import AFTER
+from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel
 from stages.designs.places import Evaluated, summarise
 from stages.designs.search import Search
@@ -133,7 +133,7 @@ def judge(
         if len(unseen) > 2:
             of = spearmanr(search.value_model.predict(unseen)[0], [valid[design].score for design in unseen]).statistic
             found["rank_correlation"] = float(of) if of == of else 0.0
-    return {name: round(value, 6) for name, value in found.items()}
+    return {name: round(found[name], 6) for name in METRICS}
 
 
 def replay(params: Params, table: Mapping[str, Any], description: Mapping[str, float]) -> dict[str, float]:

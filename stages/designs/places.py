@@ -124,15 +124,15 @@ class Places:
     @classmethod
     def prepared(cls, root: Path, values: Mapping[str, Any], params: Params, space: Space) -> Places:
         """Make the places unless they are there. Raises ParamsError, FileNotFoundError, ValueError for what is missing."""
+        made = cls(root / FOLDER / place_key(root, params), values, params, space)
+        if (made.folder / PLAN).exists():
+            return made
         from stages.agent.policy import check_folder
 
         for model in sorted(set(space.options[0])):
             folder = params.model.path if model == "base" else f"data/models/{model.replace('rl@', 'rl/')}"
             if not folder.startswith("hub:"):
                 check_folder(root / folder)
-        made = cls(root / FOLDER / place_key(root, params), values, params, space)
-        if (made.folder / PLAN).exists():
-            return made
         shutil.rmtree(made.folder, ignore_errors=True)
         chosen = {name: choose_tasks(root, name, params, made.folder / "worlds" / name) for name in params.domains}
         for place in PLACES:

@@ -40,7 +40,6 @@ def stale(inputs: Inputs, results: Results) -> bool:
 def _facts(results: Results) -> Table:
     nodes, settings = results["nodes"], results["settings"]
     rows = [
-        ["method", settings["method"]],
         ["designs in the space", number(results["designs"])],
         ["evaluated", number(len(nodes))],
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from stages.seeding import permutation
+from stages.seeding import stream
 
 TRIES, CANDIDATES = 4, 10
 """Arrays that are made, and rows tried for each row of one."""
@@ -47,19 +47,23 @@ def _array(sizes: Sequence[int], strength: int, key: tuple[object, ...]) -> list
     left = combinations_of(sizes, strength)
     rows: list[Row] = []
     while left:
-        candidates = [_candidate(sizes, sorted(left), (*key, len(rows), number)) for number in range(CANDIDATES)]
-        row = max(candidates, key=lambda one: sum(_has(one, combination) for combination in left))
+        ordered = sorted(left)
+        candidates = [_candidate(sizes, ordered, (*key, len(rows), number)) for number in range(CANDIDATES)]
+        row = max(candidates, key=lambda one: sum(_has(one, combination) for combination in ordered))
         rows.append(row)
         left = {one for one in left if not _has(row, one)}
     return rows
 
 
 def _candidate(sizes: Sequence[int], left: Sequence[Combination], key: tuple[object, ...]) -> Row:
-    places, options = permutation(left, *key, "first")[0]
-    row = dict(zip(places, options, strict=True))
-    for place in permutation((place for place in range(len(sizes)) if place not in row), *key, "order"):
-        open_of = [one for one in left if place in one[0] and all(row.get(p, o) == o for p, o in zip(*one, strict=True))]
-        counts = [sum(one[1][one[0].index(place)] == option for one in open_of) for option in range(sizes[place])]
-        ties = [option for option, count in enumerate(counts) if count == max(counts)]
-        row[place] = permutation(ties, *key, "option", place)[0]
+    rng = stream(*key)
+    row = dict(zip(*rng.choice(left), strict=True))
+    others = [place for place in range(len(sizes)) if place not in row]
+    rng.shuffle(others)
+    for place in others:
+        counts = [0] * sizes[place]
+        for places, options in left:
+            if place in places and all(row.get(other, option) == option for other, option in zip(places, options, strict=True)):
+                counts[options[places.index(place)]] += 1
+        row[place] = rng.choice([option for option, count in enumerate(counts) if count == max(counts)])
     return tuple(row[place] for place in range(len(sizes)))

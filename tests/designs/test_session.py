@@ -286,8 +286,9 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
     again, and the default's row is that of the stage itself."""
     monkeypatch.chdir(source)
     space = {"model": ["sft"], "choose": ["none"], "think": ["none"], "window": [None], "recall": ["none", "task"]}
+    sampling = {"temperature": 0.5, "top_p": 0.95, "max_tokens": 6}
     space |= {"draws": [5], "temperature": [0.5], "top_p": [0.95]}
-    values = deep_merge(VALUES, {"design": {"space": space, "attempts": 1}, "evaluate": {"sampling": {"max_tokens": 6}}})
+    values = deep_merge(VALUES, {"design": {"space": space, "attempts": 1}, "evaluate": {"sampling": sampling}})
     values["design"]["space"] = {**space, "max_tokens": [6]}
     params = parse_params(values)
     panels = design_search.panels_of(params)

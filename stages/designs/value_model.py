@@ -75,8 +75,8 @@ class FittedValueModel:
         return np.array([self._row(design, domain) for design, domain in zip(designs, domains, strict=True)])
 
     def _row(self, design: Design, domain: str) -> list[float]:
-        """What the design is, what the task is, and, of several domains, the design once more in a place of the domain's own, so that
-        what helps in one and hurts in another is told apart."""
+        """What the design is, what the task is, and, of several domains, the design once more in a place of the domain's own,
+        so that what helps in one and hurts in another is told apart."""
         own = features(self.space, design)
         apart = [value * float(name == domain) for name in self.domains for value in own] if len(self.domains) > 1 else []
         return [*own, *self._task(domain), *apart]

@@ -284,8 +284,8 @@ def test_operations_change_what_they_say() -> None:
 
 
 def test_the_value_model_learns_from_few_labels() -> None:
-    """Contract: 30 labels order unseen designs (Spearman above 0.7), the model is less sure of those than of what it has seen, and
-    before it has enough it says the mean."""
+    """Contract: 30 labels order unseen designs (Spearman above 0.7), the model is less sure of those than of what it has seen,
+    and before it has enough it says the mean."""
     from scipy.stats import spearmanr
 
     nodes = run(search(settings(method="random", budget=30)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from stages.agent.episode import read_tasks
@@ -22,8 +23,8 @@ from stages.seeding import permutation
 from stages.validation import ParamsError
 
 FEWEST = 2
-"""Tasks of a domain that a score may be taken over."""
-SPARE = 16
+"""Worlds that a score may be taken over."""
+SPARE = 32
 """Tasks that are made beyond those needed, since whole worlds go to one part or the other."""
 RECIPES_PER_TASK, RECIPES_MORE = 20, 200
 """Recipes drawn for a validation task: 3 in 52 are for validation."""
@@ -39,23 +40,29 @@ class Chosen:
     worlds: Path
 
 
+def _worlds(tasks: Sequence[Task]) -> int:
+    return len({task.cluster or task.task_id for task in tasks})
+
+
+def _spread(worlds: Sequence[Sequence[Task]], most: int) -> list[Task]:
+    """At most so many tasks, one of each world before a second of any; sorted by id."""
+    turns = zip_longest(*worlds)
+    tasks = [task for turn in turns for task in turn if task is not None]
+    return sorted(tasks[:most], key=lambda task: task.task_id)
+
+
 def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> tuple[list[Task], list[Task]]:
-    """At most so many of each, whole worlds in one or the other; sorted by id. Where there are too few, both get less, about in
-    proportion."""
+    """At most so many of each, whole worlds in one or the other and, where there are enough, FEWEST or more in both. Where there
+    are too few tasks, both get less, about in proportion."""
     worlds: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: task.task_id):
         worlds.setdefault(task.cluster or task.task_id, []).append(task)
-    wanted = min(search, max(1, round(len(tasks) * search / (search + confirm))))
-    first: list[Task] = []
-    second: list[Task] = []
-    left = permutation(worlds, seed, "design.tasks")
-    while left:
-        world = left.pop()
-        (first if len(first) < wanted and (left or second) else second).extend(worlds[world])
-    return (
-        sorted(first[:search], key=lambda task: task.task_id),
-        sorted(second[:confirm], key=lambda task: task.task_id),
-    )
+    wanted = min(confirm, round(len(tasks) * confirm / (search + confirm)))
+    first = [worlds[world] for world in permutation(worlds, seed, "design.tasks")]
+    second: list[list[Task]] = []
+    while len(first) > FEWEST and (len(second) < FEWEST or sum(map(len, second)) < wanted):
+        second.append(first.pop())
+    return _spread(first, search), _spread(second, confirm)
 
 
 def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: Params) -> list[Task]:
@@ -85,7 +92,7 @@ def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
     there = read_tasks(curated / "tasks.parquet")
     tasks, worlds = [task for task in there if task.split == "valid"], curated / "worlds"
     needed = design.tasks + design.confirm.tasks
-    if len(tasks) < needed:
+    if len(tasks) < needed or _worlds(tasks) < 2 * FEWEST:
         made = _more(load_domain(name, panel.environment), there, needed + SPARE, folder, params)
         if len(made) > len(tasks):
             tasks, worlds = made, folder
@@ -95,9 +102,9 @@ def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
             file=sys.stderr,
         )
     search, confirm = split_tasks(tasks, design.tasks, design.confirm.tasks, params.seed)
-    if min(len(search), len(confirm)) < FEWEST:
+    if min(_worlds(search), _worlds(confirm)) < FEWEST:
         raise ParamsError(
-            f"domain {name} has {len(tasks)} validation tasks, too few to choose by some and confirm by others; raise "
-            f"curate.valid and run 'dvc repro curate@{name}'"
+            f"domain {name} has {len(tasks)} validation tasks in {_worlds(tasks)} worlds, too few to choose by some and "
+            f"confirm by others; raise curate.valid and run 'dvc repro curate@{name}'"
         )
     return Chosen(panel, tuple(search), tuple(confirm), worlds)

@@ -58,7 +58,9 @@ def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
             (root / folder / path.name).write_bytes(path.read_bytes())
     domain, curated = SearchDomain(), root / "data/curated/search"
     records = {split: [one for one in domain.recipes(128, 0) if one["split"] == split] for split in ("test", "valid")}
-    tasks = domain.build([*records["test"][:4], *records["test"][-4:], *records["valid"][:4]], curated / "worlds", 1)
+    tasks = domain.build(
+        [*records["test"][:4], *records["test"][-4:], *records["valid"][:2], *records["valid"][-2:]], curated / "worlds", 1
+    )
     write_tasks(curated / "tasks.parquet", tasks)
     write_panel(curated / "panel.json", make_panel(domain, tasks, curated / "worlds"))
     return root
@@ -214,8 +216,10 @@ def test_tasks_are_split_by_worlds() -> None:
     first, second = split_tasks(made, 24, 8, 0)
     assert (len(first), len(second)) == (24, 8)
     assert not {task.cluster for task in first} & {task.cluster for task in second}
-    few = split_tasks(made[:16], 24, 8, 0)
-    assert [len(part) for part in few] == [8, 8]
+    few = split_tasks(made[:32], 24, 8, 0)
+    assert [len(part) for part in few] == [16, 8]
+    assert [len({task.cluster for task in part}) for part in (first, second, *few)] == [7, 2, 2, 2], "spread over their worlds"
+    assert split_tasks(made[:16], 24, 8, 0)[1] == [], "two worlds cannot be divided"
 
 
 def test_searches_are_judged_on_a_table() -> None:
@@ -252,7 +256,7 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     experiment = load_experiment(ROOT / FOLDER / "agentswift.yaml")
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     checked = check_experiment(experiment, params, "agentswift.yaml")
-    assert {len(Space.of(one).all()) for one in checked.values()} == {198}
+    assert {len(Space.of(one).all()) for one in checked.values()} == {180}
     common = common_values(experiment, params)
     for arm in experiment.arms:
         values = run_values(experiment, arm, 3, params)

@@ -14,9 +14,9 @@ POLL_S = 0.5
 
 
 @contextmanager
-def only_run(root: Path, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Hold the checkout. While another holds it, wait, after saying once who that is."""
-    path = root / LOCK
+def only_run(root: Path, say: Callable[[str], None] = print, lock: Path = LOCK) -> Iterator[None]:
+    """Hold the checkout, or what else of it `lock` stands for. While another holds it, wait, after saying once who that is."""
+    path = root / lock
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as handle:
         told = False

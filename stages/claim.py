@@ -66,6 +66,8 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
         values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
         if experiment.lane == "labels":
             return workshop.judge_labels(name, values, common_values(experiment, params), metrics)
+        if experiment.lane == "designs":
+            return workshop.search_designs(name, values, common_values(experiment, params), metrics)
         trains = experiment.lane == "rl"
         success = workshop.start_success(values)
         if trains:

@@ -1,4 +1,5 @@
-"""evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels.
+"""evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels (or validation tasks:
+evaluate.split).
 
 data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> or
 data/models/rl/<domain>/value -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
@@ -15,6 +16,7 @@ from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
 from stages.agent.named import model_folder
+from stages.agent.scaffold import Scaffold
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
@@ -75,7 +77,7 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
         context.tracker.episodes(episodes, "merged, frozen panel")
     for name in ("evaluation.json", "evaluation.csv", "metrics.json"):
         context.artifact(context.reports / name)
-    if "merged" not in evaluation["models"]:
+    if "merged" not in evaluation["models"] or context.params.evaluate.split != "test":
         return
     evaluate = context.params.evaluate
     settings = {
@@ -93,7 +95,7 @@ def run(context: StageContext) -> None:
     if not context.shard:
         keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
     curated = context.data / "curated"
-    panels = load_panels(curated, params.domains)
+    panels = load_panels(curated, params.domains, evaluate.split)
 
     # Models with the same weights are played once.
     folders = model_folders(context)
@@ -114,6 +116,7 @@ def run(context: StageContext) -> None:
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length),
+        scaffold=Scaffold(**evaluate.scaffold.model_dump()),
     )
     jobs = [job for of_model in jobs_by_hash.values() for job in of_model]
     if context.shard:

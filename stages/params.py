@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.annotate import Annotate
+from stages.parameters.design import Design
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
@@ -157,6 +158,7 @@ CHOICES = {
     "q": "the Q-model of annotate",
     "value": "the values of tokens that rl has learnt (b_coder)",
     "logprob": "the policy's own log-probability",
+    "vote": "how many of the draws are the same action (self-consistency)",
 }
 """`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
 
@@ -168,10 +170,26 @@ class BestOf(Section):
     """+value, +logprob: scores per token in place of sums, which favour short actions."""
 
 
+class ScaffoldParams(Section):
+    """What surrounds the model while it is evaluated: stages/agent/scaffold.py."""
+
+    window: Annotated[int, Field(ge=1)] | None = None
+    """Newest turns that the model sees, with the task; null: all."""
+    recall: Literal["none", "action", "task", "both"] = "none"
+    """What observations end with: the action that they answer, the task, or both."""
+    think: Literal["none", "plan", "reflect", "both"] = "none"
+    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or
+    both."""
+    note: str = ""
+    """What stands before every task."""
+    max_turns: Count | None = None
+    """Turns that the agent allows itself, thoughts included; null: as many as the environment does."""
+
+
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`
-    and `<model>+logprob` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
+    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
@@ -179,6 +197,9 @@ class Evaluate(Section):
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
     chunk: Count = 400
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
+    scaffold: ScaffoldParams = ScaffoldParams()
+    split: Literal["test", "valid"] = "test"
+    """valid: the validation tasks in place of the frozen panels; for choosing settings without a look at the panels."""
 
 
 class Report(Section):
@@ -210,6 +231,7 @@ class Params(Section):
     rl: Rl = Rl()
     merge: Merge = Merge()
     evaluate: Evaluate = Evaluate()
+    design: Design = Design()
     report: Report = Report()
     per_domain: dict[str, PerDomain] = {}
 
@@ -244,10 +266,15 @@ class Params(Section):
                 f"temperature {sampling.temperature:g} and top_k {sampling.top_k} draws the same one each time: let temperature "
                 f"be above 0 and top_k other than 1"
             )
+        if self.evaluate.scaffold.window is not None and self.resources.engine.text:
+            raise ValueError(
+                "evaluate.scaffold.window cuts an episode's tokens, and resources.engine.text makes do with text; set one to "
+                "null or the other to false"
+            )
         if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                "makes do with text; set it to false, or name models without +q, +value and +logprob"
+                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in CHOICES)}"
             )
         return self
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from stages.domains import keep_only
+from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY, render_page
@@ -25,11 +26,14 @@ def run(context: StageContext) -> None:
     inputs = load_inputs(context.root, params)
 
     # Chapters: every section reads what it needs and draws its own figures.
-    chapters = []
+    summary: list[Section] = []
+    details: list[Section] = []
     with context.progress("chapters", len(SUMMARY) + len(DETAILS), "chapter") as bar:
-        for build in (*SUMMARY, *DETAILS):
-            chapters.append(build(inputs))
-            bar.advance()
+        for builders, chapters in ((SUMMARY, summary), (DETAILS, details)):
+            for build in builders:
+                chapter = build(inputs)
+                chapters += [chapter] if chapter is not None else []
+                bar.advance()
 
     # Episodes: best, worst and random ones of every domain and source.
     sources = {domain: given.episodes for domain, given in inputs.domains.items()}
@@ -38,7 +42,7 @@ def run(context: StageContext) -> None:
     path = context.reports / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".html.partial")
-    page = render_page(inputs, chapters[: len(SUMMARY)], chapters[len(SUMMARY) :], browser)
+    page = render_page(inputs, summary, details, browser)
     partial.write_text(page, encoding="utf-8")
     os.replace(partial, path)
     context.metric("report/bytes", path.stat().st_size)

@@ -6,6 +6,7 @@ was asked with: with n = 1 the same turns come back as from the engine alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -49,17 +50,21 @@ def per_token(rank: Ranking) -> Ranking:
     return ranked
 
 
-def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking, same: Same) -> int:
-    """The place of the best turn. Turns that are the same action count as the first of them; ties go to the one that the policy
-    itself finds likelier, then to the one drawn first. A turn without tokens (no room) is taken only if there is no other."""
+def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking | None, same: Same) -> int:
+    """The place of the best turn; without `rank`, of the action that most of them are. Turns that are the same action count as
+    the first of them; ties go to the one that the policy itself finds likelier, then to the one drawn first. A turn without
+    tokens (no room) is taken only if there is no other."""
     first: dict[str, int] = {}
+    votes: Counter[str] = Counter()
     for place, turn in enumerate(turns):
         if turn.token_ids:
-            first.setdefault(same(turn.token_ids), place)
+            action = same(turn.token_ids)
+            first.setdefault(action, place)
+            votes[action] += 1
     places = list(first.values())
     if len(places) < 2:
         return places[0] if places else 0
-    scores = rank(history, [turns[place] for place in places])
+    scores = rank(history, [turns[place] for place in places]) if rank else [float(votes[action]) for action in first]
     ordered = sorted(zip(places, scores, strict=True), key=lambda pair: (-pair[1], -sum(turns[pair[0]].logprobs), pair[0]))
     return ordered[0][0]
 
@@ -82,10 +87,10 @@ def _check_draws(n: int) -> None:
 
 
 class SelectingEngine:
-    """`stages.agent.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own. Raises
-    ValueError for n below 1."""
+    """`stages.agent.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own; without
+    `rank` they vote. Raises ValueError for n below 1."""
 
-    def __init__(self, engine: Engine, n: int, rank: Ranking, same: Same) -> None:
+    def __init__(self, engine: Engine, n: int, rank: Ranking | None, same: Same) -> None:
         _check_draws(n)
         self.engine, self.n, self.rank, self.same = engine, n, rank, same
         self._sessions: dict[int, _Session] = {}

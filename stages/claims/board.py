@@ -14,9 +14,12 @@ from stages.validation import ParamsError
 
 PAGE = FOLDER / "README.md"
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
+SHARES = frozenset({"success", "difficulty", "pass_at_k", "solutions_differ", "win_rate", "area", "best", "found", "regret"})
+"""Second parts of metrics that are shares, to be shown in per cent."""
 LANES = {
     "rl": "nothing is played: all learn from the same stored episodes",
     "annotate": "nothing is trained after annotate, and each seed has an SFT policy and trees of its own",
+    "designs": "nothing is trained: searches are replayed on one table of what every design scores",
     "labels": "nothing is trained: trees are grown, and their labels and pairs judged by exact values",
     "offline_q": "each run learns from stored games of its own",
 }
@@ -24,7 +27,7 @@ LANES = {
 
 
 def is_share(metric: str) -> bool:
-    return metric.split(".")[1] in ("success", "difficulty", "pass_at_k", "solutions_differ", "win_rate")
+    return metric.split(".")[1] in SHARES
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
-Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline)\.[\w.]+$")]
+Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|offline|designs)\.[\w.]+$")]
 
 
 class Claim(Section):
@@ -46,7 +46,8 @@ class Claim(Section):
     of the one model that plays it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
     reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
-    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q."""
+    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of
+    lane designs (stages/claims/design_metrics.py)."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -59,7 +60,7 @@ class Budget(Section):
     """Turns that each run may play in rl; a run ends with the step that reaches it."""
 
 
-Lane = Literal["rl", "annotate", "labels", "offline_q"]
+Lane = Literal["rl", "annotate", "labels", "offline_q", "designs"]
 
 
 class Experiment(Section):
@@ -76,7 +77,8 @@ class Experiment(Section):
     trained after annotate, the SFT policy plays the panel as the arm's `evaluate.models` says, and the seed is that of the whole
     run, SFT and trees included. labels: trees are grown as the arm's `annotate` says, and their labels and pairs are judged by
     exact values (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py
-    learns from stored games; `environment` is `guessing`."""
+    learns from stored games; `environment` is `guessing`. designs: a search over agent designs, as the arm's `design` says, is
+    replayed on a table of all designs' scores (stages/claims/design_search.py); all arms and seeds share the table."""
     budget: Budget | None = None
     """Of rl; the other lanes have none, nor have methods that learn from stored episodes or pairs: for those `shared` gives
     rl.steps."""
@@ -182,7 +184,8 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
 
 
 def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of what all arms of lane labels start from: the arms' own overrides are of the trees that are judged."""
+    """params.yaml of what all arms of lanes labels and designs start from: the arms' own overrides are of the trees that are
+    judged, and of the searches."""
     bare = experiment.model_copy(update={"arms": {"": {}}})
     return arm_values(bare, "", params)
 
@@ -190,10 +193,10 @@ def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str
 def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
     """params.yaml of one run."""
     values = arm_values(experiment, arm, params)
-    if experiment.lane == "rl":
-        values["rl"]["seed"] = seed
-        return values
-    return {**values, "seed": seed}
+    seeded = {"rl": "rl", "labels": "rl", "designs": "design"}.get(experiment.lane)
+    if seeded is None:
+        return {**values, "seed": seed}
+    return {**values, seeded: {**(values.get(seeded) or {}), "seed": seed}}
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import read_json, write_json
+from stages.claims.design_metrics import METRICS as DESIGN_METRICS
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.settings import OfflineQ
@@ -19,6 +20,8 @@ ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
 """Measured in every run, whatever is claimed ..."""
 ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
 """... in every run of lane labels ..."""
+ALWAYS_DESIGNS = tuple(f"designs.{metric}" for metric in DESIGN_METRICS)
+"""... of lane designs ..."""
 ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
 """... and in every run of lane offline_q."""
 DIGITS = 6
@@ -43,7 +46,8 @@ class Run:
 
 
 def metrics_of(experiment: Experiment) -> list[str]:
-    always = {"labels": ALWAYS_LABELS, "offline_q": ALWAYS_OFFLINE}.get(experiment.lane, ALWAYS)
+    by_lane = {"labels": ALWAYS_LABELS, "designs": ALWAYS_DESIGNS, "offline_q": ALWAYS_OFFLINE}
+    always = by_lane.get(experiment.lane, ALWAYS)
     return sorted({*always, *experiment.measured, *(claim.metric for claim in experiment.claims)})
 
 
@@ -56,7 +60,7 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
     # How fast it is run is no part of what is run.
     chosen = ("device", "precision", "tokens_per_batch")
     shaping["resources"] = {name: one for name, one in shaping.get("resources", {}).items() if name in chosen}
-    for name in ("report", "merge"):
+    for name in ("report", "merge", *(["design"] if experiment.lane != "designs" else [])):
         shaping.pop(name, None)
     return shaping
 

@@ -158,12 +158,29 @@ class Workshop:
         self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]
     ) -> dict[str, Any]:
         """One run of lane labels, in the copy that all of them start from; as `play`. Raises RunFailedError."""
-        folder = self.start(common)
+        return self._measured("stages.claims.mcts_labels", name, values, self.start(common), metrics)
+
+    def search_designs(
+        self, name: str, values: Mapping[str, Any], common: Mapping[str, Any], metrics: Sequence[str]
+    ) -> dict[str, Any]:
+        """One run of lane designs, on the table that all of them share, which the first of them makes, on all cores; as `play`.
+        Raises RunFailedError."""
+        folder, module = self.start(common), "stages.claims.design_search"
+        with self._guard:
+            write_settings(folder / "table.yaml", common)
+            workers = os.cpu_count() or 1 if values["resources"]["device"] == "cpu" else 1
+            command(["-m", module, "--table", "--settings", "table.yaml", "--workers", str(workers)], folder, 1)
+        return self._measured(module, name, values, folder, metrics)
+
+    def _measured(
+        self, module: str, name: str, values: Mapping[str, Any], folder: Path, metrics: Sequence[str]
+    ) -> dict[str, Any]:
+        """What `module` finds in `folder` under the parameters `values`."""
         began = time.monotonic()
         settings, result = folder / f"{name}.yaml", folder / f"{name}.result.json"
-        settings.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+        write_settings(settings, values)
         files = ["--settings", settings.name, "--result", result.name, "--threads", str(self.threads)]
-        command(["-m", "stages.claims.mcts_labels", *files], folder, self.threads)
+        command(["-m", module, *files], folder, self.threads)
         found = read_json(result)
         return {
             "metrics": {metric: found[metric] for metric in sorted(set(metrics))},
@@ -225,6 +242,10 @@ class Workshop:
         shutil.rmtree(done, ignore_errors=True)
         shutil.rmtree(folder.rename(done))
         return outcome
+
+
+def write_settings(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
 
 
 def write_params(folder: Path, values: Mapping[str, Any]) -> None:

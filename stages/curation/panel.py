@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import read_json, read_tasks, write_json
-from stages.environments.protocol import Domain, Task
+from stages.environments.protocol import Domain, Split, Task
 
 
 class PanelMismatchError(ValueError):
@@ -48,9 +48,9 @@ def _world_files(domain: Domain, tasks: Sequence[Task], worlds: Path) -> list[st
     return sorted({file for task in tasks for file in files_of(task)})
 
 
-def make_panel(domain: Domain, tasks: Sequence[Task], worlds: Path) -> Panel:
-    """The panel of the test tasks among `tasks`, which `domain` has built below the folder `worlds`."""
-    test = sorted((task for task in tasks if task.split == "test"), key=lambda task: task.task_id)
+def make_panel(domain: Domain, tasks: Sequence[Task], worlds: Path, split: Split = "test") -> Panel:
+    """The panel of the test tasks among `tasks`, which `domain` has built below the folder `worlds`; or of another split's."""
+    test = sorted((task for task in tasks if task.split == split), key=lambda task: task.task_id)
     # Through JSON, so that a panel just made equals the same panel read back (integer keys become strings).
     environment = json.loads(json.dumps(domain.settings.model_dump(mode="json")))
     files = {file: _digest(worlds / file) for file in _world_files(domain, test, worlds)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from stages.agent.engine import Engine, Sampling
 from stages.agent.engines import EngineSettings, Player, open_player
-from stages.agent.episode import Episode, episode_row
-from stages.curation.panel import Panel, read_panel
-from stages.environments.protocol import Domain, Task
+from stages.agent.episode import Episode, episode_row, read_tasks
+from stages.agent.scaffold import Scaffold
+from stages.curation.panel import Panel, make_panel, read_panel
+from stages.environments.protocol import Domain, Split, Task
 from stages.environments.registry import load_domain
 from stages.workers import worker_pool
 
@@ -62,6 +63,7 @@ class Settings:
     seed: int
     sampling: Sampling
     engine: EngineSettings
+    scaffold: Scaffold = field(default_factory=Scaffold)
 
     @property
     def in_one_process(self) -> bool:
@@ -74,7 +76,7 @@ class BestOf:
     """A model plays the best of `n` actions that it draws at each turn."""
 
     by: str
-    """q | value | logprob."""
+    """q | value | logprob | vote."""
     n: int
     judges: Path
     """q: the folder with each domain's Q-model; value: that with each domain's policy and its values."""
@@ -129,14 +131,19 @@ class Outcome:
     samples: list[dict[str, Any]]
 
 
-def load_panels(curated: Path, domains: Sequence[str]) -> dict[str, Panel]:
-    """The frozen panel of each domain below `curated`. Raises FileNotFoundError or PanelMismatchError."""
+def load_panels(curated: Path, domains: Sequence[str], split: Split = "test") -> dict[str, Panel]:
+    """The frozen panel of each domain below `curated`, or the tasks of another split under its settings. Raises FileNotFoundError
+    or PanelMismatchError."""
     panels = {}
     for domain in domains:
         folder = curated / domain
         if not (folder / "panel.json").exists():
             raise FileNotFoundError(f"{folder / 'panel.json'} does not exist; run 'dvc repro curate@{domain}' first")
         panels[domain] = read_panel(folder)
+        if split != "test":
+            played = load_domain(domain, panels[domain].environment)
+            tasks = read_tasks(folder / "tasks.parquet", split)
+            panels[domain] = make_panel(played, tasks, folder / "worlds", split)
     return panels
 
 
@@ -213,10 +220,12 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
     }
 
 
-def ranking(best_of: BestOf, domain: str, device: str) -> Ranking:
-    """What orders the actions that are drawn in a domain."""
+def ranking(best_of: BestOf, domain: str, device: str) -> Ranking | None:
+    """What orders the actions that are drawn in a domain; None where they vote."""
     from stages.agent.selecting import by_logprob, by_scorer, per_token
 
+    if best_of.by == "vote":
+        return None
     rank: Ranking = by_logprob
     if best_of.by == "q":
         from stages.values.q_model import load_q_model
@@ -229,29 +238,35 @@ def ranking(best_of: BestOf, domain: str, device: str) -> Ranking:
     return per_token(rank) if best_of.per_token else rank
 
 
-def engine_of(job: Job, player: Player, settings: EngineSettings) -> Engine:
-    """The player's engine, or one that chooses among its draws."""
+def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
+    """The player's engine, or one that sees the newest turns alone, or chooses among its draws."""
+    engine: Engine = player.engine
+    if settings.scaffold.window is not None:
+        from stages.agent.window import WindowEngine
+
+        engine = WindowEngine(engine, settings.scaffold.window)
     if job.best_of is None:
-        return player.engine
+        return engine
     from stages.agent.rollout import action_key
     from stages.agent.selecting import SelectingEngine
 
-    rank = ranking(job.best_of, job.domain, settings.device)
-    return SelectingEngine(player.engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
+    rank = ranking(job.best_of, job.domain, settings.engine.device)
+    return SelectingEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
 
 
 def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 
-    player, engine_settings = _player(job.folder, settings.engine), settings.engine
+    player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
-    requests = attempts(job.tasks, job.attempts)
-    with EnvironmentPool(lambda: domain.make(job.worlds)) as pool:
+    requests = attempts(map(scaffold.brief, job.tasks), job.attempts)
+    with EnvironmentPool(lambda: scaffold.around(domain.make(job.worlds))) as pool:
         episodes = collect(
-            *(engine_of(job, player, engine_settings), player.chat, pool, requests, settings.sampling, labels),
+            *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,
+            max_turns=scaffold.max_turns,
             # All draws of an episode decode at once.
             width=max(1, engine_settings.slots // (job.best_of.n if job.best_of else 1)),
         )
@@ -267,7 +282,8 @@ def play(job: Job, settings: Settings) -> Outcome:
     return Outcome(rows, samples)
 
 
-def _start_worker(threads: int) -> None:
+def start_worker(threads: int) -> None:
+    """Of a pool of processes that play."""
     from stages.runtime import quiet_environment
 
     quiet_environment(threads)
@@ -283,7 +299,7 @@ def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: in
             yield job, play(job, settings)
         _unload()
         return
-    with worker_pool(workers, _start_worker, (max(1, threads // workers),)) as pool:
+    with worker_pool(workers, start_worker, (max(1, threads // workers),)) as pool:
         try:
             futures = {pool.submit(play, job, settings): job for job in jobs}
             for future in as_completed(futures):

@@ -103,6 +103,8 @@ class Inputs:
     """Path of a stage's code -> hash of it."""
     kept: Sequence[Run] = ()
     """reports/runs.jsonl, oldest first."""
+    designs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Method -> reports/design/<method>.json."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
@@ -203,4 +205,5 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         outcomes=optional_rows(root / "data" / "evaluation" / "rows.parquet", OUTCOME_COLUMNS),
         code=code_hashes(root),
         kept=read_kept(root),
+        designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
     )

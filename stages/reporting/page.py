@@ -13,6 +13,7 @@ from stages.reporting.inputs import Inputs
 from stages.reporting.sections.changes import changes_section
 from stages.reporting.sections.cost import cost_section
 from stages.reporting.sections.data import curate_section, rollout_section
+from stages.reporting.sections.designs import design_section
 from stages.reporting.sections.learning import rl_section, sft_section
 from stages.reporting.sections.merging import merge_section
 from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
@@ -22,7 +23,8 @@ from stages.reporting.style import css_variables
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
-Builder = Callable[[Inputs], Section]
+Builder = Callable[[Inputs], Section | None]
+"""None: there is nothing to tell."""
 SUMMARY: Sequence[Builder] = (outcome_section, changes_section, cost_section)
 """What a reader wants first, in the order in which it stands on the page; the episode browser follows."""
 DETAILS: Sequence[Builder] = (
@@ -32,6 +34,7 @@ DETAILS: Sequence[Builder] = (
     search_section,
     rl_section,
     merge_section,
+    design_section,
     provenance_section,
 )
 """Stage by stage, behind the browser."""

@@ -65,12 +65,13 @@ def methods_table(cards: Iterable[Card]) -> str:
 
 
 def all_cards() -> list[Card]:
-    """Cards of every RL method, of the value methods, and of every merge method. Imports torch, through the methods."""
+    """Cards of all RL, value and merge methods, and of the design search. Imports torch, through the methods."""
     from stages.algorithms.registry import cards
+    from stages.designs import tree
     from stages.merging.registry import MERGERS
     from stages.values import heads, q_model
 
-    return [*cards(), heads.CARD, q_model.CARD, *(MERGERS[name].card for name in MERGERS)]
+    return [*cards(), heads.CARD, q_model.CARD, tree.CARD, *(MERGERS[name].card for name in MERGERS)]
 
 
 def methods_block() -> str:

@@ -104,9 +104,9 @@ def test_arms_share_a_start_and_runs_a_seed() -> None:
     assert common["annotate"]["iterations"] == 4
     for arm in experiment.arms:
         values = run_values(experiment, arm, 3, params)
-        assert values["seed"] == 3
-        assert common["seed"] == params["seed"]
-        assert {**values, "annotate": 0, "seed": 0} == {**common, "annotate": 0, "seed": 0}
+        assert values["rl"]["seed"] == 3, "what stages/claims/mcts_labels.py reads"
+        assert values["seed"] == params["seed"]
+        assert {**values, "annotate": 0, "rl": 0} == {**common, "annotate": 0, "rl": 0}
         assert arm_values(experiment, arm, params)["annotate"] == values["annotate"]
     assert set(metrics_of(experiment)) == {f"labels.{world}.{name}" for world in WORLDS for name in METRICS}
 

@@ -17,7 +17,7 @@ BY_NAME = {item["name"]: item for item in deployments()}
 
 
 def test_the_deployments() -> None:
-    assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "claims"]
+    assert list(BY_NAME) == ["lifecycle-nightly", "lifecycle-on-change", "compare", "design", "claims"]
     assert BY_NAME["lifecycle-nightly"]["schedules"][0]["cron"] == "0 2 * * *"
     assert BY_NAME["claims"]["schedules"][0]["cron"] == "0 6 * * 0"
     assert {item["work_pool"]["name"] for item in BY_NAME.values()} == {"bellwether"}

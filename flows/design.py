@@ -1,0 +1,169 @@
+"""Search over agent designs as a Prefect flow: `python -m flows.design`, `python -m flows.design design.method=random`.
+
+One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. What is evaluated next, and
+what came of it, `python -m stages.design` says; section `design` of params.yaml holds the search's settings. A search that was
+stopped goes on where it was, and what was evaluated before, by whatever method, is not played again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from prefect import flow, runtime, task
+from prefect.artifacts import create_table_artifact
+from prefect.states import Completed, State
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.checkout import only_run
+from flows.experiments import environment
+from flows.lifecycle import can_be_retried, echo, gpu
+from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
+
+LOCK = Path(".bellwether") / "design" / "search.lock"
+CHANGE = r"^[\w.]+=.+$"
+
+
+class DesignSearch(BaseModel):
+    """How a search departs from section `design` of params.yaml, and what to do when an evaluation fails."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: Literal["agentswift", "unguided", "random"] | None = Field(
+        None, title="Method", description="Empty: design.method of params.yaml."
+    )
+    budget: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        title="Budget",
+        description="Designs to evaluate; empty: design.budget. More than before: it goes on.",
+    )
+    overrides: list[Annotated[str, Field(pattern=CHANGE)]] = Field(
+        default_factory=list, title="Changes", description="Of params.yaml for this search, such as design.tasks=24."
+    )
+    retries: int = Field(
+        2, ge=0, le=10, title="Retries", description="How often an evaluation that fails for an outside reason is tried again."
+    )
+    retry_delay_s: int = Field(30, ge=0, le=3600, title="Seconds before a retry", description="Finished chunks are kept.")
+
+    @property
+    def changes(self) -> list[str]:
+        own = {"design.method": self.method, "design.budget": self.budget}
+        return [*self.overrides, *(f"{key}={value}" for key, value in own.items() if value is not None)]
+
+
+def run_name() -> str:
+    """Of the parent run in MLflow."""
+    return f"design {runtime.flow_run.name}"
+
+
+def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]) -> tuple[int, list[str]]:
+    """Exit code of a command in `folder`, all of whose processes end with this one, and the end of what it said, which is
+    echoed."""
+    supervised = [sys.executable, "-m", "flows.supervise", sys.executable, *command]
+    variables = {"BELLWETHER_TRACKING": "off", **environment(run_name())}
+    said: list[str] = []
+    with subprocess.Popen(
+        supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            for line in child.stdout:
+                said = [*said, line.rstrip("\n")][-WORDS_KEPT:]
+                say(f"  {said[-1]}")
+        except BaseException:
+            child.terminate()
+            raise
+    return child.returncode, said
+
+
+def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
+    """What `python -m stages.design` says. Raises StageFailedError with its message."""
+    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.design", *news]
+    command += ["--set", *changes] if changes else []
+    with subprocess.Popen(
+        command, cwd=root, env=environment(run_name()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            out, complaints = child.communicate()
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode:
+        raise StageFailedError(complaints.strip() or f"stages.design ended with {child.returncode}", child.returncode)
+    print(complaints, end="", file=sys.stderr, flush=True)
+    return json.loads(out.splitlines()[-1])
+
+
+@task(retry_condition_fn=can_be_retried)
+def evaluate(step: Mapping[str, Any], on_gpu: bool) -> State:
+    """Play one design. Its data: seconds, and why it could not be run, if so. Raises StageFailedError for outside reasons."""
+    say, began = echo(), time.monotonic()
+    with gpu(on_gpu):
+        code, said = run_quietly(["-m", "stages.evaluate"], Path(step["place"]), say)
+    told = "".join(f"\n    {line}" for line in said)
+    if code not in (0, BAD_PARAMETERS):
+        raise StageFailedError(f"evaluating '{step['label']}' failed (exit code {code}). It said:{told}", code)
+    failed = re.sub(r"\s+", " ", told).strip() or "it said nothing" if code else ""
+    message = f"could not be run: {failed}" if code else step["label"]
+    return Completed(name="Refused" if code else "Evaluated", message=message, data=(time.monotonic() - began, failed))
+
+
+def show(done: Mapping[str, Any]) -> None:
+    rows = [{"domain": domain, **{name: of[name] for name in ("default", "winner")}} for domain, of in done["domains"].items()]
+    create_table_artifact(rows, key="design", description=f"Success on the frozen panels; the winner: {done['label']}")
+
+
+@flow(name="design")
+def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, Any]:  # noqa: B008
+    """Search for the agent design that does best on validation tasks; returns what came of it.
+
+    Args:
+        search: Its departures from section `design` of params.yaml.
+        root: The checkout; empty: the one that this flow belongs to.
+    """
+    say, place = echo(), Path(root or ROOT)
+    task_of = evaluate.with_options(retries=search.retries, retry_delay_seconds=search.retry_delay_s)
+    with only_run(place, say, LOCK):
+        used = "evaluate" in on_gpu(place)
+        step = next_step(place, search.changes)
+        while step["kind"] != "done":
+            title = " ".join(filter(None, (step["kind"], step["count"])))
+            say(f"design: {title} ({step['origin']}): {step['label']}")
+            seconds, failed = task_of.with_options(task_run_name=f"{title} {step['name']}")(step, used)
+            news = ["--ended", f"{seconds:.1f}", *(["--failed", failed] if failed else [])]
+            step = next_step(place, search.changes, *news)
+    show(step)
+    panel = step["panel"]
+    say(f"design: winner: {step['label']}")
+    say(f"design: on the frozen panels {100 * panel['winner']:.1f} %, as params.yaml has it {100 * panel['default']:.1f} %")
+    say(f"design: {step['result']}; to use it: python -m stages.params --apply {step['overlay']}")
+    return step
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.design", description="Search over agent designs.")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml, such as design.method=random")
+    parser.add_argument("--budget", type=int, help="designs to evaluate; more than before: the search goes on")
+    options = parser.parse_args()
+    bad = [change for change in options.overrides if not re.fullmatch(CHANGE, change)]
+    if bad:
+        parser.error(f"changes are written KEY=VALUE, not {bad[0]}")
+    try:
+        design(DesignSearch(overrides=options.overrides, budget=options.budget))
+    except StageFailedError as error:
+        print(f"design: {error}", file=sys.stderr)
+        return BAD_PARAMETERS if error.bad_parameters else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The next design to evaluate, as a function of those that were: so a search that was stopped goes on from its nodes.
+
+agentswift: the design that params.yaml has; labels for the value model (a covering array over components, then by turns promising
+and poor designs); then the tree. unguided: the tree alone, its candidates drawn at random. random: any design not evaluated yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from stages.designs.covering import covering_array
+from stages.designs.space import COMPONENTS, DECODING, FACTORS, Design, Space
+from stages.designs.tree import Node, node_probabilities
+from stages.designs.value_model import ValueModel, acquisition
+from stages.parameters.design import Design as Settings
+from stages.seeding import stream
+
+DUPLICATES = 40
+"""Proposals in a row that were evaluated already, before a design is drawn at random."""
+POOL = 2000
+"""Designs that the balanced labels are chosen from."""
+MANY = 0.2
+"""Share of refused turns, or of episodes that a limit cut, that refinement answers to."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A design to evaluate next; the fields are those of the `Node` that it becomes."""
+
+    design: Design
+    parent: int
+    origin: str
+    predicted: float | None = None
+    std: float | None = None
+    reused: int = 0
+
+
+class Search:
+    """Proposes designs of `space`. `value_model` is fitted on the nodes before each proposal; None for methods without one."""
+
+    def __init__(self, space: Space, settings: Settings, seed: int, value_model: ValueModel | None) -> None:
+        if (value_model is None) == (settings.method == "agentswift"):
+            raise ValueError(
+                f"method {settings.method} and {'no' if value_model is None else 'a'} value model do not go together"
+            )
+        self.space, self.settings, self.seed, self.value_model = space, settings, seed, value_model
+        self.designs = space.all()
+        self._covering = self._covering_designs()
+
+    def _covering_designs(self) -> list[Design]:
+        """Rows of the covering array as designs, decoding as in the root, each once."""
+        if self.value_model is None:
+            return []
+        places = self.space.free()
+        sizes = [len(self.space.options[place]) for place in places]
+        found = []
+        for row in covering_array(sizes, self.settings.labels.strength, self.seed):
+            values = list(self.space.root)
+            for place, option in zip(places, row, strict=True):
+                values[place] = self.space.options[place][option]
+            found.append(self.space.canonical(tuple(values)))
+        return list(dict.fromkeys(found))
+
+    def propose(self, nodes: Sequence[Node]) -> Proposal | None:
+        """The next design after `nodes`, which came of earlier proposals in this order; None when all designs were evaluated or
+        the budget is spent."""
+        done = {node.design for node in nodes}
+        left = [design for design in self.designs if design not in done]
+        if not left or len(nodes) >= self.settings.budget:
+            return None
+        if not nodes:
+            return Proposal(self.space.root, -1, "root")
+        rng = stream("design", self.seed, self.settings.method, len(nodes))
+        if self.settings.method == "random":
+            return Proposal(rng.choice(left), 0, "random")
+        if self.value_model is not None:
+            self.value_model.fit(nodes)
+            label = self._label(nodes, left, rng)
+            if label is not None:
+                return label
+        return self._from_tree(nodes, done, left, rng)
+
+    # ---- labels -------------------------------------------------------------------------------------------------------------
+
+    def _label(self, nodes: Sequence[Node], left: Sequence[Design], rng: Random) -> Proposal | None:
+        """The next of the value model's labels; None when it has them all."""
+        assert self.value_model is not None
+        labels, open_ones = self.settings.labels, set(left)
+        for design in self._covering:
+            if design in open_ones:
+                return Proposal(design, 0, "covering", *self._predicted(design))
+        balanced = sum(node.origin in ("promising", "poor") for node in nodes)
+        if balanced >= labels.balanced:
+            return None
+        pool = sorted(rng.sample(left, POOL), key=self.space.order) if len(left) > POOL else list(left)
+        sign = 1 if balanced % 2 == 0 else -1
+        mean, std = self.value_model.predict(pool)
+        best = int(np.argmax(acquisition(mean, std, labels.kappa, sign)))
+        return Proposal(pool[best], 0, "promising" if sign > 0 else "poor", float(mean[best]), float(std[best]))
+
+    def _predicted(self, design: Design) -> tuple[float, float]:
+        assert self.value_model is not None
+        mean, std = self.value_model.predict([design])
+        return float(mean[0]), float(std[0])
+
+    # ---- the tree -----------------------------------------------------------------------------------------------------------
+
+    def _from_tree(self, nodes: Sequence[Node], done: set[Design], left: Sequence[Design], rng: Random) -> Proposal:
+        guided = self.value_model is not None
+        probabilities = node_probabilities(nodes, self.settings.tree, self.settings.tree.beta if guided else 0.0)
+        for reused in range(DUPLICATES):
+            parent = rng.choices(range(len(nodes)), weights=probabilities.tolist())[0]
+            design = self._expand(nodes, parent, done, rng)
+            if design is not None:
+                return Proposal(design, parent, "tree", *(self._predicted(design) if guided else ()), reused=reused)
+        design = rng.choice(left)
+        return Proposal(design, 0, "random", *(self._predicted(design) if guided else ()), reused=DUPLICATES)
+
+    def _expand(self, nodes: Sequence[Node], parent: int, done: set[Design], rng: Random) -> Design | None:
+        """Recombination, then mutation, then refinement; each passes the best of its candidates on, or what it was given where
+        none looks better. None if that leads to nothing new."""
+        pool = [node.design for node in nodes if not node.failed]
+        design = nodes[parent].design
+        design = self._best([design, *self.recombined(design, pool, rng)], rng)
+        design = self._best([design, *self.mutated(design, rng)], rng)
+        last = [design, *self.refined(design, nodes[parent], rng)]
+        fresh = [candidate for candidate in last if candidate not in done]
+        return self._best(fresh, rng) if fresh else None
+
+    def _best(self, candidates: Sequence[Design], rng: Random) -> Design:
+        """By the value model, ties in canonical order; at random without one."""
+        ordered = sorted(dict.fromkeys(candidates), key=self.space.order)
+        if self.value_model is None:
+            return rng.choice(ordered)
+        mean, std = self.value_model.predict(ordered)
+        tree, labels = self.settings.tree, self.settings.labels
+        return ordered[int(np.argmax(acquisition(mean, std, labels.kappa, 1) if tree.rank == "ucb" else mean))]
+
+    def _some(self, candidates: list[Design], design: Design, rng: Random) -> list[Design]:
+        """At most `tree.proposals` different ones, other than `design`."""
+        different = [one for one in dict.fromkeys(map(self.space.canonical, candidates)) if one != design]
+        return rng.sample(different, min(self.settings.tree.proposals, len(different)))
+
+    def _with(self, design: Design, changes: dict[int, object]) -> Design:
+        return tuple(changes.get(place, value) for place, value in enumerate(design))
+
+    def recombined(self, design: Design, pool: Sequence[Design], rng: Random) -> list[Design]:
+        """`design` with one component of another evaluated design."""
+        found = []
+        for places in COMPONENTS.values():
+            for other in dict.fromkeys(tuple(one[place] for place in places) for one in pool):
+                found.append(self._with(design, dict(zip(places, other, strict=True))))
+        return self._some(found, design, rng)
+
+    def mutated(self, design: Design, rng: Random) -> list[Design]:
+        """`design` with another option of one factor that is no decoding."""
+        found = [self._with(design, {place: option}) for place in self.space.free() for option in self.space.options[place]]
+        return self._some(found, design, rng)
+
+    def refined(self, design: Design, parent: Node, rng: Random) -> list[Design]:
+        """`design` with one decoding factor a step up or down; first the steps that answer to how the parent failed."""
+        steps = {}
+        for place in self.space.free(DECODING):
+            options = self.space.options[place]
+            at = options.index(design[place])
+            for step in (-1, 1):
+                if 0 <= at + step < len(options):
+                    steps[FACTORS[place].name, step] = self.space.canonical(self._with(design, {place: options[at + step]}))
+        asked = [steps[step] for step in remedies(parent.failures) if step in steps]
+        first = [one for one in dict.fromkeys(asked) if one != design][: self.settings.tree.proposals]
+        others = [one for one in self._some(list(steps.values()), design, rng) if one not in first]
+        return [*first, *others][: self.settings.tree.proposals]
+
+
+def remedies(failures: Mapping[str, float]) -> list[tuple[str, int]]:
+    """Steps of decoding that answer to failures: cooler, narrower draws and more of them where actions are refused, warmer and
+    wider ones where episodes run into a limit with actions that are understood."""
+    if failures.get("refused", 0.0) >= MANY:
+        return [("temperature", -1), ("top_p", -1), ("draws", 1), ("max_tokens", 1)]
+    if failures.get("cut", 0.0) >= MANY:
+        return [("temperature", 1), ("top_p", 1), ("max_tokens", 1)]
+    return []

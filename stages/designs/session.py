@@ -1,0 +1,196 @@
+"""One search, step by step: what is to be evaluated next, what was found, and what came of it in the end.
+
+Designs are chosen by validation tasks; the best few, and the design that params.yaml has, are played again on further ones; the
+best there and the one of params.yaml play the frozen panels, once, to be told side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy.stats import spearmanr
+
+from stages.agent.episode import read_json, write_json
+from stages.designs.places import Evaluated, Places
+from stages.designs.search import Proposal, Search
+from stages.designs.space import FACTORS, Design
+from stages.designs.tree import Node, visits
+from stages.designs.value_model import FittedValueModel
+from stages.evaluation.summary import compare_models
+from stages.params import model_names, params_hash
+from stages.validation import ParamsError
+
+RESULTS = Path("reports") / "design"
+DIGITS = 6
+NOT_THE_SEARCH = {"budget", "confirm"}
+"""Settings that change only how long a search goes on, and what follows it."""
+
+
+def best_so_far(scores: Sequence[float]) -> list[float]:
+    """The largest of the first 1, 2 ... scores."""
+    return [max(scores[: count + 1]) for count in range(len(scores))]
+
+
+class Session:
+    """The search that `places.params.design` describes, resumed where it was."""
+
+    def __init__(self, places: Places) -> None:
+        self.places, self.settings, self.space = places, places.params.design, places.space
+        self.seed = places.params.seed if self.settings.seed is None else self.settings.seed
+        domains = {name: one["description"] for name, one in places.plan["domains"].items()}
+        guided = self.settings.method == "agentswift"
+        model = FittedValueModel(self.space, domains, self.settings.value_model) if guided else None
+        self.search = Search(self.space, self.settings, self.seed, model)
+        shaping = {**self.settings.model_dump(mode="json", exclude=NOT_THE_SEARCH), "seed": self.seed}
+        self.path = places.folder / f"journal-{params_hash(shaping)}.json"
+        saved = read_json(self.path) if self.path.exists() else {"nodes": [], "pending": None}
+        self.nodes = [Node.from_json(node) for node in saved["nodes"]][: self.settings.budget]
+        self.pending: dict[str, Any] | None = saved["pending"]
+
+    def _write(self) -> None:
+        write_json(self.path, {"nodes": [node.to_json() for node in self.nodes], "pending": self.pending})
+
+    # ---- what is to be done -------------------------------------------------------------------------------------------------
+
+    def step(self, seconds: float | None = None, failed: str = "") -> dict[str, Any] | None:
+        """Take up the evaluation under way, if it has ended (after `seconds`; `failed`: that it could not be run, and why), and
+        say what to evaluate next: its `place`, `kind` and so on. None when all is done. Raises ParamsError if the design that
+        params.yaml has could not be run."""
+        if self.pending is not None and seconds is not None:
+            kind, design = self.pending["kind"], tuple(self.pending["design"])
+            if failed and (kind == "panel" or design == self.space.root):
+                raise ParamsError(f"the design '{self.space.label(design)}' could not be evaluated: {failed}")
+            self.places.collect(kind, design, seconds, failed)
+        while (work := self._next()) is not None:
+            kind, proposal = work
+            found = self.places.result(kind, proposal.design)
+            if found is None:
+                return self._begin(kind, proposal)
+            self._add(proposal, found)
+        self.pending = None
+        self._write()
+        return None
+
+    def _next(self) -> tuple[str, Proposal] | None:
+        """Kind and proposal of the next evaluation; those of finalists only where they were not made yet."""
+        proposal = self.search.propose(self.nodes)
+        if proposal is not None:
+            return "search", proposal
+        for kind, designs in (
+            ("confirm", self.finalists),
+            ("panel", lambda: list(dict.fromkeys([self.space.root, self.winner()]))),
+        ):
+            for design in designs():
+                if self.places.result(kind, design) is None:
+                    return kind, Proposal(design, -1, kind)
+        return None
+
+    def _begin(self, kind: str, proposal: Proposal) -> dict[str, Any]:
+        self.pending = {"kind": kind, "design": list(proposal.design)}
+        self._write()
+        counted = {"search": (len(self.nodes) + 1, self.settings.budget)}.get(kind)
+        return {
+            "kind": kind,
+            "name": self.space.name(proposal.design),
+            "label": self.space.label(proposal.design),
+            "origin": proposal.origin,
+            "count": f"{counted[0]} of {counted[1]}" if counted else "",
+            "place": str(self.places.lay_out(kind, proposal.design)),
+        }
+
+    def _add(self, proposal: Proposal, found: Evaluated) -> None:
+        self.nodes.append(Node(**proposal.__dict__, **found.__dict__))
+        self.pending = None
+        self._write()
+
+    # ---- what came of it ----------------------------------------------------------------------------------------------------
+
+    def finalists(self) -> list[Design]:
+        """The best so many by score, ties to the one evaluated first, and the root."""
+        living = [node for node in self.nodes if not node.failed]
+        best = sorted(living, key=lambda node: -node.score)[: self.settings.confirm.designs]
+        return list(dict.fromkeys([*(node.design for node in best), self.space.root]))
+
+    def winner(self) -> Design:
+        """The finalist that scored best on the confirming tasks; of equal ones the one that scored better before."""
+        scores = {node.design: node.score for node in self.nodes}
+        confirmed = {design: self.places.result("confirm", design) for design in self.finalists()}
+        return max(confirmed, key=lambda design: (confirmed[design].score if confirmed[design] else -1.0, scores[design]))
+
+    def _panel(self, design: Design) -> dict[str, Any]:
+        """Winner beside default, paired."""
+        evaluate, rows = self.places.params.evaluate, self.places.rows
+        domains = self.places.params.domains
+        sides = {name: rows("panel", one) for name, one in (("default", self.space.root), ("winner", design))}
+        found: dict[str, Any] = {"domains": {}}
+        for domain in domains:
+            of = {name: [row for row in side if row["domain"] == domain] for name, side in sides.items()}
+            values: dict[str, Any] = {
+                name: round(sum(row["success"] for row in side) / len(side), DIGITS) for name, side in of.items()
+            }
+            if design != self.space.root:
+                options = (evaluate.confidence, evaluate.resamples, self.places.params.seed)
+                values["comparison"] = compare_models(of["winner"], of["default"], *options)
+            found["domains"][domain] = values
+        found |= {"model": self.space.root[0], "policy_hash": sides["default"][0]["policy_hash"]}
+        for name in sides:
+            found[name] = round(sum(found["domains"][domain][name] for domain in domains) / len(domains), DIGITS)
+        return found
+
+    def _rank_correlation(self) -> float | None:
+        """Spearman's, of predictions and scores of the tree's designs; None where there are too few to tell."""
+        pairs = [(node.predicted, node.score) for node in self.nodes if node.origin == "tree" and node.predicted is not None]
+        if len({a for a, _ in pairs}) < 3 or len({b for _, b in pairs}) < 2:
+            return None
+        return round(float(spearmanr(*zip(*pairs, strict=True)).statistic), DIGITS)
+
+    def _node(self, number: int, visited: int) -> dict[str, Any]:
+        node = self.nodes[number]
+        told = {key: getattr(node, key) for key in ("parent", "origin", "score", "error", "predicted", "std", "reused", "failed")}
+        by_domain = {name: list(pair) for name, pair in node.by_domain.items()}
+        named = {"name": self.space.name(node.design), "label": self.space.label(node.design)}
+        return {**told, **named, "by_domain": by_domain, "failures": dict(node.failures), "visits": visited}
+
+    def overlay(self, design: Design) -> str:
+        """The design as YAML to be written over params.yaml: all models go on playing, and one that chooses does so beside
+        them."""
+        values = self.space.overrides(design)
+        (player,) = values["evaluate"]["models"]
+        models = [*model_names(self.places.params.domains), player] if "+" in player else None
+        values["evaluate"]["models"] = models
+        return f"# {self.space.label(design)}; played by {player}\n{yaml.safe_dump(values, sort_keys=False)}"
+
+    def results(self) -> dict[str, Any]:
+        """What reports/design/<method>.json holds, once `step` has said that all is done."""
+        winner = self.winner()
+        counts = visits([node.parent for node in self.nodes])
+        finalists = []
+        for design in self.finalists():
+            confirmed = self.places.result("confirm", design)
+            assert confirmed is not None
+            before = next(node for node in self.nodes if node.design == design)
+            finalists.append(
+                {
+                    "name": self.space.name(design),
+                    "label": self.space.label(design),
+                    "search": [before.score, before.error],
+                    "confirm": [confirmed.score, confirmed.error],
+                }
+            )
+        return {
+            "settings": {**self.settings.model_dump(mode="json", exclude={"space"}), "seed": self.seed},
+            "space": {factor.name: list(options) for factor, options in zip(FACTORS, self.space.options, strict=True)},
+            "designs": len(self.search.designs),
+            "default": self.space.name(self.space.root),
+            "nodes": [self._node(number, count) for number, count in enumerate(counts)],
+            "best": best_so_far([node.score for node in self.nodes]),
+            "rank_correlation": self._rank_correlation(),
+            "finalists": finalists,
+            "winner": {"name": self.space.name(winner), "label": self.space.label(winner), **self.space.overrides(winner)},
+            "overlay": self.overlay(winner),
+            "panel": self._panel(winner),
+            **self.places.plan,
+        }

@@ -1,0 +1,110 @@
+"""What designs are scored on: validation tasks, apart from the frozen panels and from what policies were trained on.
+
+Those that choose (`search`) and those on which the best are played again (`confirm`) share no world.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from stages.agent.episode import read_tasks
+from stages.curation.assemble import assemble
+from stages.curation.cleaning import task_faults
+from stages.curation.panel import Panel, read_panel
+from stages.curation.raw import check_lines, record_line
+from stages.environments.protocol import Domain, Task
+from stages.environments.registry import load_domain
+from stages.params import Params
+from stages.seeding import permutation
+from stages.validation import ParamsError
+
+FEWEST = 2
+"""Worlds that a score may be taken over."""
+SPARE = 32
+"""Tasks that are made beyond those needed, since whole worlds go to one part or the other."""
+RECIPES_PER_TASK, RECIPES_MORE = 20, 200
+"""Recipes drawn for a validation task: 3 in 52 are for validation."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tasks of one domain; those that were made anew have their worlds in `worlds`."""
+
+    panel: Panel
+    search: tuple[Task, ...]
+    confirm: tuple[Task, ...]
+    worlds: Path
+
+
+def _worlds(tasks: Sequence[Task]) -> int:
+    return len({task.cluster or task.task_id for task in tasks})
+
+
+def _spread(worlds: Sequence[Sequence[Task]], most: int) -> list[Task]:
+    """At most so many tasks, one of each world before a second of any; sorted by id."""
+    turns = zip_longest(*worlds)
+    tasks = [task for turn in turns for task in turn if task is not None]
+    return sorted(tasks[:most], key=lambda task: task.task_id)
+
+
+def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> tuple[list[Task], list[Task]]:
+    """At most so many of each, whole worlds in one or the other and, where there are enough, FEWEST or more in both. Where there
+    are too few tasks, both get less, about in proportion."""
+    worlds: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=lambda task: task.task_id):
+        worlds.setdefault(task.cluster or task.task_id, []).append(task)
+    wanted = min(confirm, round(len(tasks) * confirm / (search + confirm)))
+    first = [worlds[world] for world in permutation(worlds, seed, "design.tasks")]
+    second: list[list[Task]] = []
+    while len(first) > FEWEST and (len(second) < FEWEST or sum(map(len, second)) < wanted):
+        second.append(first.pop())
+    return _spread(first, search), _spread(second, confirm)
+
+
+def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: Params) -> list[Task]:
+    """Validation tasks from the domain's recipes, their worlds below `folder`; none that shares a world with `there`, or an
+    entity with a test task in it."""
+    lines = (
+        record_line(record).encode()
+        for record in domain.recipes(RECIPES_PER_TASK * needed + RECIPES_MORE, params.seed)
+        if record.get("split") == "valid"
+    )
+    records, _ = check_lines(lines, f"recipes of domain {domain.name}", domain)
+    asked = {"train": 0, "valid": needed, "test": 0}
+    tasks = assemble(domain, records, asked, folder, params.resources.workers, params.model.max_length).tasks
+    others = [task for task in there if task.split != "valid"]
+    faults = task_faults([*(task for task in others if task.split == "test"), *tasks], domain, params.model.max_length)
+    taken = {task.cluster for task in others if task.cluster}
+    return [task for task in tasks if task.task_id not in faults and task.cluster not in taken]
+
+
+def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
+    """Tasks of domain `name`: curated validation tasks, and, where `design` asks for more, further ones made from recipes below
+    `folder`. Raises ParamsError if there are too few, FileNotFoundError or PanelMismatchError without a panel."""
+    curated, design = root / "data" / "curated" / name, params.design
+    if not (curated / "panel.json").exists():
+        raise FileNotFoundError(f"{curated / 'panel.json'} does not exist; run 'dvc repro curate@{name}' first")
+    panel = read_panel(curated)
+    there = read_tasks(curated / "tasks.parquet")
+    tasks, worlds = [task for task in there if task.split == "valid"], curated / "worlds"
+    needed = design.tasks + design.confirm.tasks
+    if len(tasks) < needed or _worlds(tasks) < 2 * FEWEST:
+        made = _more(load_domain(name, panel.environment), there, needed + SPARE, folder, params)
+        if len(made) > len(tasks):
+            tasks, worlds = made, folder
+    if len(tasks) < needed:
+        print(
+            f"design: {name} has {len(tasks)} validation tasks, and {needed} were asked for; all of them are used",
+            file=sys.stderr,
+        )
+    search, confirm = split_tasks(tasks, design.tasks, design.confirm.tasks, params.seed)
+    if min(_worlds(search), _worlds(confirm)) < FEWEST:
+        raise ParamsError(
+            f"domain {name} has {len(tasks)} validation tasks in {_worlds(tasks)} worlds, too few to choose by some and "
+            f"confirm by others; raise curate.valid and run 'dvc repro curate@{name}'"
+        )
+    return Chosen(panel, tuple(search), tuple(confirm), worlds)

@@ -1,0 +1,142 @@
+"""Predicts what a design scores on a task family, with a standard deviation, from both their descriptions.
+
+One row per (evaluated design, domain): the design's options and the domain's description go in, the score with its known
+standard error comes out. A Gaussian process (a linear kernel for what factors do by themselves, a Matérn kernel for how they
+go together) or Bayesian linear regression, by scikit-learn.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+
+from stages.designs.space import Design, Space, features, one_hot
+from stages.designs.tree import Node
+from stages.environments.protocol import Task
+
+FEWEST = 4
+"""Evaluated designs from which a model is fitted; with fewer, the mean and BROAD."""
+BROAD = 0.25
+BLOCK = 128
+"""Designs predicted at once."""
+LEAST_STD = 1e-3
+GRID = ((0.03, 0.3, 3.0), (0.1, 1.0), (0.7, 1.5, 3.0))
+"""Of the Gaussian process: amplitude of what factors do by themselves, amplitude and length of how they go together."""
+MISFIT = 0.02
+"""Variance that no kernel explains, of scores of unit variance."""
+
+Description = Mapping[str, float]
+"""What is known of a domain's tasks: see `describe`."""
+
+
+class ValueModel(Protocol):
+    def fit(self, nodes: Sequence[Node]) -> None: ...
+
+    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of each design's score, [N] each."""
+        ...
+
+
+def describe(tasks: Sequence[Task], max_turns: int) -> dict[str, float]:
+    """Numbers that a task family is told by: its tasks' difficulty, their prompts' words, the turn limit."""
+    words = [len(task.prompt.split()) for task in tasks]
+    return {
+        "difficulty": round(float(np.mean([task.difficulty for task in tasks])), 6),
+        "prompt_words": round(float(np.mean(words)), 6),
+        "max_turns": float(max_turns),
+    }
+
+
+def acquisition(mean: np.ndarray, std: np.ndarray, kappa: float, sign: int) -> np.ndarray:
+    """sign * mean + kappa * std: +1 looks for promising designs, -1 for poor ones, both where little is known."""
+    return sign * mean + kappa * std
+
+
+class FittedValueModel:
+    """`ValueModel` of a space and the domains that it is searched for; `kind`: gp | ridge."""
+
+    def __init__(self, space: Space, domains: Mapping[str, Description], kind: str) -> None:
+        self.space, self.domains, self.kind = space, domains, kind
+        self._model: Any = None
+        self._mean, self._scale = 0.5, BROAD
+
+    def _task(self, domain: str) -> list[float]:
+        told = self.domains[domain]
+        numbers = [math.log1p(told[name]) / 4 for name in sorted(told)]
+        return [*(one_hot(domain, list(self.domains)) if len(self.domains) > 1 else []), *numbers]
+
+    def rows(self, designs: Sequence[Design], domains: Sequence[str]) -> np.ndarray:
+        """Features [len(designs), F] of designs, each in its domain."""
+        return np.array([self._row(design, domain) for design, domain in zip(designs, domains, strict=True)])
+
+    def _row(self, design: Design, domain: str) -> list[float]:
+        """What the design is, what the task is, and, of several domains, the design once more in a place of the domain's own,
+        so that what helps in one and hurts in another is told apart."""
+        own = features(self.space, design)
+        apart = [value * float(name == domain) for name in self.domains for value in own] if len(self.domains) > 1 else []
+        return [*own, *self._task(domain), *apart]
+
+    def fit(self, nodes: Sequence[Node]) -> None:
+        pairs = [(node.design, domain, *node.by_domain[domain]) for node in nodes for domain in self.domains]
+        y = np.array([score for _, _, score, _ in pairs])
+        errors = np.array([error for _, _, _, error in pairs])
+        self._mean, self._model = float(y.mean()), None
+        if len(nodes) < FEWEST:
+            return
+        self._scale = max(float(y.std()), 0.05)
+        x = self.rows([design for design, *_ in pairs], [domain for _, domain, *_ in pairs])
+        self._model = _gaussian_process((errors / self._scale) ** 2) if self.kind == "gp" else _ridge()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a hyperparameter at its bound, or a constant score, is no reason to stop
+            self._model.fit(x, (y - self._mean) / self._scale)
+
+    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        """Of the mean over domains, whose errors go together (gp) or are taken to (ridge)."""
+        if self._model is None:
+            return np.full(len(designs), self._mean), np.full(len(designs), BROAD)
+        parts = [self._block(designs[start : start + BLOCK]) for start in range(0, len(designs), BLOCK)]
+        mean, std = (np.concatenate(part) for part in zip(*parts, strict=True))
+        # Rounded, so that designs that the model cannot tell apart tie, and the first in canonical order is taken.
+        return np.round(self._mean + self._scale * mean, 9), np.round(np.maximum(self._scale * std, LEAST_STD), 9)
+
+    def _block(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        count, names = len(designs), list(self.domains)
+        x = self.rows([design for design in designs for _ in names], names * count)
+        if self.kind == "gp":
+            mean, covariance = self._model.predict(x, return_cov=True)
+            blocks = covariance.reshape(count, len(names), count, len(names))
+            variance = np.array([blocks[i, :, i, :].mean() for i in range(count)])
+        else:
+            mean, std = self._model.predict(x, return_std=True)
+            variance = (std.reshape(count, -1) ** 2).mean(axis=1)
+        return mean.reshape(count, -1).mean(axis=1), np.sqrt(np.maximum(variance, 0.0))
+
+
+def _gaussian_process(noise: np.ndarray) -> Any:
+    """`noise` [rows]: known variance of each target. Amplitudes and length are those of GRID with the largest marginal
+    likelihood, which is quick and, for so few rows, as good as climbing to its top."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
+
+    alone = ConstantKernel(0.3) * DotProduct(1.0, "fixed")
+    together = ConstantKernel(0.5) * Matern(1.5, nu=2.5)
+    kernel = alone + together + WhiteKernel(MISFIT, "fixed")
+    return GaussianProcessRegressor(kernel, alpha=np.maximum(noise, 1e-6), optimizer=_likeliest)
+
+
+def _likeliest(objective: Callable[..., float], start: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, float]:
+    """scikit-learn's interface: the logarithms of GRID's point where `objective`, minus the log marginal likelihood, is least."""
+    found = [(float(objective(theta, eval_gradient=False)), theta) for theta in map(np.log, product(*GRID))]
+    least = min(found, key=lambda one: one[0])
+    return least[1], least[0]
+
+
+def _ridge() -> Any:
+    from sklearn.linear_model import BayesianRidge
+
+    return BayesianRidge()

@@ -1,0 +1,339 @@
+"""A search from its first design to its results, with the stage `evaluate` played by arithmetic; tasks; the board's lane."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stages import design as command
+from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table, write_tasks
+from stages.claims import design_search, workshop
+from stages.claims.design_metrics import METRICS
+from stages.claims.experiment import FOLDER, check_experiment, common_values, load_experiment, run_values
+from stages.claims.results import metrics_of, planned_runs
+from stages.claims.workshop import Workshop
+from stages.curation.panel import make_panel, write_panel
+from stages.designs.places import Places, standard_error, summarise
+from stages.designs.session import Session, best_so_far
+from stages.designs.space import PLACE, Space
+from stages.designs.tasks import split_tasks
+from stages.designs.tree import Node
+from stages.environments.search import SearchDomain
+from stages.evaluation.panels import EVALUATION_SCHEMA
+from stages.params import ROOT, Params, apply_overlay, deep_merge, load_params, model_names, parse_params
+from stages.validation import ParamsError
+
+VALUES: dict[str, Any] = {
+    "domains": ["search"],
+    "resources": {"threads": 1, "workers": 1, "slots": 8},
+    "evaluate": {"attempts": 1, "resamples": 100},
+    "design": {
+        **{"budget": 7, "tasks": 6, "attempts": 2, "labels": {"balanced": 2}, "confirm": {"designs": 2, "tasks": 3}},
+        "space": {
+            **{"model": ["sft"], "choose": ["none", "vote"], "think": ["none"], "window": [1, None], "recall": ["none", "task"]},
+            **{"draws": [3], "temperature": [0.0, 0.5], "top_p": [0.95]},
+        },
+    },
+    "per_domain": {"search": {}},
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
+    """A checkout with a panel of 8 tasks, 4 validation tasks and a policy."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "stages").mkdir()
+    (root / "stages" / "code.py").write_text("")
+    (root / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
+    (root / "params.yaml").write_text(yaml.safe_dump(VALUES))
+    for folder in ("data/base", "data/models/sft"):
+        (root / folder).mkdir(parents=True)
+        for path in tiny_policy.iterdir():
+            (root / folder / path.name).write_bytes(path.read_bytes())
+    domain, curated = SearchDomain(), root / "data/curated/search"
+    records = {split: [one for one in domain.recipes(128, 0) if one["split"] == split] for split in ("test", "valid")}
+    tasks = domain.build(
+        [*records["test"][:4], *records["test"][-4:], *records["valid"][:2], *records["valid"][-2:]], curated / "worlds", 1
+    )
+    write_tasks(curated / "tasks.parquet", tasks)
+    write_panel(curated / "panel.json", make_panel(domain, tasks, curated / "worlds"))
+    return root
+
+
+def session_of(root: Path, **design: Any) -> tuple[Session, Params]:
+    values = deep_merge(VALUES, {"design": design})
+    params = parse_params(values)
+    return Session(Places.prepared(root, values, params, Space.of(params))), params
+
+
+def play(place: Path, better: str = "task") -> None:
+    """What the stage would write: designs that recall the task do better, and greedy ones worse."""
+    params = load_params(place / "params.yaml")
+    evaluate, split = params.evaluate, params.evaluate.split
+    good = 0.5 + 0.3 * (evaluate.scaffold.recall == better) - 0.2 * (evaluate.sampling.temperature == 0)
+    tasks = [task for task in read_tasks(place / "data/curated/search/tasks.parquet") if task.split == split]
+    rows = []
+    for number, task in enumerate(tasks):
+        for attempt in range(evaluate.attempts):
+            row = dict.fromkeys(EVALUATION_SCHEMA.names)
+            row |= {"model": evaluate.models[0], "domain": "search", "task_id": task.task_id, "attempt": attempt}
+            row |= {"cluster": task.cluster, "panel": "p", "policy_hash": "h", "turns": 2, "tokens": 9, "cost": 1.0}
+            row |= {"success": number < good * len(tasks), "reward": float(number < good * len(tasks)), "accepted": 1.0}
+            rows.append({**row, "difficulty": 1.0, "stop_reason": "terminated"})
+    write_table(place / "data/evaluation/rows.parquet", EVALUATION_SCHEMA, rows)
+
+
+def search(root: Path, **design: Any) -> tuple[Session, list[dict[str, Any]]]:
+    """Run a search to its end; its steps."""
+    steps: list[dict[str, Any]] = []
+    session, _ = session_of(root, **design)
+    step = session.step()
+    while step is not None:
+        steps.append(step)
+        play(Path(step["place"]))
+        # Each step by a process of its own, as the flow takes them.
+        session, _ = session_of(root, **design)
+        step = session.step(1.0)
+    return session, steps
+
+
+def test_a_search_from_its_first_design_to_its_results(source: Path) -> None:
+    """Contract: designs are chosen by validation tasks, the best are confirmed on others, the panel is played once by the winner
+    and by the default; what was evaluated, by whatever method, is not played again."""
+    session, steps = search(source)
+    assert [step["kind"] for step in steps] == ["search"] * 7 + ["confirm"] * 3 + ["panel"] * 2
+    assert steps[0]["label"] == "as params.yaml has it"
+    plan = session.places.plan["domains"]["search"]
+    assert (len(plan["search"]), len(plan["confirm"])) == (6, 3)
+    place = Path(steps[0]["place"])
+    valid = [task for task in read_tasks(place / "data/curated/search/tasks.parquet") if task.split == "valid"]
+    assert sorted(task.task_id for task in valid) == plan["search"]
+    clusters = {task.cluster for task in valid}
+    other = [t for t in read_tasks(place.parent / "confirm/data/curated/search/tasks.parquet") if t.split == "valid"]
+    assert sorted(task.task_id for task in other) == plan["confirm"]
+    assert not clusters & {task.cluster for task in other}, "no world serves both"
+    assert load_params(place / "params.yaml").evaluate.split == "valid"
+    assert load_params(place.parent / "confirm/params.yaml").evaluate.split == "test", "the panel was the last"
+
+    results = session.results()
+    assert results["winner"]["evaluate"]["scaffold"]["recall"] == "task"
+    assert results["winner"]["evaluate"]["sampling"]["temperature"] == 0.5
+    assert results["best"] == best_so_far([node["score"] for node in results["nodes"]])
+    assert (results["panel"]["default"], results["panel"]["winner"]) == (0.5, 0.875)
+    assert results["panel"]["domains"]["search"]["comparison"]["difference"] == pytest.approx(0.375)
+    assert [one["name"] for one in results["finalists"]][-1] == results["default"]
+    assert json.loads(json.dumps(results)) == results
+    assert results["designs"] == 2 * 2 * (1 + 1 + 2), "greedy, one draw, votes of 3 and, as params.yaml has it, of 5"
+
+    again, steps = search(source, budget=9)
+    assert [step["kind"] for step in steps] == ["search", "search"], "a larger budget goes on where the search was"
+    assert [node.design for node in again.nodes[:7]] == [node.design for node in session.nodes]
+    drawn, steps = search(source, method="random", budget=12)
+    new = {node.design for node in drawn.nodes} - {node.design for node in again.nodes}
+    assert len(drawn.nodes) == 12
+    assert len([step for step in steps if step["kind"] == "search"]) == len(new) < 12, "what was evaluated is not played again"
+
+
+def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Path) -> None:
+    first = session_of(source, seed=5)[0].step()
+    again = session_of(source, seed=5)[0].step()
+    assert first == again
+    assert first is not None
+    with pytest.raises(FileNotFoundError, match="has not run there to its end"):
+        session_of(source, seed=5)[0].step(1.0)
+
+
+def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> None:
+    """Contract: score 0, told why, in the tree; but if it is the design of params.yaml there is nothing to search from."""
+    design = {"tasks": 5, "method": "random", "budget": 3}
+    session_of(source, **design)[0].step()
+    with pytest.raises(ParamsError, match=r"'as params\.yaml has it' could not be evaluated: no such head"):
+        session_of(source, **design)[0].step(1.0, "no such head")
+    step = session_of(source, **design)[0].step()
+    assert step is not None
+    play(Path(step["place"]))
+    session_of(source, **design)[0].step(1.0)
+    session, _ = session_of(source, **design)
+    session.step(1.0, "a prompt too long")
+    assert (session.nodes[1].score, session.nodes[1].failed) == (0.0, "a prompt too long")
+    assert session.nodes[1].design not in session.finalists()
+
+
+def test_the_command_line_takes_a_step(source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: JSON on standard output; results, and an overlay that params.yaml takes; mistakes by name with exit code 2."""
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("BELLWETHER_TRACKING", "off")
+    changes = ["--set", "design.budget=2", "design.method=unguided", "design.tasks=4"]
+
+    def step(*news: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["design", *news, *changes])
+        assert command.main() == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    told = step()
+    kinds = []
+    while told["kind"] != "done":
+        kinds.append(told["kind"])
+        play(Path(told["place"]))
+        told = step("--ended", "2.5")
+    assert kinds[:2] == ["search", "search"]
+    assert read_json(source / told["result"])["settings"]["method"] == "unguided"
+    path = source / "copy.yaml"
+    path.write_text(yaml.safe_dump(VALUES))
+    apply_overlay(path, source / told["overlay"])
+    models = load_params(path).evaluate.models
+    assert models is None or models == [*model_names(["search"]), "sft+vote"], "the others go on playing"
+    for wrong, said in ((["design.budgets=3"], "budgets"), (["design.budget"], "KEY=VALUE")):
+        monkeypatch.setattr(sys, "argv", ["design", "--set", *wrong])
+        assert command.main() == 2
+        assert said in capsys.readouterr().err
+
+
+def test_scores_by_hand() -> None:
+    """Two tasks of two attempts, 1/2 and 1: mean 0.75, standard error 0.25; shares of refused turns and cut episodes."""
+    base = {"domain": "d", "turns": 4, "accepted": 0.75, "stop_reason": "terminated"}
+    rows = [{**base, "task_id": task, "success": won} for task, won in (("a", 1), ("a", 0), ("b", 1), ("b", 1))]
+    rows[1] |= {"stop_reason": "turn_limit", "accepted": 0.25}
+    found = summarise(rows, "success")
+    assert found.by_domain == {"d": (0.75, pytest.approx(0.353553 / 2**0.5 * 2**0.5, abs=1e-6))}
+    assert found.failures == {"refused": 0.375, "cut": 0.25}
+    assert standard_error([1.0, 1.0, 1.0, 1.0]) == 0.125, "nobody is sure after four tasks"
+    assert standard_error([0.0, 1.0]) == pytest.approx(0.5)
+
+
+def test_tasks_are_split_by_worlds() -> None:
+    domain = SearchDomain()
+    tasks = [one for one in domain.recipes(1200, 0) if one["split"] == "valid"]
+    from stages.environments.protocol import Task
+
+    made = [Task(one["task_id"], "search", "valid", 0, "q", {}, 1.0, cluster=f"w{one['world']}") for one in tasks]
+    first, second = split_tasks(made, 24, 8, 0)
+    assert (len(first), len(second)) == (24, 8)
+    assert not {task.cluster for task in first} & {task.cluster for task in second}
+    few = split_tasks(made[:32], 24, 8, 0)
+    assert [len(part) for part in few] == [16, 8]
+    assert [len({task.cluster for task in part}) for part in (first, second, *few)] == [7, 2, 2, 2], "spread over their worlds"
+    assert split_tasks(made[:16], 24, 8, 0)[1] == [], "two worlds cannot be divided"
+
+
+def test_searches_are_judged_on_a_table() -> None:
+    """Contract: the pick is the best by validation, judged by the panel; a budget of all designs finds the best there is."""
+    values = deep_merge(VALUES, {"design": {"budget": 12, "method": "random"}})
+    params = parse_params(values)
+    space = Space.of(params)
+    table = {}
+    for place, design in enumerate(space.all()):
+        warm, recall = design[PLACE["temperature"]], design[PLACE["recall"]] == "task"
+        score = round(0.3 + 0.4 * warm + 0.1 * recall + 0.001 * place, 6)
+        of = {"error": 0.05, "failures": {}, "failed": "", "seconds": 0.0}
+        table[space.name(design)] = {
+            split: {"score": one, "by_domain": {"search": [one, 0.05]}, **of}
+            for split, one in (("valid", score), ("test", 1 - score))
+        }
+    told = {"difficulty": 1.0, "prompt_words": 4.0, "max_turns": 8.0}
+    found = design_search.replay(params, table, told)
+    assert tuple(found) == METRICS
+    best = max(one["valid"]["score"] for one in table.values())
+    assert found["best.40"] == best
+    assert found["found.40"] == pytest.approx(1 - best)
+    assert found["regret.40"] == pytest.approx(max(one["test"]["score"] for one in table.values()) - (1 - best))
+    assert found["rank_correlation"] == 0.0
+    assert found == design_search.replay(params, table, told)
+    guided = parse_params(deep_merge(values, {"design": {"method": "agentswift", "budget": 8}}))
+    found = design_search.replay(guided, table, told)
+    assert found["rank_correlation"] > 0.5
+    assert found["area"] <= found["best.10"] <= best
+
+
+def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: arms differ in `design` alone, runs of a seed in nothing but the arm; the table is made before the first run."""
+    experiment = load_experiment(ROOT / FOLDER / "agentswift.yaml")
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    checked = check_experiment(experiment, params, "agentswift.yaml")
+    assert {len(Space.of(one).all()) for one in checked.values()} == {180}
+    common = common_values(experiment, params)
+    for arm in experiment.arms:
+        values = run_values(experiment, arm, 3, params)
+        assert values["design"]["seed"] == 3
+        assert {**values, "design": 0} == {**common, "design": 0}
+        assert design_search.table_path(checked[arm], Space.of(checked[arm])) == design_search.table_path(
+            parse_params(common), Space.of(parse_params(common))
+        )
+    assert set(metrics_of(experiment)) == {f"designs.{name}" for name in METRICS}
+    keys = {run.key for run in planned_runs(experiment, params)}
+    assert len(keys) == len(experiment.arms) * len(experiment.seeds)
+
+    asked: list[list[str]] = []
+    numbers = dict.fromkeys(metrics_of(experiment), 0.5)
+
+    def run(arguments: list[str], folder: Path, threads: int) -> None:
+        asked.append(arguments[2:3])
+        if "--result" in arguments:
+            write_json(folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
+
+    monkeypatch.setattr(Workshop, "start", lambda self, values: tmp_path)
+    monkeypatch.setattr(workshop, "command", run)
+    values = {**run_values(experiment, "random", 1, params)}
+    found = Workshop(tmp_path, "c" * 40).search_designs("run", values, common, metrics_of(experiment))
+    assert asked == [["--table"], ["--settings"]]
+    assert found["metrics"] == numbers
+
+
+def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: end to end with a policy: every design of a small space plays both sets of tasks, what is there is not played
+    again, and the default's row is that of the stage itself."""
+    monkeypatch.chdir(source)
+    space = {"model": ["sft"], "choose": ["none"], "think": ["none"], "window": [None], "recall": ["none", "task"]}
+    sampling = {"temperature": 0.5, "top_p": 0.95, "max_tokens": 6}
+    space |= {"draws": [5], "temperature": [0.5], "top_p": [0.95]}
+    values = deep_merge(VALUES, {"design": {"space": space, "attempts": 1}, "evaluate": {"sampling": sampling}})
+    values["design"]["space"] = {**space, "max_tokens": [6]}
+    params = parse_params(values)
+    panels = design_search.panels_of(params)
+    assert [len(panel.tasks) for panel in panels.values()] == [4, 8]
+    space_of = Space.of(params)
+    outcomes = design_search.play_design(
+        "data/models/sft", deep_merge(values, space_of.overrides(space_of.root)), panels, "data/models"
+    )
+    assert [len(one.rows) for one in outcomes] == [4, 8]
+    kept = {space_of.name(space_of.all()[1]): {"valid": 1, "test": 2}}
+    path = design_search.table_path(params, space_of)
+    write_json(path, kept)
+    table = design_search.make_table(values, params, 1)
+    assert set(table) == {space_of.name(design) for design in space_of.all()}
+    assert json.loads(json.dumps(table)) == read_json(path)
+    assert {**table, **kept} == table, "what is there is not played again"
+    path.unlink()
+    (other,) = [name for name in table if name not in kept]
+    assert other == space_of.name(space_of.root)
+
+    (tmp_path / "run").mkdir()
+    written = deep_merge(values, {"evaluate": {"models": ["sft"], "split": "valid"}})
+    (tmp_path / "run" / "params.yaml").write_text(yaml.safe_dump(written))
+    (tmp_path / "run" / "data").symlink_to(source / "data")
+    environment = {"PYTHONPATH": str(ROOT), "BELLWETHER_TRACKING": "off", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.evaluate"],
+        cwd=tmp_path / "run",
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "run/data/evaluation/rows.parquet")
+    assert {row["task_id"] for row in rows} == {task.task_id for task in panels["valid"].tasks}
+    assert summarise(rows, "success").by_domain == {
+        name: tuple(pair) for name, pair in table[other]["valid"]["by_domain"].items()
+    }
+
+
+def test_nodes_are_kept_whole() -> None:
+    node = Node(("sft", None), -1, "root", 0.5, 0.1, {"d": (0.5, 0.1)}, failures={"cut": 0.1})
+    assert Node.from_json(json.loads(json.dumps(node.to_json()))) == node

@@ -1,0 +1,348 @@
+"""AgentSwift by numbers: selection, uncertainty, covering arrays, acquisition, and what the search comes down to in its
+limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stages.designs.covering import combinations_of, covering_array, uncovered
+from stages.designs.search import Search, remedies
+from stages.designs.space import FACTORS, PLACE, Design, Space
+from stages.designs.tree import (
+    Node,
+    backed_up,
+    node_probabilities,
+    selection_probabilities,
+    surprise,
+    uncertainties,
+    visits,
+)
+from stages.designs.value_model import FEWEST, FittedValueModel, acquisition, describe
+from stages.environments.protocol import Task
+from stages.params import parse_params
+from stages.seeding import stream
+
+SPACE: dict[str, Any] = {
+    "model": ["sft"],
+    "choose": ["none", "vote"],
+    "think": ["none"],
+    "window": [1, 2, None],
+    "recall": ["none", "action", "task"],
+    "draws": [3, 5],
+    "temperature": [0.0, 0.5, 1.0],
+    "top_p": [0.95],
+}
+TASKS = {"search": {"difficulty": 2.0, "prompt_words": 9.0, "max_turns": 8.0}}
+
+
+def settings(space: dict[str, Any] | None = None, **design: Any) -> Any:
+    return parse_params({"domains": ["search"], "per_domain": {"search": {}}, "design": {"space": space or SPACE, **design}})
+
+
+def search(given: Any, seed: int = 0, value_model: Any = None) -> Search:
+    space = Space.of(given)
+    if given.design.method == "agentswift" and value_model is None:
+        value_model = FittedValueModel(space, TASKS, given.design.value_model)
+    return Search(space, given.design, seed, value_model)
+
+
+def worth(space: Space, design: Design) -> float:
+    """A made-up truth in [0, 1]: mostly additive, with one interaction."""
+    value = dict(zip((factor.name for factor in FACTORS), design, strict=True))
+    found = 0.4 - 0.2 * abs(value["temperature"] - 0.5) + 0.1 * (value["choose"] == "vote") - 0.15 * (value["recall"] == "action")
+    found += {1: -0.1, 2: 0.05, None: 0.0}[value["window"]] + 0.1 * (value["recall"] == "task" and value["window"] == 2)
+    return round(found + 0.02 * (value["draws"] == 5 and value["choose"] == "vote"), 6)
+
+
+def node(score: float, parent: int = 0, predicted: float | None = None, **more: Any) -> Node:
+    given = {"design": (), "origin": "tree", "error": 0.0, "by_domain": {}, **more}
+    return Node(score=score, parent=parent, predicted=predicted, **given)
+
+
+def run(one: Search, truth: Any = worth, budget: int | None = None) -> list[Node]:
+    nodes: list[Node] = []
+    while (proposal := one.propose(nodes)) is not None and len(nodes) != budget:
+        score = truth(one.space, proposal.design)
+        nodes.append(Node(**proposal.__dict__, score=score, error=0.02, by_domain={"search": (score, 0.02)}))
+    return nodes
+
+
+def test_selection_by_hand() -> None:
+    """s = 0.8, 0.6, 0.5 with lambda 0.3 and alpha 20: exponents 0, -4, -6 without uncertainty. With beta 0.3 and u = 0.3 for the
+    second: 0.7 s + 0.3 u = 0.56, 0.51, 0.35, exponents 0, -1, -4.2."""
+    of: dict[str, Any] = {"scores": [0.8, 0.6, 0.5], "lam": 0.3, "alpha": 20.0}
+    plain = selection_probabilities(uncertainty=[0, 0, 0], beta=0.0, **of)
+    assert plain == pytest.approx([0.7857, 0.1126, 0.1017], abs=5e-5)
+    unsure = selection_probabilities(uncertainty=[0, 0.3, 0], beta=0.3, **of)
+    assert unsure == pytest.approx([0.6062, 0.2862, 0.1076], abs=5e-5)
+
+
+def test_selection_in_its_limits() -> None:
+    scores, third = [0.8, 0.6, 0.5], [1 / 3] * 3
+    assert selection_probabilities(scores, [0, 0, 0], lam=1.0, alpha=20, beta=0) == pytest.approx(third)
+    assert selection_probabilities(scores, [0, 0.9, 0], lam=0.3, alpha=0, beta=0.3) == pytest.approx(third)
+    for beta in (0.0, 0.3, 1.0):
+        found = selection_probabilities(scores, [0.1, 0.4, 0.2], lam=0.3, alpha=20, beta=beta)
+        assert found.sum() == pytest.approx(1.0)
+        assert (found >= 0.1 - 1e-12).all()
+    sharp = selection_probabilities([0.9, 0.1], [0, 0], lam=0.0, alpha=1e6, beta=0.0)
+    assert sharp.tolist() == [1.0, 0.0], "greedy, and nothing overflows"
+    with pytest.raises(ValueError, match="nothing to select from"):
+        selection_probabilities([], [], lam=0.3, alpha=20, beta=0)
+
+
+def test_a_constant_on_all_changes_nothing() -> None:
+    """s_max cancels: scores moved by c (and with them (1 - beta) s + beta u) give the same probabilities."""
+    scores, u = [0.2, 0.35, 0.1], [0.1, 0.0, 0.2]
+    first = selection_probabilities(scores, u, lam=0.3, alpha=20, beta=0.3)
+    moved = selection_probabilities([s + 0.5 for s in scores], u, lam=0.3, alpha=20, beta=0.3)
+    assert moved == pytest.approx(first, abs=1e-12)
+
+
+def test_a_failed_design_is_selected_by_the_uniform_share_alone() -> None:
+    found = selection_probabilities([0.5, 0.0, 0.4], [0, 0.9, 0], lam=0.3, alpha=20, beta=0.3, failed=[False, True, False])
+    assert found[1] == pytest.approx(0.1)
+    assert found.sum() == pytest.approx(1.0)
+    assert selection_probabilities([0.0], [0.0], lam=0.3, alpha=20, beta=0, failed=[True]).tolist() == [1.0]
+    assert uncertainties([node(0.0, predicted=0.9, failed="no such file")], settings().design.tree) == [0.0]
+
+
+def test_uncertainty_by_hand() -> None:
+    """0.80 against 0.65 is 0.15; less the standard error 0.0625 of s = 0.5 on 64 tasks where noise is taken off."""
+    assert surprise(0.80, 0.65) == pytest.approx(0.15)
+    assert surprise(0.5, 0.6, 0.0625) == pytest.approx(0.0375)
+    assert surprise(0.5, 0.55, 0.0625) == 0.0
+    nodes = [node(0.8, -1), node(0.8, 0, 0.65, std=0.2, error=0.05)]
+    trees = [settings(tree=tree).design.tree for tree in ({}, {"subtract_noise": False}, {"uncertainty": "std"})]
+    assert [uncertainties(nodes, tree)[1] for tree in trees] == pytest.approx([0.10, 0.15, 0.2])
+    assert uncertainties(nodes, trees[0])[0] == 0.0, "nothing was predicted of the first"
+
+
+def test_backup_by_hand() -> None:
+    """0 -> 1, 2; 1 -> 3: means over the subtrees."""
+    values, parents = [0.4, 0.6, 0.2, 0.8], [-1, 0, 0, 1]
+    assert backed_up(values, parents, "mean") == pytest.approx([0.5, 0.7, 0.2, 0.8])
+    assert backed_up(values, parents, "max") == [0.8, 0.8, 0.2, 0.8]
+    assert backed_up(values, parents, "none") == values
+    assert visits(parents) == [4, 2, 1, 1]
+    nodes = [node(value, parent) for value, parent in zip(values, parents, strict=True)]
+    tree = settings(tree={"backup": "max"}).design.tree
+    assert node_probabilities(nodes, tree, 0.0) == pytest.approx(
+        selection_probabilities([0.8, 0.8, 0.2, 0.8], [0] * 4, lam=0.3, alpha=20, beta=0)
+    )
+
+
+def test_covering_arrays_cover() -> None:
+    """Three factors of two: the four rows 000, 011, 101, 110 have all 12 pairs, three of them do not; strength three is the full
+    factorial."""
+    rows = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
+    assert len(combinations_of([2, 2, 2], 2)) == 12
+    assert uncovered(rows, [2, 2, 2], 2) == set()
+    assert len(uncovered(rows[:3], [2, 2, 2], 2)) == 3
+    for sizes in ([2, 2, 2], [4, 3, 2, 3], [4], [3, 1, 2]):
+        for strength in (1, 2):
+            found = covering_array(sizes, strength, 1)
+            assert uncovered(found, sizes, strength) == set()
+            assert len(found) <= 1.5 * np.prod(sorted(sizes)[-strength:])
+            assert found == covering_array(sizes, strength, 1)
+    assert len(covering_array([2, 2, 2], 2, 0)) == 4
+    assert sorted(covering_array([2, 2, 2], 3, 0)) == sorted(product(range(2), repeat=3))
+    assert covering_array([2, 2], 0, 0) == covering_array([], 2, 0) == []
+
+
+def test_acquisition_by_hand() -> None:
+    """mu 0.5, sigma 0.1, kappa 2: 0.7 for a promising design, -0.3 for a poor one."""
+    mean, std = np.array([0.5]), np.array([0.1])
+    assert acquisition(mean, std, 2.0, 1)[0] == pytest.approx(0.7)
+    assert acquisition(mean, std, 2.0, -1)[0] == pytest.approx(-0.3)
+
+
+def test_designs_that_play_alike_are_one() -> None:
+    space = Space.of(settings())
+    names = {name: space.all()[0][PLACE[name]] for name in PLACE}
+    assert names["model"] == "sft"
+    designs = space.all()
+    # greedy: 3 windows * 3 recalls; one draw: twice that; votes: twice that for each number of draws.
+    assert len(designs) == len(set(designs)) == 9 * (1 + 2 + 2 * 2)
+    assert space.root in designs
+    assert all(space.canonical(design) == design for design in designs)
+    assert len({space.name(design) for design in designs}) == len(designs)
+    vote = next(d for d in designs if d[PLACE["choose"]] == "vote")
+    values = space.overrides(vote)["evaluate"]
+    assert values["models"] == ["sft+vote"]
+    assert set(values) == {"models", "best_of", "sampling", "scaffold"}
+    parse_params({"domains": ["search"], "per_domain": {"search": {}}, **space.overrides(vote)})
+    assert space.label(space.root) == "as params.yaml has it"
+    assert "choose vote" in space.label(vote)
+
+
+def test_labels_cover_the_components_then_look_for_good_and_bad() -> None:
+    one = search(settings(labels={"strength": 2, "balanced": 4}))
+    nodes = run(one, budget=18)
+    origins = [item.origin for item in nodes]
+    assert origins[0] == "root"
+    assert nodes[0].design == one.space.root
+    covering = origins.count("covering")
+    assert origins == ["root", *["covering"] * covering, *["promising", "poor"] * 2, *["tree"] * (13 - covering)]
+    places = one.space.free()
+    rows = [tuple(one.space.options[place].index(item.design[place]) for place in places) for item in nodes]
+    assert uncovered(rows[: covering + 1], [len(one.space.options[place]) for place in places], 2) == set()
+
+
+@pytest.mark.parametrize("method", ["agentswift", "unguided", "random"])
+def test_evaluations_are_new_designs_and_stay_within_the_budget(method: str) -> None:
+    """Contract: real evaluations are as many as new designs and never more than the budget, which may be all designs; the same
+    seed gives the same search, and one that was stopped goes on as if it had not been."""
+    one = search(settings(method=method, budget=16, labels={"balanced": 4}))
+    nodes = run(one)
+    assert len(nodes) == len({item.design for item in nodes}) == 16
+    assert one.propose(nodes) is None
+    assert all(item.parent < place for place, item in enumerate(nodes))
+    again = search(settings(method=method, budget=16, labels={"balanced": 4}))
+    proposal = again.propose(nodes[:12])
+    assert proposal is not None
+    assert (proposal.design, proposal.parent) == (nodes[12].design, nodes[12].parent)
+    others = {tuple(item.design for item in run(search(settings(method=method, budget=5), seed=seed))) for seed in range(2)}
+    assert len(others) == 2
+    few = {**SPACE, "window": [None], "recall": ["none"], "choose": ["none"]}
+    everything = run(search(settings(few, method=method, budget=50)))
+    assert len(everything) == len(Space.of(settings(few)).all()) == 3
+
+
+def test_one_factor_is_a_bandit_over_its_options() -> None:
+    """Contract: with a single component left, what is evaluated is each of its options, once."""
+    few = {**SPACE, "choose": ["none"], "recall": ["none"], "temperature": [0.5]}
+    for method in ("agentswift", "unguided"):
+        nodes = run(search(settings(few, method=method, labels={"strength": 0, "balanced": 0})))
+        assert Counter(item.design[PLACE["window"]] for item in nodes) == Counter([1, 2, None])
+
+
+class Perfect:
+    """Knows the truth."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    def fit(self, nodes: Sequence[Node]) -> None: ...
+
+    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([worth(self.space, design) for design in designs]), np.zeros(len(designs))
+
+
+def test_a_perfect_model_climbs_greedily() -> None:
+    """Contract: with the truth for a model and beta 0, every proposal made from the best design is the best of its candidates,
+    and the optimum is found in fewer evaluations than at random."""
+    given = settings(
+        labels={"strength": 0, "balanced": 0}, tree={"beta": 0.0, "lam": 0.0, "alpha": 1e6, "proposals": 50}, budget=8
+    )
+    space = Space.of(given)
+    best = max(worth(space, design) for design in space.all())
+    nodes = run(search(given, value_model=Perfect(space)))
+    assert max(item.score for item in nodes[:4]) == best, "three changes a proposal, each the best there is"
+    assert [item.predicted for item in nodes[1:]] == [item.score for item in nodes[1:]]
+    assert uncertainties(nodes, given.design.tree) == [0.0] * len(nodes)
+
+
+def test_one_random_proposal_is_random_local_search() -> None:
+    """Contract: unguided with one proposal changes a component, a factor and a decoding factor at most, and all changes occur."""
+    one = search(settings(method="unguided", tree={"proposals": 1}, budget=60))
+    nodes = run(one)
+    changed = Counter()
+    for item in nodes[1:]:
+        if item.origin == "tree":
+            parent = nodes[item.parent].design
+            differing = [place for place in range(len(FACTORS)) if item.design[place] != parent[place]]
+            changed.update(FACTORS[place].name for place in differing)
+            assert item.predicted is None
+    assert {"window", "recall", "temperature"} <= set(changed)
+
+
+def test_operations_change_what_they_say() -> None:
+    one = search(settings(tree={"proposals": 50}))
+    space, rng = one.space, stream("test")
+
+    def differing(design: Design) -> set[str]:
+        return {factor.name for factor, a, b in zip(FACTORS, design, space.root, strict=True) if a != b}
+
+    changes: dict[str, Any] = {"window": 1, "recall": "task", "temperature": 1.0}
+    other = tuple(changes.get(factor.name, value) for factor, value in zip(FACTORS, space.root, strict=True))
+    swaps = [differing(design) for design in one.recombined(space.root, [other], rng)]
+    assert sorted(map(sorted, swaps)) == [["recall", "window"], ["temperature"]], "a component at a time"
+    for design in one.mutated(space.root, rng):
+        assert len(differing(design)) == 1
+        assert not differing(design) & {"temperature", "draws", "top_p"}
+    steps = one.refined(space.root, node(0.5, failures={"refused": 0.5}), rng)
+    assert steps[0][PLACE["temperature"]] == 0.0, "cooler first, where actions are refused"
+    assert one.refined(space.root, node(0.5, failures={"cut": 0.5}), rng)[0][PLACE["temperature"]] == 1.0
+    assert remedies({"refused": 0.1, "cut": 0.1}) == []
+
+
+def test_the_value_model_learns_from_few_labels() -> None:
+    """Contract: 30 labels order unseen designs (Spearman above 0.7), the model is less sure of those than of what it has seen,
+    and before it has enough it says the mean."""
+    from scipy.stats import spearmanr
+
+    nodes = run(search(settings(method="random", budget=30)))
+    space = Space.of(settings())
+    seen = [item.design for item in nodes]
+    unseen = [design for design in space.all() if design not in set(seen)]
+    for kind in ("gp", "ridge"):
+        model = FittedValueModel(space, TASKS, kind)
+        model.fit(nodes)
+        mean, std = model.predict(unseen)
+        assert spearmanr(mean, [worth(space, design) for design in unseen]).statistic > 0.7
+        assert std.mean() > model.predict(seen)[1].mean()
+        model.fit(nodes[: FEWEST - 1])
+        assert np.ptp(model.predict(unseen)[0]) == 0.0
+
+
+def test_the_model_reads_the_task_as_well_as_the_design() -> None:
+    """Contract: rows are (design, domain); what helps in one domain and hurts in the other is told apart, and the score is the
+    mean over both."""
+    both = parse_params({"domains": ["search", "shop"], "per_domain": {"search": {}, "shop": {}}, "design": {"space": SPACE}})
+    space = Space.of(both)
+    domains = {**TASKS, "shop": describe([Task("a", "shop", "valid", 0, "buy a red cup", {}, 3.0)], 10)}
+    assert domains["shop"] == {"difficulty": 3.0, "prompt_words": 4.0, "max_turns": 10.0}
+    nodes = []
+    for number, design in enumerate(space.all()[::2]):
+        warm = design[PLACE["temperature"]]
+        by = {"search": (0.2 + 0.6 * warm, 0.01), "shop": (0.7 - 0.2 * warm, 0.01)}
+        nodes.append(Node(design, -1 + (number > 0), "random", sum(s for s, _ in by.values()) / 2, 0.01, by))
+    model = FittedValueModel(space, domains, "gp")
+    model.fit(nodes)
+    designs = space.all()[1::2]
+    mean, _ = model.predict(designs)
+    assert mean == pytest.approx([0.45 + 0.2 * design[PLACE["temperature"]] for design in designs], abs=0.03)
+    rows = model.rows([designs[0]] * 2, ["search", "shop"])
+    assert not np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize(
+    ("design", "message"),
+    [
+        ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"design\.space\.model names \['rl@shop'\]"),
+        ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
+        (
+            {"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}},
+            r"has [\d,]+ designs",
+        ),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused(design: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Space.of(settings(**design))
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="lists an option twice"):
+        settings({**SPACE, "draws": [3, 3]})
+    with pytest.raises(ValueError, match="method random has none"):
+        settings(method="random", tree={"uncertainty": "std"})
+    with pytest.raises(ValueError, match="do not go together"):
+        Search(Space.of(settings()), settings().design, 0, None)

@@ -99,7 +99,7 @@ def learn_from_stored(
 ) -> Learnt:
     """Train on stored episodes; no samples."""
     from stages.training.loop import run_loop
-    from stages.training.off_policy import StoredJob
+    from stages.training.stored import StoredJob
 
     assert context.domain is not None
     domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)

@@ -21,7 +21,7 @@ from stages.algorithms.compose import resolve
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
 from stages.training.loop import make_processes
-from stages.training.off_policy import StoredJob
+from stages.training.stored import StoredJob
 from stages.training.stored_episodes import Dealer, StoredEpisode, shares, stored_episodes
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs

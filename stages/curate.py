@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 
-from stages.agent.episode import write_episodes, write_json, write_tasks
+from stages.agent.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
 from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, demonstrate_all
 from stages.curation.games import read_games
+from stages.curation.imports import Importer, Imports
 from stages.curation.panel import make_panel, write_panel
 from stages.curation.raw import make_raw, read_raw, unlike_settings
 from stages.environments.protocol import SPLITS, Split
@@ -70,15 +71,26 @@ def run(context: StageContext) -> None:
             again = f"; make it again with 'python -m stages.curation.games {name} --count N > data/raw/{name}.games.jsonl'"
             print(f"curate@{name}: data/raw/{name}.games.jsonl: {count} left out: {reason}{again}", file=sys.stderr)
 
+    # What comes from elsewhere: more demonstrations, and preference pairs.
+    imports = Imports()
+    if curate.imports:
+        imports = Importer(domain, tasks, worlds, params.model.max_length).read(context.root, curate.imports)
+    for line in imports.told():
+        print(f"curate@{name}: {line}", file=sys.stderr)
+
     # Freeze and write.
     panel = make_panel(domain, tasks, worlds)
     write_tasks(folder / "tasks.parquet", tasks)
-    write_episodes(folder / "demonstrations.parquet", demonstrations.episodes)
+    write_episodes(folder / "demonstrations.parquet", [*demonstrations.episodes, *imports.episodes])
+    if imports.pairs:
+        write_table(folder / "pairs.parquet", PREFERENCE_SCHEMA, imports.pairs)
     if games is not None:
         write_episodes(folder / "games.parquet", games.episodes)
     write_panel(folder / "panel.json", panel)
     source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": warnings}
-    report = data_report(source, tasks, asked, rejections, demonstrations, panel)
+    report = data_report(source, tasks, asked, [*rejections, *imports.rejections], demonstrations, panel)
+    if curate.imports:
+        report["imports"] = imports.report()
     if games is not None:
         report["games"] = games.report()
     write_json(context.reports / "curate" / f"{name}.json", report)
@@ -87,6 +99,7 @@ def run(context: StageContext) -> None:
         context.metric(f"curate/kept_{split}", report["splits"][split]["kept"])
     context.metric("curate/rejected", len(rejections))
     context.metric("curate/demonstrations", len(demonstrations.episodes))
+    context.metric("curate/imported", len(imports.episodes) + len(imports.pairs))
     context.artifact(context.reports / "curate" / f"{name}.json")
 
 

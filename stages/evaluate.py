@@ -14,11 +14,12 @@ from typing import Any
 from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
+from stages.agent.named import model_folder
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
-from stages.params import CHOICES
+from stages.params import CHOICES, model_names
 from stages.runtime import StageContext, stage_run
 from stages.tracking import flatten
 
@@ -26,17 +27,7 @@ from stages.tracking import flatten
 def model_folders(context: StageContext) -> dict[str, Path]:
     """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run, each before those that choose
     among its actions."""
-    models = context.data / "models"
-    base = context.params.model.path
-    if base.startswith("hub:"):
-        from stages.agent.policy import load_policy
-
-        folders = {"base": load_policy(base).folder}
-    else:
-        folders = {"base": context.root / base}
-    folders["sft"] = models / "sft"
-    folders.update({f"rl@{domain}": models / "rl" / domain for domain in context.params.domains})
-    folders.update({"merged": models / "merged", "merged_linear": models / "merged_linear"})
+    folders = {name: model_folder(name, context.root, context.params) for name in model_names(context.params.domains)}
     wanted = context.params.evaluate.models or list(folders)
     players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in CHOICES))}
     return {name: folder for name, folder in players.items() if name in wanted}

@@ -11,12 +11,12 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
@@ -70,6 +70,19 @@ class Curate(Section):
     """Chance that a noisy demonstration's action is a random admissible one."""
     near_duplicate: Share = 0.97
     """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
+    imports: list[str] = []
+    """Conversations and preference pairs from elsewhere: files below data/raw, which is what DVC watches for curate."""
+
+    @field_validator("imports")
+    @classmethod
+    def _watched(cls, value: list[str]) -> list[str]:
+        for name in value:
+            path = PurePosixPath(name)
+            if path.parts[:2] != ("data", "raw") or ".." in path.parts or path.suffix not in (".jsonl", ".parquet"):
+                raise ValueError(f"names {name}; imports are .jsonl or .parquet files below data/raw, where DVC sees them change")
+        if len(set(value)) != len(value):
+            raise ValueError(f"lists a file twice: {value}")
+        return value
 
 
 class Sft(Section):
@@ -133,6 +146,11 @@ class Merge(Section):
     ram: Ram = Ram()
     out_dtype: Literal["float32", "bfloat16"] = "float32"
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
+
+
+def model_names(domains: Sequence[str]) -> list[str]:
+    """Names of a run's models, in the order they are made."""
+    return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
 
 
 CHOICES = {"q": "the Q-model of annotate", "logprob": "the policy's own log-probability"}
@@ -204,7 +222,7 @@ class Params(Section):
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
-        models = ["base", "sft", *(f"rl@{domain}" for domain in self.domains), "merged", "merged_linear"]
+        models = model_names(self.domains)
         players = [*models, *(f"{model}+{choice}" for model in models for choice in CHOICES)]
         strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:
@@ -272,6 +290,12 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             raise ParamsError(
                 f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
                 f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
+            )
+        pairs_of = params.section("rl", domain).preference.source
+        if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: rl.preference.source is {pairs_of}, and curate.imports names no file that "
+                f"pairs could come from"
             )
         if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
             raise ParamsError(

@@ -7,7 +7,7 @@ Training stops early when the loss on demonstrations of validation tasks no long
 
 from __future__ import annotations
 
-from stages.agent.episode import Episode, read_episodes, read_tasks, write_json
+from stages.agent.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.params import Sft
@@ -16,13 +16,14 @@ from stages.seeding import permutation
 
 
 def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
-    """Demonstrations of all domains by the split of their task, sorted by id within the domains in order."""
+    """Demonstrations of all domains by the split of their task, sorted by id within the domains in order. Imported ones of no
+    task are there to train on."""
     by_split: dict[str, list[Episode]] = {"train": [], "valid": []}
     for domain in context.params.domains:
         folder = context.data / "curated" / domain
         split_of = {task.task_id: task.split for task in read_tasks(folder / "tasks.parquet")}
         for episode in read_episodes(folder / "demonstrations.parquet"):
-            split = split_of.get(episode.task_id)
+            split = split_of.get(episode.task_id, "train" if episode.policy_hash == IMPORTED else None)
             if split not in by_split:
                 raise ValueError(
                     f"{folder / 'demonstrations.parquet'}: {episode.episode_id} shows a {split} task; only train and valid may be"

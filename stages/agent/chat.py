@@ -135,22 +135,31 @@ class Chat:
         """The action in a turn's tokens: special tokens and outer white space removed."""
         return self.tokenizer.decode(list(turn_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
 
-    def encode_demonstration(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
-        """Tokens of user and assistant messages by turns, laid out exactly as a rollout of the same text.
+    def encode(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
+        """Tokens of user and assistant messages by turns, laid out exactly as a rollout of the same text; where the last message
+        is the user's, they end ready for the next assistant turn.
 
-        Assistant turns, end-of-turn token included, are POLICY, what answers them ENVIRONMENT; user messages after the last
-        assistant turn are left out, as in rollouts. Raises ValueError if the roles do not take turns, user first.
+        Assistant turns, end-of-turn token included, are POLICY, what answers them ENVIRONMENT. Raises ValueError if the roles do
+        not take turns, user first.
         """
         roles = [message["role"] for message in messages]
-        if roles != [("user", "assistant")[index % 2] for index in range(len(roles))] or len(roles) < 2:
-            raise ValueError(f"a demonstration's messages must take turns, user first, at least one turn long; got roles {roles}")
+        if roles != [("user", "assistant")[index % 2] for index in range(len(roles))] or not roles:
+            raise ValueError(f"messages must take turns, user first; got roles {roles}")
         encoded = Encoded()
         encoded.append(self.prompt_tokens(messages[0]["content"]), Owner.PROMPT, -1)
-        actions, observations = messages[1::2], messages[2::2]
-        for turn, action in enumerate(actions):
-            start = len(encoded.token_ids)
-            encoded.append(self.assistant_tokens(action["content"]), Owner.POLICY, turn)
-            encoded.spans.append((start, len(encoded.token_ids)))
-            if turn + 1 < len(actions):
-                encoded.append(self.observation_tokens(observations[turn]["content"]), Owner.ENVIRONMENT, turn)
+        for place, message in enumerate(messages[1:]):
+            turn, answers = divmod(place, 2)
+            if answers:
+                encoded.append(self.observation_tokens(message["content"]), Owner.ENVIRONMENT, turn)
+            else:
+                start = len(encoded.token_ids)
+                encoded.append(self.assistant_tokens(message["content"]), Owner.POLICY, turn)
+                encoded.spans.append((start, len(encoded.token_ids)))
         return encoded
+
+    def encode_demonstration(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
+        """`encode` up to the last assistant turn: what answers it is left out, as in rollouts. Raises ValueError if there is no
+        such turn, too."""
+        if len(messages) < 2:
+            raise ValueError(f"a demonstration's messages must take turns, at least one turn long; got {len(messages)} messages")
+        return self.encode(messages[: len(messages) // 2 * 2])

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from stages.environments.protocol import Task, succeeded
 
-EXPERT, NOISY = "expert", "noisy_expert"
+EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 """`policy_hash` of demonstrations."""
 
 
@@ -119,6 +119,7 @@ _TURN = pa.struct(
         ("end", pa.int32()),
     ]
 )
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 EPISODE_SCHEMA = pa.schema(
     [
         ("episode_id", pa.string()),
@@ -141,7 +142,7 @@ EPISODE_SCHEMA = pa.schema(
         ("terminated", pa.bool_()),
         ("truncated", pa.bool_()),
         ("stop_reason", pa.string()),
-        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("messages", _MESSAGES),
         ("parent", pa.string()),
         ("inherited", pa.int32()),
     ]
@@ -184,6 +185,20 @@ NODE_SCHEMA = pa.schema(
 """`token_ids`/`logprob` are the action's tokens; `context_ids` the observation tokens that followed them, so that a node's whole
 history is the concatenation along its path. `n_success`/`n_rollouts` count the policy's own rollouts from the node, kept apart
 from the tree's `N` and `W`. The root has parent -1, no action and the prompt as its context."""
+
+PREFERENCE_SCHEMA = pa.schema(
+    [
+        ("pair_id", pa.string()),
+        ("task_id", pa.string()),
+        ("prompt", _MESSAGES),
+        ("chosen", _MESSAGES),
+        ("rejected", _MESSAGES),
+        ("chosen_value", pa.float64()),
+        ("rejected_value", pa.float64()),
+        ("weight", pa.float64()),
+    ]
+)
+"""Imported preference pairs, as text: what two assistants said after the same prompt. `task_id` is "" for those of no task."""
 
 
 def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -101,6 +101,7 @@ DEFAULTS: dict[str, Any] = {
     "critic.coef": 0.5,
     "critic.warmup_steps": 2,
     "critic.head": HeadParams(),
+    "preference.source": "trees",
     "preference.loss": "dpo",
     "preference.level": "trajectory",
     "preference.pairs_per_step": 32,

@@ -30,19 +30,31 @@ class Pair:
     weight: float
 
 
-def history_of(tree: Sequence[Row], node: int) -> tuple[int, ...]:
-    """Every token from the task's start to the policy's turn at `node`."""
+def path_to(tree: Sequence[Row], node: int) -> list[int]:
+    """Nodes from the root to `node`, both included."""
     path = [node]
     while path[-1]:
         path.append(tree[path[-1]]["parent"])
-    return tuple(token for step in path[::-1] for token in (*tree[step]["token_ids"], *tree[step]["context_ids"]))
+    return path[::-1]
+
+
+def path_below(tree: Sequence[Row], start: int, away: Sequence[int | None] | None) -> list[int]:
+    """Node `start` and, given `away` (`steps_to` of the tree), those down to the nearest such end."""
+    path, children = [start], children_of(tree)
+    while away is not None and away[path[-1]]:
+        path.append(min(child for child in children[path[-1]] if away[child] == away[path[-1]] - 1))  # type: ignore[operator]
+    return path
+
+
+def history_of(tree: Sequence[Row], node: int) -> tuple[int, ...]:
+    """Every token from the task's start to the policy's turn at `node`."""
+    path = path_to(tree, node)
+    return tuple(token for step in path for token in (*tree[step]["token_ids"], *tree[step]["context_ids"]))
 
 
 def continuation(tree: Sequence[Row], start: int, away: Sequence[int | None] | None) -> Continuation:
     """The action of node `start` and, given `away` (`steps_to` of the tree), all actions down to the nearest such end."""
-    path, children = [start], children_of(tree)
-    while away is not None and away[path[-1]]:
-        path.append(min(child for child in children[path[-1]] if away[child] == away[path[-1]] - 1))  # type: ignore[operator]
+    path = path_below(tree, start, away)
     tokens: list[int] = []
     policy: list[bool] = []
     for place, node in enumerate(path):

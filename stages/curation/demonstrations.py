@@ -46,9 +46,10 @@ class Demonstrations:
 
 
 def play_out(
-    environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None]
+    environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None], *, whole: bool = True
 ) -> Episode | None:
-    """One episode of `task` with the actions of `choose`, from its start to its end; None where that has no action to give."""
+    """One episode of `task` with the actions of `choose`, from its start to its end. Where that has no action to give: None, or,
+    if it need not be `whole`, what was played until then."""
     prompt = opening(task.prompt, environment.reset(task).text)
     episode = Episode(
         episode_id=f"{task.task_id}/{name}",
@@ -66,7 +67,10 @@ def play_out(
     while True:
         action = choose()
         if action is None:
-            return None
+            if whole:
+                return None
+            episode.reward = sum(turn.reward for turn in episode.turns)
+            return episode
         state_key = environment.state_key()
         step = environment.step(action)
         episode.turns.append(

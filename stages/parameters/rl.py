@@ -235,11 +235,13 @@ class Critic(Section):
 
 
 class Preference(Section):
-    """Offline optimisation on the pairs of data/annotated/<domain>; for the algorithms that learn from pairs."""
+    """Offline optimisation on stored pairs; for the algorithms that learn from them."""
 
+    source: Literal["trees", "imported", "all"] | None = None
+    """Pairs of data/annotated/<domain>, those that curate imported (curate.imports), or both."""
     loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] | None = None
     level: Literal["step", "trajectory"] | None = None
-    """What a pair compares: the two actions, or each action with what followed it to the nearest right and wrong end."""
+    """What a pair of trees compares: the two actions, or each with what followed it to the nearest right and wrong end."""
     pairs_per_step: Count | None = None
     beta: Positive | None = None
     gamma: NonNegative | None = None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stages.agent.chat import Chat
-from stages.agent.episode import EXPERT, Episode, Owner
+from stages.agent.episode import EXPERT, IMPORTED, Episode, Owner
 from stages.parameters.rl import External
 from stages.seeding import permutation
 
@@ -18,6 +18,11 @@ def as_external(episode: Episode, chat: Chat) -> Episode:
     turns = [replace(turn, start=start, end=end) for turn, (start, end) in zip(episode.turns, encoded.spans, strict=True)]
     count = len(encoded.token_ids)
     return replace(episode, token_ids=encoded.token_ids, owner=owner, turn=encoded.turn, logprob=[0.0] * count, turns=turns)
+
+
+def is_part(episode: Episode) -> bool:
+    """Whether it is an imported demonstration that does not show a whole episode, which has no return to compare."""
+    return episode.policy_hash == IMPORTED and (bool(episode.inherited) or not (episode.terminated or episode.truncated))
 
 
 class ExternalEpisodes:
@@ -33,7 +38,7 @@ class ExternalEpisodes:
         self.by_task: dict[str, list[Episode]] = {}
         wanted = [one for one in episodes if params.source == "all" or one.policy_hash == EXPERT]
         for episode in sorted(wanted, key=lambda one: one.episode_id):
-            if episode.task_id not in tasks:
+            if episode.task_id not in tasks or is_part(episode):
                 continue
             external = as_external(episode, chat)
             if len(external.token_ids) > max_length:

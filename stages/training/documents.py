@@ -44,7 +44,8 @@ class Documents:
 
 
 def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Documents:
-    """Demonstrations in the order given. Raises ValueError for none at all, and naming one longer than `max_length` tokens."""
+    """Demonstrations in the order given; turns that one took over (`inherited`) are read, not learnt. Raises ValueError for none
+    at all, and naming one longer than `max_length` tokens."""
     if not demonstrations:
         raise ValueError(
             "there are no demonstrations to train on; look at reports/curate/<domain>.json for why they were rejected"
@@ -57,9 +58,9 @@ def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Do
                 f"demonstration {episode.episode_id} has {len(encoded.token_ids)} tokens, over model.max_length ({max_length}); "
                 f"raise model.max_length or make tasks shorter"
             )
-        last = max(index for index, owner in enumerate(encoded.owner) if owner == int(Owner.POLICY))
-        ids.append(encoded.token_ids[: last + 1])
-        owners.append(encoded.owner[: last + 1])
+        first, last = encoded.spans[episode.inherited][0], encoded.spans[-1][1]
+        ids.append(encoded.token_ids[:last])
+        owners.append([int(Owner.PROMPT)] * first + encoded.owner[first:last])
     mask = padded(owners, int(Owner.PROMPT), torch.int64) == int(Owner.POLICY)
     return Documents(padded(ids, 0, torch.int64), mask, [len(row) for row in ids])
 

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stages.agent.episode import read_rows
+from stages.agent.chat import Chat
 from stages.agent.policy import Policy, token_logprobs
 from stages.algorithms.checks import REFERENCE_FREE
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import LossTerms
 from stages.algorithms.preference import LOSSES, PairScores, margin
-from stages.annotation.continuations import Continuation, Pair, pair_tokens
+from stages.annotation.continuations import Continuation, Pair
 from stages.seeding import permutation
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
+from stages.training.pairs import imported_pairs, tree_pairs
 from stages.training.processes import Processes
 
 if TYPE_CHECKING:
@@ -65,14 +66,13 @@ class PreferenceJob:
         self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
         self.key = (params.seed, f"pairs@{context.domain}")
         self.tokens_per_batch = params.resources.tokens_per_batch
-        folder = context.data / "annotated" / context.domain
-        stored = read_rows(folder / "pairs.parquet")
-        if not stored:
-            raise ValueError(
-                f"{folder / 'pairs.parquet'} holds no pairs to learn from; raise annotate.tasks or iterations, or lower "
-                f"annotate.pairs.min_margin"
-            )
-        self.pairs: list[Pair] = pair_tokens(read_rows(folder / "nodes.parquet"), stored, self.preference.level or "trajectory")
+        source = self.preference.source or "trees"
+        self.pairs: list[Pair] = []
+        if source != "imported":
+            self.pairs += tree_pairs(context.data / "annotated" / context.domain, self.preference.level or "trajectory")
+        if source != "trees":
+            folder = context.data / "curated" / context.domain
+            self.pairs += imported_pairs(folder, Chat(policy.tokenizer), params.model.max_length)
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)

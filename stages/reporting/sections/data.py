@@ -67,6 +67,11 @@ def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[B
     if players:
         rows = [[name, number(of["games"]), number(of["success"])] for name, of in players.items()]
         blocks.append(Table("Game records", ("player", "games", "success"), rows))
+    imports = (report.get("imports") or {}).get("files")
+    if imports:
+        columns = ("records", "demonstrations", "pairs", "of_tasks")
+        rows = [[file] + [number(counts.get(key, 0)) for key in columns] for file, counts in imports.items()]
+        blocks.append(Table("Imported", ("file", "records", "demonstrations", "pairs", "played in their tasks"), rows))
     drawings = []
     series = {name: items for name, row in splits.items() if (items := histogram_items(row.get("difficulty")))}
     if series:

@@ -1,0 +1,128 @@
+"""What records of other tools say: demonstrations and preference pairs, told by their keys as TRL names them.
+
+  messages                      a conversation whose assistant turns are all to be learnt
+  prompt, completion            the same, without the assistant turns of the prompt
+  prompt, chosen, rejected      two continuations of one conversation; without a prompt, what both begin with is the prompt
+Each is a list of messages (`role`, `content`); prompt, completion, chosen and rejected may also be texts: a user's message and
+answers to it. `task_id` and `domain` say what a record is about, where it is about a task of this project.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.agent.messages import Messages, plain_messages
+
+SHAPES = "messages; prompt and completion; or chosen and rejected, with or without prompt"
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A conversation to imitate; the first `given` assistant turns are not learnt."""
+
+    messages: Messages
+    given: int
+    task_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Two continuations of `prompt`, each beginning with an assistant turn and ending with one."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    weight: float = 1.0
+    values: tuple[float, float] = (1.0, 0.0)
+    """What the two are worth, in [0, 1]."""
+    task_id: str | None = None
+
+
+def said(value: Any, role: str) -> Any:
+    """A text as the only message of `role`; a list as it is."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def followed(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
+    """The whole of a conversation given in two parts, and how many messages of it are the first part.
+
+    Raises ValueError if the prompt does not end with the user's turn or the answer, called `key`, not begin with an assistant's.
+    """
+    before = plain_messages(said(prompt, "user"), "prompt")
+    if len(before) % 2 == 0:
+        raise ValueError("prompt ends with the assistant's turn; it must end with what the assistant answers")
+    after = said(answer, "assistant")
+    if not isinstance(after, list) or not after:
+        raise ValueError(f"{key} must be a text or a list of messages, one at least")
+    try:
+        whole = plain_messages([*before, *after], key)
+    except ValueError as error:
+        raise ValueError(f"{error}; {key} is counted from the prompt's first message") from error
+    return whole, len(before)
+
+
+def common_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """prompt, chosen and rejected of two whole conversations: the prompt is what both begin with, up to a user's turn."""
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        raise ValueError("chosen and rejected are texts without a prompt; add it, so that it is known what they answer")
+    sides = plain_messages(chosen, "chosen"), plain_messages(rejected, "rejected")
+    count = next((place for place, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides)))
+    count -= (count + 1) % 2
+    if count < 1:
+        raise ValueError("chosen and rejected have no first user message in common, and there is no prompt")
+    return sides[0][:count], sides[0][count:], sides[1][count:]
+
+
+def number(values: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
+    """A number in [low, high] of a record; `default` where it has none. Raises ValueError."""
+    value = values.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{key} must be a number from {low:g} to {high:g}, not {value!r}")
+    return float(value)
+
+
+def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
+    """What a record says. Raises ValueError saying what is wrong with it."""
+    held = {key: value for key, value in values.items() if value is not None}
+    task_id = held.get("task_id")
+    if task_id is not None and not isinstance(task_id, str):
+        raise ValueError(f"task_id must be text, not {task_id!r}")
+    if held.get("label") is False:
+        raise ValueError(
+            "label is false: an answer not to give, without one to give in its place; only pairs of both are understood"
+        )
+    if "chosen" in held or "rejected" in held:
+        return _preference(held, task_id)
+    if "messages" in held:
+        messages, given = plain_messages(held["messages"]), 0
+    elif "prompt" in held and "completion" in held:
+        messages, before = followed(held["prompt"], held["completion"], "completion")
+        given = before // 2
+    else:
+        raise ValueError(f"a record must have {SHAPES}; this one has {', '.join(sorted(held)) or 'nothing'}")
+    if len(messages) < 2:
+        raise ValueError("the assistant says nothing in it; there is nothing to learn")
+    return Demonstration(messages, given, task_id)
+
+
+def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
+    lacking = [key for key in ("chosen", "rejected") if key not in held]
+    if lacking:
+        raise ValueError(f"a preference must have chosen and rejected; {lacking[0]} is missing")
+    prompt, sides = held.get("prompt"), (held["chosen"], held["rejected"])
+    if prompt is None:
+        prompt, *sides = common_prompt(*sides)  # type: ignore[assignment]
+    parts = []
+    for key, side in zip(("chosen", "rejected"), sides, strict=True):
+        whole, before = followed(prompt, side, key)
+        parts.append(whole[before : len(whole) // 2 * 2])  # what answers the last assistant turn is nobody's choice
+    if parts[0] == parts[1]:
+        raise ValueError("chosen and rejected are the same")
+    weight = number(held, "weight", 1.0, 1e-6, 1e6)
+    values = number(held, "chosen_value", 1.0, 0.0, 1.0), number(held, "rejected_value", 0.0, 0.0, 1.0)
+    return Preference(plain_messages(said(prompt, "user"), "prompt"), *parts, weight, values, task_id)

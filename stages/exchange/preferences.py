@@ -1,0 +1,63 @@
+"""Preference pairs of search trees as conversations: prompt, chosen, rejected, as TRL's preference trainers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.agent.messages import Messages
+from stages.annotation.continuations import continuation, path_below, path_to
+from stages.annotation.labels import steps_to
+from stages.annotation.tree import Row, trees_of
+from stages.environments.protocol import Task, opening
+
+
+def turns_of(tree: Sequence[Row], path: Sequence[int]) -> Messages:
+    """The actions of nodes in order, each followed by what answered it."""
+    messages: Messages = []
+    for node in path:
+        messages += [
+            {"role": "assistant", "content": tree[node]["action"]},
+            {"role": "user", "content": tree[node]["observation"]},
+        ]
+    return messages
+
+
+def preference_rows(
+    nodes: Sequence[Row], pairs: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], level: str
+) -> list[dict[str, Any]]:
+    """A row for each pair (rows of PAIR_SCHEMA), in order; `nodes`: rows of NODE_SCHEMA; `tasks`: by id, for their prompts.
+
+    level step: the two actions; trajectory: each with what followed it, as `rl.preference.level` has it. Raises ValueError for a
+    pair of a task that is not among `tasks` or has no tree.
+    """
+    trees = trees_of(nodes)
+    away = {
+        name: [steps_to(tree, success) if level == "trajectory" else None for success in (True, False)]
+        for name, tree in trees.items()
+    }
+    rows = []
+    for pair in pairs:
+        name = pair["task_id"]
+        if name not in tasks or name not in trees:
+            raise ValueError(f"pairs.parquet names task {name}, which has no {'tree' if name in tasks else 'curated task'}")
+        tree, task = trees[name], tasks[name]
+        start = {"role": "user", "content": opening(task.prompt, tree[0]["observation"])}
+        sides = [
+            (turns_of(tree, path_below(tree, pair[side], to))[:-1], continuation(tree, pair[side], to).value)
+            for side, to in zip(("win", "lose"), away[name], strict=True)
+        ]
+        rows.append(
+            {
+                "prompt": [start, *turns_of(tree, path_to(tree, pair["parent"])[1:])],
+                "chosen": sides[0][0],
+                "rejected": sides[1][0],
+                "chosen_value": sides[0][1],
+                "rejected_value": sides[1][1],
+                "weight": pair["weight"],
+                "margin": pair["margin"],
+                "domain": task.domain,
+                "task_id": name,
+            }
+        )
+    return rows

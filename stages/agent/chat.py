@@ -68,6 +68,15 @@ class Chat:
         pad = self.tokenizer.pad_token_id
         return self.end_of_turn if pad is None else int(pad)
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return len(self.tokenizer)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Token ids of a text as it stands, special tokens in it included."""
+        return self._encode(text)
+
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 

@@ -56,19 +56,27 @@ def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking, same: S
 
 @dataclass
 class _Session:
-    """One session as its caller knows it; `inner`: the engine's own, and while a turn is drawn those of all its draws."""
+    """One session as its caller knows it; `inner`: the engine's own, and while a turn is drawn those of all its draws; `n` and
+    `rank`: how the next turn is chosen."""
 
     tokens: list[int]
     inner: list[int]
+    n: int
+    rank: Ranking
     drawn: dict[int, Turn] = field(default_factory=dict)
 
 
+def _check_draws(n: int) -> None:
+    if n < 1:
+        raise ValueError(f"best of {n} actions; at least 1 must be drawn")
+
+
 class SelectingEngine:
-    """`stages.agent.engine.Engine` over another one; `n` draws for each turn. Raises ValueError for n below 1."""
+    """`stages.agent.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own. Raises
+    ValueError for n below 1."""
 
     def __init__(self, engine: Engine, n: int, rank: Ranking, same: Same) -> None:
-        if n < 1:
-            raise ValueError(f"best of {n} actions; at least 1 must be drawn")
+        _check_draws(n)
         self.engine, self.n, self.rank, self.same = engine, n, rank, same
         self._sessions: dict[int, _Session] = {}
         self._of: dict[int, int] = {}
@@ -83,9 +91,15 @@ class SelectingEngine:
         return {**self.engine.counters, **self._counters}
 
     def _add(self, tokens: Sequence[int], inner: int) -> int:
-        self._sessions[self._next] = _Session(list(tokens), [inner])
+        self._sessions[self._next] = _Session(list(tokens), [inner], self.n, self.rank)
         self._next += 1
         return self._next - 1
+
+    def choose_by(self, session: int, n: int, rank: Ranking) -> None:
+        """Let the session's next turns be the best of `n` by `rank`. Raises ValueError for n below 1."""
+        _check_draws(n)
+        state = self._sessions[session]
+        state.n, state.rank = n, rank
 
     def open(self, token_ids: Sequence[int], prefix: Any | None = None) -> int:
         held, inside = prefix if prefix is not None else ((), None)
@@ -98,8 +112,8 @@ class SelectingEngine:
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
         state = self._sessions[session]
-        if self.n > 1:
-            state.inner += self.engine.fork(state.inner[0], self.n - 1)
+        if state.n > 1:
+            state.inner += self.engine.fork(state.inner[0], state.n - 1)
         for place, inner in enumerate(state.inner):
             self._of[inner] = session
             self.engine.request(inner, key if place == 0 else key64(key, "best_of", place), sampling)
@@ -112,7 +126,7 @@ class SelectingEngine:
                 session = self._of.pop(turn.session)
                 state = self._sessions[session]
                 state.drawn[turn.session] = turn
-                if len(state.drawn) == self.n:
+                if len(state.drawn) == len(state.inner):
                     whole.add(session)
             turns = [self._decide(session) for session in sorted(whole)]
         return turns
@@ -121,8 +135,8 @@ class SelectingEngine:
         """Go on with the best draw of a session, all of whose draws are there."""
         state = self._sessions[session]
         drawn = [state.drawn[inner] for inner in state.inner]
-        best = choose(state.tokens, drawn, self.rank, self.same) if self.n > 1 else 0
-        self._counters["decisions"] += self.n > 1
+        best = choose(state.tokens, drawn, state.rank, self.same) if state.n > 1 else 0
+        self._counters["decisions"] += state.n > 1
         self._counters["other_than_first"] += best > 0
         for place, inner in enumerate(state.inner):
             if place != best:

@@ -131,6 +131,12 @@ def save_none(folder: Path) -> None:
     _write(folder, {"params": {"kind": "none"}})
 
 
+def q_model_kind(folder: Path) -> str:
+    """`annotate.q_model.kind` of what was saved; none where there is nothing."""
+    path = folder / SETTINGS
+    return str(json.loads(path.read_text(encoding="utf-8"))["params"]["kind"]) if path.exists() else "none"
+
+
 def load_q_model(folder: Path, reference: Path, device: str = "cpu") -> PreferenceQ | RegressionQ:
     """Read what was saved, in evaluation mode; `reference`: the folder of the policy that it was made from.
 

@@ -1,0 +1,90 @@
+"""Requests in the form of OpenAI's API, with what vLLM's server adds: checked; nothing that would change an answer is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Draws = Annotated[int, Field(ge=1, le=64)]
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stop": ([],),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (False, True),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "min_tokens": (0,),
+}
+"""Fields that are understood with these values (and null) alone, which change nothing."""
+BESIDE_THE_ANSWER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+"""Fields that are taken, since no answer depends on them."""
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """What both endpoints understand; null: as in evaluate.sampling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """0 and -1: all tokens."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    """Of all draws: the same request with the same seed has the same answer; null: one of the server's choice."""
+    n: Draws = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_ignored(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise ValueError("a request must be a JSON object")
+        for key, allowed in NEUTRAL.items():
+            value = values.get(key)
+            if value is not None and value not in allowed:
+                raise ValueError(f"{key} is not supported (given: {value!r}); leave it out")
+        return {key: value for key, value in values.items() if key not in NEUTRAL and key not in BESIDE_THE_ANSWER}
+
+
+class CompletionAsked(Asked):
+    """POST /v1/completions: text or token ids to go on from, one or several."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    """Those of the tokens that were drawn; of others none are kept."""
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if self.prompt and isinstance(self.prompt[0], int) else self.prompt  # type: ignore[return-value, list-item]
+
+
+class ChatAsked(Asked):
+    """POST /v1/chat/completions: a conversation that ends with the user's turn."""
+
+    messages: list[Any]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None

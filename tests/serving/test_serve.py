@@ -1,0 +1,297 @@
+"""`python -m stages.serve` with a tiny policy and a Q-model: asked by the real `openai` client, and by this project's rollouts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from stages import serve
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling, Turn
+from stages.agent.engines import EngineSettings, open_player
+from stages.agent.episode import Episode
+from stages.agent.openai_engine import seed_of
+from stages.agent.policy import load_policy, policy_hash, save_policy
+from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
+from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer
+from stages.agent.torch_engine import TorchEngine
+from stages.environments.protocol import Observation, Step, Task
+from stages.parameters.values import QModel
+from stages.resources import EngineParams, Resources
+from stages.seeding import key64
+from stages.values.q_model import PreferenceQ, load_q_model, save_none
+
+openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LENGTH = 160
+SAMPLING = Sampling(0.8, 0.9, 20, 8)
+MESSAGES = [{"role": "user", "content": "take the key"}]
+
+
+@pytest.fixture(scope="module")
+def project(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose merged and sft models are the tiny policy, with a Q-model for one of its two domains."""
+    root = tmp_path_factory.mktemp("project")
+    values = {
+        "domains": ["toy", "other"],
+        "resources": {"slots": 16, "threads": 1},
+        "model": {"path": str(tiny_policy), "max_length": MAX_LENGTH},
+        "evaluate": {"best_of": {"n": 3}, "sampling": {"temperature": 0.0, "max_tokens": 6}},
+        "per_domain": {"toy": {}, "other": {}},
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    policy = load_policy(tiny_policy)
+    for name in ("merged", "sft"):
+        save_policy(policy.model, policy.tokenizer, root / "data/models" / name)
+    changed = copy.deepcopy(policy.model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    PreferenceQ(changed, policy.model, QModel(kind="step_dpo")).save(
+        root / "data/models/q/toy", policy_hash(root / "data/models/sft")
+    )
+    save_none(root / "data/models/q/other")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(project: Path) -> Iterator[SimpleNamespace]:
+    """The server as a user starts it; its own process id ends it, and then it says so."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "stages.serve", "--model", "merged", "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(3)]
+    address = re.search(r"http://127\.0\.0\.1:\d+/v1", said[0])
+    assert address is not None, [*said, process.stdout.read()]
+    assert f"kill {process.pid}" in said[2]
+    client = openai.OpenAI(base_url=address.group(), api_key="none", max_retries=0)
+    yield SimpleNamespace(base_url=address.group(), client=client, said=said)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, "serve: ended\n")
+    with pytest.raises(openai.APIConnectionError):
+        client.models.list()
+
+
+@pytest.fixture(scope="module")
+def own(project: Path) -> SimpleNamespace:
+    """The same models, played here."""
+    policy = load_policy(project / "data/models/merged")
+    chat = Chat(policy.tokenizer)
+    engine = TorchEngine(policy.model, [chat.end_of_turn], slots=16, max_length=MAX_LENGTH)
+    q_model = by_scorer(load_q_model(project / "data/models/q/toy", project / "data/models/sft"))
+    same = lambda tokens: action_key(chat.action_text(tokens))  # noqa: E731
+
+    def drawn(token_ids: Sequence[int], key: int, sampling: Sampling, n: int = 1, rank: Any = by_logprob) -> Turn:
+        selecting = SelectingEngine(engine, n, rank, same)
+        session = selecting.open(token_ids)
+        selecting.request(session, key, sampling)
+        (turn,) = selecting.advance()
+        selecting.close(session)
+        return turn
+
+    return SimpleNamespace(chat=chat, drawn=drawn, q_model=q_model)
+
+
+def complete(server: SimpleNamespace, model: str, token_ids: Sequence[int], seed: int, **more: Any) -> Any:
+    fields = {"temperature": SAMPLING.temperature, "top_p": SAMPLING.top_p, "max_tokens": SAMPLING.max_tokens, "seed": seed}
+    extra = {"top_k": SAMPLING.top_k, "return_token_ids": True}
+    return server.client.completions.create(
+        model=model, prompt=list(token_ids), logprobs=1, **{**fields, **more}, extra_body=extra
+    )
+
+
+def test_names_are_those_that_there_is_something_behind(server: SimpleNamespace) -> None:
+    """Contract: a Q-model is offered where there is one; the bare +q where it is clear whose."""
+    names = [model.id for model in server.client.models.list()]
+    assert names == ["merged", "data/models/merged", "merged+logprob", "merged+q", "merged+q@toy"]
+    assert server.said[1] == f"serve: models {', '.join(names)}\n"
+    assert server.client.models.retrieve("data/models/merged").id == "data/models/merged"
+
+
+def test_a_completion_is_the_engines_turn_token_for_token(server: SimpleNamespace, own: SimpleNamespace) -> None:
+    prompt = own.chat.prompt_tokens("open the door")
+    turns = [own.drawn(prompt, key, SAMPLING) for key in (7, key64(7, "answer", 0, 1))]
+    reply = complete(server, "merged", prompt, 7, n=2)
+    assert [tuple(choice.token_ids) for choice in reply.choices] == [turn.token_ids for turn in turns]
+    assert [tuple(choice.logprobs.token_logprobs) for choice in reply.choices] == [turn.logprobs for turn in turns]
+    assert [choice.finish_reason == "stop" for choice in reply.choices] == [turn.stop_reason == "stop" for turn in turns]
+    assert reply.usage.prompt_tokens == len(prompt)
+    assert reply.usage.completion_tokens == sum(len(turn.token_ids) for turn in turns)
+    text = own.chat.tokenizer.decode(prompt)
+    assert complete(server, "merged", prompt, 7).choices[0].text == server.client.completions.create(
+        model="merged", prompt=text, seed=7, temperature=0.8, top_p=0.9, max_tokens=8, extra_body={"top_k": 20}
+    ).choices[0].text
+
+
+def test_the_best_of_n_is_chosen_as_in_evaluate(server: SimpleNamespace, own: SimpleNamespace) -> None:
+    """Contract: `+q@toy` and `+logprob` play what `evaluate.models` plays under those names, from the same key; requests under
+    different names may be under way together."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    prompt = own.chat.prompt_tokens("open the box")
+    ranks = {"merged": (1, by_logprob), "merged+logprob": (3, by_logprob), "merged+q@toy": (3, own.q_model)}
+    wanted = {(name, seed): own.drawn(prompt, seed, SAMPLING, *how) for name, how in ranks.items() for seed in range(6)}
+    with ThreadPoolExecutor(8) as pool:
+        replies = dict(zip(wanted, pool.map(lambda key: complete(server, key[0], prompt, key[1]), wanted), strict=True))
+    assert {key: tuple(reply.choices[0].token_ids) for key, reply in replies.items()} == {
+        key: turn.token_ids for key, turn in wanted.items()
+    }
+    assert len({turn.token_ids for (name, seed), turn in wanted.items() if seed == 1}) > 1, "choosing makes a difference"
+
+
+def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNamespace) -> None:
+    """Contract: a conversation is the tokens that a rollout of it has; what is left out is as in evaluate.sampling."""
+    messages = [*MESSAGES, {"role": "assistant", "content": "go north"}, {"role": "user", "content": "you see a box"}]
+    tokens = [
+        *own.chat.prompt_tokens("take the key"),
+        *own.chat.assistant_tokens("go north"),
+        *own.chat.observation_tokens("you see a box"),
+    ]
+    reply = server.client.chat.completions.create(model="merged", messages=messages, logprobs=True)
+    turn = own.drawn(tokens, 0, Sampling(0.0, 0.95, 0, 6))  # greedy, as params.yaml has it
+    (choice,) = reply.choices
+    assert choice.message.content == own.chat.action_text(turn.token_ids)
+    assert tuple(item.logprob for item in choice.logprobs.content) == turn.logprobs
+    assert reply.usage.prompt_tokens == len(tokens)
+    chunks = list(
+        server.client.chat.completions.create(
+            model="merged", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == choice.message.content
+    assert chunks[-1].usage == reply.usage
+    told = [{"role": "system", "content": "take"}, {"role": "user", "content": [{"type": "text", "text": "the key"}]}]
+    folded = [{"role": "user", "content": "take\nthe key"}]
+    one, other = (server.client.chat.completions.create(model="merged", messages=item) for item in (told, folded))
+    assert one.choices[0].message.content == other.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "code", "words"),
+    [
+        ({"model": "merged+qq@toy"}, "NotFoundError", "model_not_found", r"did you mean 'merged\+q@toy'\?"),
+        ({"max_tokens": 500}, "BadRequestError", "context_length_exceeded", "context is 160 tokens .* and 500 more"),
+        (
+            {"messages": [{"role": "user", "content": "take the key " * 60}]},
+            *("BadRequestError", "context_length_exceeded", "which leaves no room for an answer"),
+        ),
+        ({"stop": ["."]}, "BadRequestError", None, "stop is not supported"),
+        ({"extra_body": {"temprature": 1}}, "BadRequestError", None, "temprature: unknown field"),
+        ({"temperature": -1}, "BadRequestError", None, "temperature: Input should be greater than or equal to 0"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "go"}]}, "BadRequestError", None, "must end with what"),
+        ({"messages": [{"role": "tool", "content": "go", "tool_call_id": "1"}]}, "BadRequestError", None, "the role 'tool'"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(
+    server: SimpleNamespace, fields: dict[str, Any], error: str, code: str | None, words: str
+) -> None:
+    with pytest.raises(getattr(openai, error), match=words) as refused:
+        server.client.chat.completions.create(**{"model": "merged", "messages": MESSAGES, **fields})
+    assert refused.value.code == code
+
+
+class Rooms:
+    """Ends after two actions; what it answers depends on what was said."""
+
+    def reset(self, task: Task) -> Observation:
+        self.task, self.said = task, []
+        return Observation(f"you are in room {task.seed}")
+
+    def step(self, action: str) -> Step:
+        self.said.append(action)
+        over = len(self.said) == 2
+        return Step(Observation("" if over else "you see " + "key " * (key64(action) % 4)), float(over), True, over, False)
+
+    def state_key(self) -> str:
+        return "|".join(self.said)
+
+    def close(self) -> None:
+        self.said = []
+
+
+def play(project: Path, base_url: str, requests: int) -> list[Episode]:
+    """Episodes that rollout would record with `resources.engine: {kind: openai, base_url: ...}`."""
+    engine = EngineParams(kind="openai", base_url=base_url, requests=requests, check_turns=4)
+    player = open_player(project / "data/models/merged", EngineSettings.of(Resources(slots=8, engine=engine), MAX_LENGTH))
+    tasks = [Task(f"toy-{index}", "toy", "train", index, "take the key", {}, 1.0) for index in range(4)]
+    with EnvironmentPool(Rooms) as pool:  # type: ignore[arg-type]
+        episodes = collect(
+            *(player.engine, player.chat, pool, attempts(tasks, 2), SAMPLING, Labels(7)), max_length=MAX_LENGTH, width=8
+        )
+    player.close()
+    return episodes
+
+
+def test_our_own_rollouts_play_through_it(
+    server: SimpleNamespace, own: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract: as the `openai` back end it gives what the torch engine draws from the same seeds, however many requests are
+    under way, and its log-probabilities pass the check against the policy's own."""
+    monkeypatch.chdir(project)
+    episodes = play(project, server.base_url, 8)
+    assert play(project, server.base_url, 1) == episodes
+    assert len({str(episode.messages) for episode in episodes}) > 4
+    for episode in episodes:
+        for turn, record in enumerate(episode.turns):
+            key = seed_of(key64(7, "rollout", episode.task_id, int(episode.episode_id[-4:]), turn))
+            drawn = own.drawn(episode.token_ids[: record.start], key, SAMPLING)
+            assert list(drawn.token_ids) == episode.token_ids[record.start : record.end]
+            assert list(drawn.logprobs) == episode.logprob[record.start : record.end]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "mergd"], "there is no model 'mergd'; did you mean 'merged'?"),
+        (["--model", "merged_linear"], "data/models/merged_linear does not exist"),
+        (["--model", "models/mine"], "models/mine does not exist"),
+        (["--model", "merged+q@other"], "there is no 'merged+q@other'; did you mean 'merged+q@toy'?"),
+        (["--port", "TAKEN"], "is not to be had (Address already in use); --port names another"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_the_start(
+    arguments: list[str],
+    words: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(project)
+    handler = signal.getsignal(signal.SIGTERM)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        monkeypatch.setattr(sys, "argv", ["serve", *(taken if item == "TAKEN" else item for item in arguments)])
+        try:
+            assert serve.main() == 2
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    assert words in capsys.readouterr().err
+
+
+def test_a_server_in_front_of_itself_is_refused(project: Path) -> None:
+    from stages.params import load_params
+
+    params = load_params(project / "params.yaml")
+    with pytest.raises(ValueError, match="this server's own address"):
+        serve.engine_settings(params, "openai", 8000)
+    assert serve.engine_settings(params, "openai", 8001).kind == "openai"

@@ -1,4 +1,4 @@
-"""`python -m stages.serve` with a tiny policy and a Q-model: asked by the real `openai` client, and by this project's rollouts."""
+"""`python -m stages.serve` with a tiny policy and a Q-model, asked by the real `openai` client and by this project's rollouts."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def server(project: Path) -> Iterator[SimpleNamespace]:
     """The server as a user starts it; its own process id ends it, and then it says so."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "stages.serve", "--model", "merged", "--port", "0"]
-    process = subprocess.Popen(
-        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     said = [process.stdout.readline() for _ in range(3)]
     address = re.search(r"http://127\.0\.0\.1:\d+/v1", said[0])
@@ -136,9 +134,14 @@ def test_a_completion_is_the_engines_turn_token_for_token(server: SimpleNamespac
     assert reply.usage.prompt_tokens == len(prompt)
     assert reply.usage.completion_tokens == sum(len(turn.token_ids) for turn in turns)
     text = own.chat.tokenizer.decode(prompt)
-    assert complete(server, "merged", prompt, 7).choices[0].text == server.client.completions.create(
-        model="merged", prompt=text, seed=7, temperature=0.8, top_p=0.9, max_tokens=8, extra_body={"top_k": 20}
-    ).choices[0].text
+    assert (
+        complete(server, "merged", prompt, 7).choices[0].text
+        == server.client.completions.create(
+            model="merged", prompt=text, seed=7, temperature=0.8, top_p=0.9, max_tokens=8, extra_body={"top_k": 20}
+        )
+        .choices[0]
+        .text
+    )
 
 
 def test_the_best_of_n_is_chosen_as_in_evaluate(server: SimpleNamespace, own: SimpleNamespace) -> None:
@@ -275,6 +278,7 @@ def test_what_cannot_be_served_is_said_at_the_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(project)
+    monkeypatch.setattr(serve, "quiet_environment", lambda *settings: None)  # it is the whole process's
     handler = signal.getsignal(signal.SIGTERM)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -1,0 +1,110 @@
+"""What records of other tools are understood as, and what is refused with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.agent.messages import plain_messages
+from stages.exchange.parsing import Demonstration, Preference, parse
+from stages.exchange.records import read_records, write_records
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def agent(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+TALK = [user("open the box"), agent("take key"), user("you have it"), agent("open box")]
+
+
+def test_demonstrations_in_all_their_shapes() -> None:
+    """Contract: the same conversation, whichever way it is told; of prompt and completion only the completion is learnt."""
+    assert parse({"messages": TALK}) == Demonstration(TALK, 0)
+    assert parse({"prompt": TALK[:3], "completion": TALK[3:], "task_id": "t"}) == Demonstration(TALK, 1, "t")
+    assert parse({"prompt": "open the box", "completion": "take key"}) == Demonstration(TALK[:2], 0)
+    assert parse({"messages": TALK, "prompt": None, "label": True, "score": 3}) == Demonstration(TALK, 0)
+    told = [{"role": "system", "content": "be brief"}, {**TALK[0], "name": None, "tool_calls": None}, *TALK[1:]]
+    assert parse({"messages": told}) == Demonstration([user("be brief\nopen the box"), *TALK[1:]], 0)
+
+
+def test_preferences_in_all_their_shapes() -> None:
+    """Contract: without a prompt, it is what both begin with, up to a user's turn, as TRL extracts it."""
+    wanted = Preference(TALK[:3], [agent("open box")], [agent("go north")])
+    assert parse({"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [agent("go north")]}) == wanted
+    assert parse({"chosen": TALK, "rejected": [*TALK[:3], agent("go north")]}) == wanted
+    assert parse({"prompt": "a", "chosen": "b", "rejected": "c"}) == Preference([user("a")], [agent("b")], [agent("c")])
+    longer = parse({"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [agent("go"), user("a wall")], "weight": 0.5})
+    assert longer == Preference(TALK[:1], TALK[1:], [agent("go")], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({}, "a record must have messages; prompt and completion; or chosen"),
+        ({"prompt": TALK[:1], "data_source": "x"}, "this one has data_source, prompt"),
+        ({"messages": []}, "messages must be a list of messages, one at least"),
+        ({"messages": "hello"}, "messages must be a list"),
+        ({"messages": [user("a")]}, "the assistant says nothing"),
+        ({"messages": ["a"]}, r"messages\[0\] must be an object with role and content, not str"),
+        ({"messages": [user("a"), {"role": "tool", "content": "b"}]}, r"messages\[1\] has the role 'tool'"),
+        ({"messages": [user("a"), user("b")]}, r"messages\[1\] is the user's, where the assistant's turn is"),
+        ({"messages": [agent("a")]}, r"messages\[0\] is the assistant's"),
+        ({"messages": [user("a"), {"role": "assistant", "content": None}]}, r"messages\[1\] needs content that is text"),
+        ({"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "has tool_calls, which can't"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": 1}]}]}, "content of type image"),
+        ({"prompt": TALK[:2], "completion": "a"}, "prompt ends with the assistant's turn"),
+        ({"prompt": "a", "completion": [user("b")]}, r"completion\[1\] is the user's.*counted from the prompt's first"),
+        ({"prompt": "a", "completion": "b", "label": False}, "label is false"),
+        ({"prompt": "a", "chosen": "b"}, "rejected is missing"),
+        ({"chosen": "b", "rejected": "c"}, "texts without a prompt"),
+        ({"chosen": [user("a"), agent("b")], "rejected": [user("c"), agent("b")]}, "no first user message in common"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "weight": float("nan")}, "weight must be a number"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_value": 7}, "chosen_value must be a number from 0 to 1"),
+        ({"messages": TALK, "task_id": 5}, "task_id must be text"),
+    ],
+)
+def test_malformed_records_are_refused_in_words(record: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(record)
+
+
+def test_files_say_which_line_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"messages": []}\n[1]\n{broken\n\xff\n')
+    lines = list(read_records(path))
+    assert [number for number, _ in lines] == [1, 2, 3, 4]
+    assert lines[0][1] == {"messages": []}
+    assert [str(value).split(" (")[0] for _, value in lines[1:]] == [
+        "a record must be a JSON object, not list",
+        "not JSON",
+        "not UTF-8 text",
+    ]
+    with pytest.raises(ValueError, match=r"must end in \.jsonl or \.parquet"):
+        list(read_records(tmp_path / "a.csv"))
+    with pytest.raises(ValueError, match="nothing to write"):
+        write_records(path, [])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="not a readable Parquet file"):
+        list(read_records(tmp_path / "b.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_files_come_back_as_they_were_written(tmp_path: Path, kind: str) -> None:
+    rows = [{"messages": TALK, "weight": 0.1, "text": "é\n"}, {"messages": TALK[:2], "weight": 1 / 3, "text": ""}]
+    paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
+    for path in paths:
+        write_records(path, rows)
+    assert [value for _, value in read_records(paths[0])] == rows
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_only_leading_system_messages_are_told() -> None:
+    with pytest.raises(ValueError, match=r"messages\[2\] is the system's"):
+        plain_messages([*TALK[:2], {"role": "system", "content": "now stop"}])

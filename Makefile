@@ -1,6 +1,7 @@
 # make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
 # make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
+# make agent       the merged model behind OpenAI's API; MODEL=rl@search, MODEL=merged+q@search: another
 # make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
 # make test-all    the tests, slow ones too
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop keep screenshots bench claims lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -96,6 +97,11 @@ serve: install
 
 serve-stop:
 	@python -m flows.serve --stop
+
+# AGENT_ARGS='--port 8010' for another port.
+MODEL ?= merged
+agent: install
+	@exec python -m stages.serve --model '$(MODEL)' $(AGENT_ARGS)
 
 # Afterwards the report shows the kept run's times, and what changed since the one before it.
 keep: install

@@ -78,6 +78,7 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     finally:
         turns.close()
         player.close()
+        print("serve: ended", flush=True)
 
 
 def stop(number: int, frame: object) -> None:
@@ -110,7 +111,7 @@ def main() -> int:
         print(f"serve: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("serve: ended", flush=True)
+        pass  # told to end
     return 0
 
 

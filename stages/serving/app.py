@@ -62,15 +62,13 @@ class Agent:
     def sampling_of(self, asked: Asked, length: int, max_tokens: int | None) -> Sampling:
         """How a prompt of `length` tokens is gone on from. Raises RefusedError where there is no room."""
         room = self.max_length - length
-        if room < 1 or (max_tokens or 0) > room:
-            wanted = f" and {max_tokens} more were asked for" if max_tokens else ", which leaves no room for an answer"
-            raise RefusedError(
-                f"this model's context is {self.max_length} tokens (model.max_length in params.yaml); the prompt has {length}"
-                f"{wanted}. Shorten the conversation{' or max_tokens' if max_tokens else ''}, or serve with a larger "
-                "model.max_length",
-                "max_tokens" if room > 0 else "messages" if isinstance(asked, ChatAsked) else "prompt",
-                "context_length_exceeded",
-            )
+        said = f"this model's context is {self.max_length} tokens (model.max_length in params.yaml); the prompt has {length}"
+        if room < 1:
+            message = f"{said}, which leaves no room for an answer. Shorten it, or serve with a larger model.max_length"
+            raise RefusedError(message, "messages" if isinstance(asked, ChatAsked) else "prompt", "context_length_exceeded")
+        if max_tokens is not None and max_tokens > room:
+            message = f"{said}, and {max_tokens} more were asked for. Ask for at most {room}, or shorten the prompt"
+            raise RefusedError(message, "max_tokens", "context_length_exceeded")
         if asked.stop_token_ids not in (None, [], [self.chat.end_of_turn]):
             raise RefusedError(f"turns end with token {self.chat.end_of_turn} alone; leave stop_token_ids out", "stop_token_ids")
         given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}

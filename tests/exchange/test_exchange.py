@@ -138,7 +138,7 @@ def test_episodes_come_back_exactly(
     rows = exported(source, monkeypatch, "episodes", "--domain", "search", "--format", form, "--successes", "--to", path)
     whole = [one for one in read_episodes(source / "data/rollouts/search/episodes.parquet") if one.success]
     assert len(rows) == (len(whole) if form == "messages" else sum(len(one.turns) for one in whole))
-    once = {repr(sorted(row["messages"] if form == "messages" else (row["prompt"], row["completion"]), key=str)) for row in rows}
+    once = {repr(row["messages"] if form == "messages" else (row["prompt"], row["completion"])) for row in rows}
     folder = imported(tmp_path, lines, rows, kind)
     back = brought(folder)
     assert len(back) == len(once), "equal records count once"
@@ -154,9 +154,9 @@ def test_episodes_come_back_exactly(
             assert row["messages"] == known[str(row["messages"])]["messages"]
             assert (row["reward"], row["success"]) == (1.0, True)
     distinct = list({str(one.messages): one for one in whole}.values())
-    assert trained(chat, back) == trained(chat, distinct) or form == "turns"
     assert set(trained(chat, back)) == set(trained(chat, distinct))
-    assert max(trained(chat, [one for one in back if one.task_id == back[0].task_id][:1]).values()) == 1
+    if form == "messages":
+        assert trained(chat, back) == trained(chat, distinct)
 
 
 def test_what_cannot_stay_is_told_with_file_line_and_reason(
@@ -204,7 +204,7 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
         (6, f"unlike_environment: message 2 of {train.task_id} is 'Another page.'"),
         (7, "unlike_environment: it goes on after"),
         (8, "failed: played to its end it does not solve"),
-        (10, "too_long: it has 703 words and marks"),
+        (10, "too_long: it has 702 words and marks"),
         (13, "malformed: not JSON"),
     ]:
         assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in told
@@ -236,7 +236,7 @@ def test_a_file_that_is_not_there_and_one_that_dvc_does_not_see(lines: list[str]
 
 
 def grown(source: Path, chat: Chat) -> None:
-    """A search tree of the first training task in the place of annotate's: a right answer, a wrong one, and a turn before both."""
+    """A search tree of the first training task in the place of annotate's: a right and a wrong answer, and a turn before both."""
     task = next(task for task in read_tasks(source / "data/curated/search/tasks.parquet") if task.split == "train")
     environment = SearchDomain().make(source / "data/curated/search/worlds")
     environment.reset(task)
@@ -304,7 +304,6 @@ def test_datasets_reads_every_file(source: Path, tmp_path: Path, chat: Chat, mon
     grown(source, chat)
     from datasets import load_dataset
 
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     wanted = {
         "messages.jsonl": (["episodes", "--domain", "search"], {"messages"}),
         "turns.parquet": (["episodes", "--domain", "search", "--format", "turns"], {"prompt", "completion"}),
@@ -363,8 +362,8 @@ def test_what_cannot_be_exported_is_said(
 
 
 def test_models_are_plain_hugging_face_folders(tiny_policy: Path, tmp_path: Path) -> None:
-    """Contract: transformers alone, with nothing of this project, loads a model and lays a conversation out as rollouts do; a LoRA
-    adapter becomes a model of its own."""
+    """Contract: transformers alone, with nothing of this project, loads a model and lays a conversation out as rollouts do; a
+    LoRA adapter becomes a model of its own."""
     pytest.importorskip("peft", reason="needs the extra `lora`: pip install 'bellwether[lora]'")
     import torch
     from adapters import make_adapter

@@ -169,7 +169,7 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
         *own.chat.observation_tokens("you see a box"),
     ]
     reply = server.client.chat.completions.create(model="merged", messages=messages, logprobs=True)
-    turn = own.drawn(tokens, 0, Sampling(0.0, 0.95, 0, 6))  # greedy, as params.yaml has it
+    turn = own.drawn(tokens, 0, Sampling(0.0, 1.0, 0, 6))  # greedy, as params.yaml has it
     (choice,) = reply.choices
     assert choice.message.content == own.chat.action_text(turn.token_ids)
     assert tuple(item.logprob for item in choice.logprobs.content) == turn.logprobs
@@ -191,7 +191,7 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
     ("fields", "error", "code", "words"),
     [
         ({"model": "merged+qq@toy"}, "NotFoundError", "model_not_found", r"did you mean 'merged\+q@toy'\?"),
-        ({"max_tokens": 500}, "BadRequestError", "context_length_exceeded", "context is 160 tokens .* and 500 more"),
+        ({"max_tokens": 500}, "BadRequestError", "context_length_exceeded", "context is 160 tokens .*, and 500 more were asked for"),
         (
             {"messages": [{"role": "user", "content": "take the key " * 60}]},
             *("BadRequestError", "context_length_exceeded", "which leaves no room for an answer"),
@@ -266,7 +266,7 @@ def test_our_own_rollouts_play_through_it(
         (["--model", "mergd"], "there is no model 'mergd'; did you mean 'merged'?"),
         (["--model", "merged_linear"], "data/models/merged_linear does not exist"),
         (["--model", "models/mine"], "models/mine does not exist"),
-        (["--model", "merged+q@other"], "there is no 'merged+q@other'; did you mean 'merged+q@toy'?"),
+        (["--model", "merged+q@other"], "there is no 'merged+q@other'. There are merged, merged+logprob, merged+q, merged+q@toy"),
         (["--port", "TAKEN"], "is not to be had (Address already in use); --port names another"),
     ],
 )

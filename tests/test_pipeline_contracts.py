@@ -12,7 +12,7 @@ import pytest
 import yaml
 from source_imports import ROOT, closure, imports, module_path, source_files
 
-from stages.params import Params, PerDomain
+from stages.params import Curate, Params, PerDomain
 from stages.reporting import inputs
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
@@ -191,6 +191,14 @@ def test_joining_stages_list_domains_and_drop_what_is_left_of_others() -> None:
             assert module_path("stages.domains") in imports(Path("stages") / f"{stage}.py"), (
                 f"{stage} must call domains.keep_only"
             )
+
+
+def test_what_may_be_imported_is_a_dependency_of_curate() -> None:
+    """Contract: `curate.imports` takes files below data/raw alone, so that a change in one runs curate again."""
+    assert "data/raw" in paths(pipeline()["curate"], "deps")
+    assert Curate(imports=["data/raw/a.jsonl", "data/raw/more/b.parquet"]).imports
+    with pytest.raises(ValueError, match="below data/raw"):
+        Curate(imports=["data/a.jsonl"])
 
 
 def test_outputs_are_ignored_by_git_unless_they_belong_to_a_commit() -> None:

@@ -35,6 +35,9 @@ from stages.seeding import key64
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
 
 openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
+from served import WAIT_S  # noqa: E402  # after the skip
+
+pytestmark = pytest.mark.timeout(WAIT_S)
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LENGTH = 160
 SAMPLING = Sampling(0.8, 0.9, 20, 8)
@@ -75,17 +78,21 @@ def server(project: Path) -> Iterator[SimpleNamespace]:
     command = [sys.executable, "-m", "stages.serve", "--model", "merged", "--port", "0"]
     process = subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(3)]
-    address = re.search(r"http://127\.0\.0\.1:\d+/v1", said[0])
-    assert address is not None, [*said, process.stdout.read()]
-    assert f"kill {process.pid}" in said[2]
-    client = openai.OpenAI(base_url=address.group(), api_key="none", max_retries=0)
-    yield SimpleNamespace(base_url=address.group(), client=client, said=said)
-    process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
-    assert (process.returncode, rest) == (0, "serve: ended\n")
-    with pytest.raises(openai.APIConnectionError):
-        client.models.list()
+    try:
+        said = [process.stdout.readline() for _ in range(3)]
+        address = re.search(r"http://127\.0\.0\.1:\d+/v1", said[0])
+        assert address is not None, [*said, process.stdout.read()]
+        assert f"kill {process.pid}" in said[2]
+        client = openai.OpenAI(base_url=address.group(), api_key="none", max_retries=0)
+        yield SimpleNamespace(base_url=address.group(), client=client, said=said)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, rest) == (0, "serve: ended\n")
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +198,12 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
     ("fields", "error", "code", "words"),
     [
         ({"model": "merged+qq@toy"}, "NotFoundError", "model_not_found", r"did you mean 'merged\+q@toy'\?"),
-        ({"max_tokens": 500}, "BadRequestError", "context_length_exceeded", "context is 160 tokens .*, and 500 more were asked for"),
+        (
+            {"max_tokens": 500},
+            "BadRequestError",
+            "context_length_exceeded",
+            "context is 160 tokens .*, and 500 more were asked for",
+        ),
         (
             {"messages": [{"role": "user", "content": "take the key " * 60}]},
             *("BadRequestError", "context_length_exceeded", "which leaves no room for an answer"),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from served import WAIT_S
 
 from stages import serve
 from stages.agent.chat import Chat
@@ -35,8 +36,6 @@ from stages.seeding import key64
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
 
 openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
-from served import WAIT_S  # noqa: E402  # after the skip
-
 pytestmark = pytest.mark.timeout(WAIT_S)
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LENGTH = 160

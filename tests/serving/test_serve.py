@@ -27,7 +27,7 @@ from stages.agent.episode import Episode
 from stages.agent.openai_engine import seed_of
 from stages.agent.policy import load_policy, policy_hash, save_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
-from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer
+from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose
 from stages.agent.torch_engine import TorchEngine
 from stages.environments.protocol import Observation, Step, Task
 from stages.parameters.values import QModel
@@ -269,6 +269,31 @@ def test_our_own_rollouts_play_through_it(
             drawn = own.drawn(episode.token_ids[: record.start], key, SAMPLING)
             assert list(drawn.token_ids) == episode.token_ids[record.start : record.end]
             assert list(drawn.logprobs) == episode.logprob[record.start : record.end]
+
+
+def test_choosing_in_front_of_another_server(
+    server: SimpleNamespace, own: SimpleNamespace, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract: with `--engine openai` another server draws, and this one chooses among its draws."""
+    from stages.params import load_params
+
+    monkeypatch.chdir(project)
+    params = load_params(project / "params.yaml")
+    resources = params.resources.model_copy(update={"engine": EngineParams(base_url=server.base_url, check_turns=2)})
+    settings = serve.engine_settings(params.model_copy(update={"resources": resources}), "openai", 8001)
+    player = open_player(project / "data/models/merged", settings)
+    selecting = SelectingEngine(player.engine, 3, own.q_model, lambda tokens: action_key(player.chat.action_text(tokens)))
+    prompt = own.chat.prompt_tokens("open the box")
+    for seed in range(3):
+        session = selecting.open(prompt)
+        selecting.request(session, seed, SAMPLING)
+        (turn,) = selecting.advance()
+        draws = [
+            own.drawn(prompt, seed_of(key), SAMPLING) for key in (seed, key64(seed, "best_of", 1), key64(seed, "best_of", 2))
+        ]
+        same = lambda tokens: action_key(own.chat.action_text(tokens))  # noqa: E731
+        assert turn.token_ids == draws[choose(prompt, draws, own.q_model, same)].token_ids
+    player.close()
 
 
 @pytest.mark.parametrize(

@@ -125,4 +125,4 @@ def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
         raise ValueError("chosen and rejected are the same")
     weight = number(held, "weight", 1.0, 1e-6, 1e6)
     values = number(held, "chosen_value", 1.0, 0.0, 1.0), number(held, "rejected_value", 0.0, 0.0, 1.0)
-    return Preference(plain_messages(said(prompt, "user"), "prompt"), *parts, weight, values, task_id)
+    return Preference(plain_messages(said(prompt, "user"), "prompt"), parts[0], parts[1], weight, values, task_id)

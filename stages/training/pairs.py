@@ -34,8 +34,8 @@ def _continuation(
 def imported_pair(row: Mapping[str, Any], chat: Chat) -> Pair:
     """A row of PREFERENCE_SCHEMA as tokens, laid out as a rollout of the same text."""
     prompt = row["prompt"]
-    sides = [_continuation(chat, prompt, row[side], row[f"{side}_value"]) for side in ("chosen", "rejected")]
-    return Pair(row["task_id"] or row["pair_id"], tuple(chat.encode(prompt).token_ids), *sides, row["weight"])
+    win, lose = (_continuation(chat, prompt, row[side], row[f"{side}_value"]) for side in ("chosen", "rejected"))
+    return Pair(row["task_id"] or row["pair_id"], tuple(chat.encode(prompt).token_ids), win, lose, row["weight"])
 
 
 def imported_pairs(folder: Path, chat: Chat, max_length: int) -> list[Pair]:

@@ -1,9 +1,12 @@
-"""rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
+"""rl: the SFT policy learns one domain: by playing it, from recorded episodes, or from the preference pairs of tree search, as
+`rl.algorithm` says.
 
-Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, each step: an update over some of them.
-data/models/sft, data/curated/<domain> (demonstrations for external.per_group), data/rollouts/<domain>/difficulty.json (and
-data/annotated/<domain>: value_model or progress_model for credit.kind annotated or progress, nodes and pairs for algorithms that
-learn from pairs) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs and records, each step: updates over some of
+them. data/models/sft, data/curated/<domain> (demonstrations for external.per_group, these and game records for replay.records),
+data/rollouts/<domain> (difficulty.json, and the episodes for replay.records) and data/annotated/<domain> (value_model for
+credit.kind annotated, critic.init and curriculum.kind value; progress_model for credit.kind progress; nodes and pairs for
+algorithms that learn from pairs) -> data/models/rl/<domain>, data/rl/<domain>/samples.parquet,
+reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
@@ -80,10 +83,32 @@ def learn_from_pairs(
     job = PreferenceJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
     report = {
+        "environment_steps": 0,
         "pairs": len(job.pairs),
         "passes": len(history) * job.per_step / len(job.pairs),
         "pair_accuracy_first": history[0]["pair_accuracy"],
         "pair_accuracy_last": history[-1]["pair_accuracy"],
+        **job.ledger.metrics(),
+    }
+    return Learnt(job.models, history, [], report)
+
+
+def learn_from_records(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on recorded episodes; no samples."""
+    from stages.training.loop import run_loop
+    from stages.training.recorded import RecordedJob
+
+    job = RecordedJob(context, algorithm, policy, processes)
+    history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
+    report = {
+        "environment_steps": 0,
+        "records": {kind: len(episodes) for kind, episodes in job.records.items()},
+        "replayed_turns": job.off_policy.replay.turns,
+        "td_error_first": history[0]["td_error"],
+        "td_error_last": history[-1]["td_error"],
+        "kl_last": history[-1]["kl"],
         **job.ledger.metrics(),
     }
     return Learnt(job.models, history, [], report)
@@ -107,7 +132,7 @@ def run(context: StageContext) -> None:
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
-    learn = learn_from_pairs if algorithm.method.data == "pairs" else learn_by_playing
+    learn = {"episodes": learn_by_playing, "records": learn_from_records, "pairs": learn_from_pairs}[algorithm.method.data]
     learnt = learn(context, algorithm, policy, checkpoints, processes)
     learnt.models.refresh_player()
     if not context.main:

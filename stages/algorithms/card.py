@@ -25,7 +25,7 @@ class Composition:
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.
-    data: what it learns from: episodes that the policy plays, or the stored pairs.
+    data: what it learns from: episodes that the policy plays, recorded episodes (`replay.records`), or the stored pairs.
     """
 
     card: Card
@@ -35,4 +35,4 @@ class Composition:
     whole_groups: bool = False
     reference: Callable[[Any], bool] | None = None
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "pairs"] = "episodes"
+    data: Literal["episodes", "records", "pairs"] = "episodes"

@@ -25,8 +25,8 @@ def _check_records(given: Rl, rl: Rl, method: Composition) -> None:
         for name, value in getattr(given, section):
             if value is not None:
                 raise ParamsError(
-                    f"rl.{section}.{name} has no effect: algorithm {slug} learns from recorded episodes and plays none; set it to "
-                    f"null"
+                    f"rl.{section}.{name} has no effect: algorithm {slug} learns from recorded episodes and plays none; set "
+                    f"it to null"
                 )
     if given.replay.capacity is not None:
         raise ParamsError(f"rl.replay.capacity has no effect: algorithm {slug} plays no episodes to keep; set it to null")
@@ -61,5 +61,6 @@ def _check_utterances(rl: Rl) -> None:
     if replay.actions == "recorded" and rl.loss.kind != "own":
         raise ParamsError(
             f"rl.replay.actions: recorded lets the policy learn from actions of other policies, which rl.loss.kind: "
-            f"{rl.loss.kind} does not correct for; set it to fresh, or take algorithm archer_offline, which weighs them by their advantage"
+            f"{rl.loss.kind} does not correct for; set it to fresh, or take algorithm archer_offline, which weighs them by "
+            f"advantage"
         )

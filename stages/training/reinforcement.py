@@ -19,7 +19,7 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import dead_groups
 from stages.params import params_hash
 from stages.training.batches import trajectory_batch
-from stages.training.curriculum import TaskSampler, selected
+from stages.training.curriculum import TaskSampler, first_values, selected
 from stages.training.demonstrations import ExternalEpisodes
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
@@ -28,6 +28,7 @@ from stages.training.off_policy import OffPolicy
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.processes import Processes
 from stages.training.replay import Replay, read_records
+from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
     from stages.runtime import StageContext
@@ -62,15 +63,19 @@ class RlJob:
         self.chat = Chat(policy.tokenizer)
         folder = context.data / "curated" / context.domain
         self.tasks = {task.task_id: task for task in read_tasks(folder / "tasks.parquet", "train")}
+        annotated = context.data / "annotated" / context.domain
         measured = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
         shares = selected(self.tasks, measured, rl.selection)
+        self.processes = processes
+        if rl.curriculum.kind == "value":
+            drawable = [self.tasks[task_id] for task_id in sorted(shares)]
+            judge = StepValueModel.load(annotated / "value_model", str(processes.device))
+            measured = first_values(drawable, pool, self.chat, judge, params.resources.tokens_per_batch, processes)
         self.sampler = TaskSampler(shares, measured, rl.curriculum, rl.tasks_per_step, shares)
         self.demonstrations: ExternalEpisodes | None = None
         if algorithm.external_per_group:
             shown = read_episodes(folder / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
-        annotated = context.data / "annotated" / context.domain
-        self.processes = processes
         seed = params.seed if rl.seed is None else rl.seed
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch, seed)
         self.learners = make_learners(self.models, rl)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
-METHODS = ("arpo", "pacs", "rl_plus", "salt", "scaling_inter")
+METHODS = ("archer", "archer_offline", "arpo", "pacs", "rl_plus", "salt", "scaling_inter")
+SMALLER = {"replay": {"episodes": 4, "critic_updates": 3}}
+"""A step of the methods that learn from replayed episodes is many updates; fewer will do."""
+
+
+def changes(name: str) -> dict[str, Any]:
+    """Of section `rl`, beside the algorithm; null undoes what an earlier test set."""
+    return SMALLER if name.startswith("archer") else {"replay": dict.fromkeys(SMALLER["replay"])}
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +28,12 @@ def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Che
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name: str) -> None:
-    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing else."""
+    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing that decides what is done."""
     from stages import rl
     from stages.params import load_params
     from stages.runtime import StageContext
 
-    base.edit({"rl": {"algorithm": name}})
+    base.edit({"rl": {"algorithm": name, **changes(name)}})
     params = load_params(base.root / "params.yaml")
     nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
     for domain in params.domains:
@@ -41,5 +49,5 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_lifecycle_runs_to_its_end_with_a_method(done: Checkout, name: str) -> None:
     """`dvc repro` after the edit: rl of every domain and what follows, and nothing before."""
-    done.edit({"rl": {"algorithm": name}})
+    done.edit({"rl": {"algorithm": name, **changes(name)}})
     assert done.repro()[0] == ["rl@textworld", "rl@search", "merge", "evaluate", "report"]

@@ -153,7 +153,7 @@ def test_polyak_by_hand() -> None:
 
 
 def test_fixed_point_of_a_known_game_is_its_exact_value(backbone) -> None:
-    """Brute force: on two episodes of a game of two turns Q goes to the discounted returns, and V of the recorded actions to their
+    """Brute force: on two episodes of a game of two turns Q goes to the discounted returns, and V of recorded actions to their
     mean, when the critic is trained to its fixed point with a target that follows."""
     turns = some_turns([[0.0, 1.0], [0.0, 0.0]])
     ids = turns.token_ids.clone()

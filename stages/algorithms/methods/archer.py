@@ -32,6 +32,5 @@ COMPOSITION = Composition(
         "loss.aggregation": "seq_mean_token_sum",
         "critic.head": HeadParams(loss="mse"),
         "critic.learning_rate": 3e-4,
-        "critic.warmup_steps": 5,
     },
 )

@@ -67,16 +67,16 @@ def store_rollouts(context, tiny_policy: Path) -> list[Episode]:
 
 def test_it_learns_from_what_it_replays(make_context):
     """The critic learns what turns are worth, and the policy from it; tokens are counted, sampling and training agree."""
-    changes = {"steps": 9, "tasks_per_step": 12, "learning_rate": 0.02}
-    replay = {"episodes": 24, "critic_updates": 12, "policy_updates": 2}
+    changes = {"steps": 8, "tasks_per_step": 12, "learning_rate": 0.02}
+    replay = {"episodes": 16, "critic_updates": 6, "policy_updates": 2}
     history, report = run(make_context("rl", rl=section(**changes, critic={"warmup_steps": 2}, replay=replay)))
     assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.3
     assert report["algorithm"] == "archer"
     assert report["ledger/environment_tokens_trained"] == 0
     assert report["max_logprob_difference"] <= 1e-5
-    # Two turns of 24 drawn episodes, twice a step, each action drawn anew: at least one token and at most three.
-    assert 7 * 2 * 48 <= report["ledger/policy_tokens_trained"] <= 7 * 2 * 48 * 3
-    assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(9)]
+    # Two turns of 16 drawn episodes, twice a step, each action drawn anew: at least one token and at most three.
+    assert 6 * 2 * 32 <= report["ledger/policy_tokens_trained"] <= 6 * 2 * 32 * 3
+    assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(8)]
     assert history[-1]["td_error"] < history[0]["td_error"]
     assert history[-1]["q_correlation"] > 0.3
 

@@ -52,9 +52,8 @@ def test_a_critic_starts_at_the_annotated_values(tiny_policy, tmp_path, algorith
     algorithm_ = resolve(Rl.model_validate(section), 64)
     processes = make_processes(Resources(threads=1))
     policy = load_policy(tiny_policy, attention="sdpa").model
-    batch = trajectory_batch(
-        [make_episode("0", "a", [3, 2], 1.0), make_episode("1", "a", [1], 0.0), make_episode("2", "b", [2, 2, 1], 0.0)]
-    )
+    shapes = (("0", "a", [3, 2], 1.0), ("1", "a", [1], 0.0), ("2", "b", [2, 2, 1], 0.0))
+    batch = trajectory_batch([make_episode(*shape) for shape in shapes])
     found = Models.make(algorithm_, policy, tmp_path, processes, 512).annotate(batch, algorithm_)
     before = turn_boundaries(batch)
     real = before >= 0
@@ -95,8 +94,8 @@ def test_ppo_trains_from_the_annotated_values(make_context, tiny_policy):
 
 
 def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_policy, monkeypatch):
-    """curriculum.kind value: p of every task is the model's value behind the first observation, read alone; the task is drawn with
-    weight p (1 - p) + floor, and what is played moves p."""
+    """curriculum.kind value: p of every task is the model's value behind the first observation, read alone; tasks are drawn
+    with weight p (1 - p) + floor, and what is played moves p."""
     made: list[tuple[TaskSampler, dict[str, float]]] = []
 
     def make(*arguments: Any) -> TaskSampler:

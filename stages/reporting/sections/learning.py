@@ -24,8 +24,14 @@ PAIRS_INTRO = (
     "actions of some pairs more likely than the losing ones. Nothing is played, so there is no success in training. Thin lines "
     "are single steps, strong ones the mean of five."
 )
+RECORDS_INTRO = (
+    "One copy of the fine-tuned policy per domain learns from recorded episodes, its own and others': a critic learns what turns "
+    "are worth, and recorded actions become likelier the better they are by it. Nothing is played, so there is no success in "
+    "training. Thin lines are single steps, strong ones the mean of five."
+)
 TOLD = (
     *(("success", "success"), ("entropy", "entropy"), ("dead_groups", "dead groups")),
+    *(("td_error", "critic's TD error"), ("q_correlation", "correlation of Q and return")),
     *(("pair_accuracy", "pairs ranked right"), ("margin", "margin")),
 )
 """Columns of the history in the table of what ran, and their titles."""
@@ -62,10 +68,18 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
     return all(history.get("reward_mean") == history.get("success") for history in histories.values())
 
 
+def learnt_from(history: History) -> str:
+    """What a history of rl is of: `pairs`, `records` or `episodes` that were played."""
+    if "pairs" in history:
+        return "pairs"
+    return "records" if "td_error" in history and "episodes" not in history else "episodes"
+
+
 def rl_section(inputs: Inputs) -> Section:
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
-    from_pairs = bool(histories) and all("pairs" in history for history in histories.values())
-    section = Section("rl", "Reinforcement learning", PAIRS_INTRO if from_pairs else RL_INTRO)
+    sources = {learnt_from(history) for history in histories.values()}
+    intro = {"pairs": PAIRS_INTRO, "records": RECORDS_INTRO}.get(sources.pop() if len(sources) == 1 else "", RL_INTRO)
+    section = Section("rl", "Reinforcement learning", intro)
     section.blocks += [
         missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
     ]
@@ -74,7 +88,8 @@ def rl_section(inputs: Inputs) -> Section:
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            played = "stored pairs" if "pairs" in history else f"{rl.tasks_per_step} × {rl.group_size}"
+            stored = {"pairs": "stored pairs", "records": "recorded episodes"}
+            played = stored.get(learnt_from(history), f"{rl.tasks_per_step} × {rl.group_size}")
             row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
             for column, _ in told:
                 ends = first_and_last(history, column)

@@ -52,6 +52,8 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
+    if method.data != "episodes" and given.curriculum.kind == "value":
+        raise ParamsError(f"rl.curriculum.kind: value has no effect: algorithm {slug} plays no tasks; set it to difficulty")
     sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "replay")
     if method.data == "pairs":
         for section in sections:

@@ -30,8 +30,6 @@ def _check_records(given: Rl, rl: Rl, method: Composition) -> None:
                 )
     if given.replay.capacity is not None:
         raise ParamsError(f"rl.replay.capacity has no effect: algorithm {slug} plays no episodes to keep; set it to null")
-    if rl.curriculum.kind == "value":
-        raise ParamsError(f"rl.curriculum.kind: value has no effect: algorithm {slug} plays no tasks; set it to difficulty")
     if not needs_utterances(rl):
         raise ParamsError(
             f"rl.advantage.estimator: {rl.advantage.estimator} judges episodes that the policy played, and algorithm {slug} "

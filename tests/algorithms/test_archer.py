@@ -123,6 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, "weighs likelihoods"),
     ({"algorithm": "archer_offline", "settings": {"inv_temp": 0.0}}, "known: inv_temp, max_weight"),
     ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "stored pairs"),
+    ({"algorithm": "dpo", "curriculum": {"kind": "value"}}, "plays no tasks"),
 ]
 
 

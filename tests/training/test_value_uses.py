@@ -14,7 +14,8 @@ from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool
 from stages.algorithms.compose import resolve
-from stages.params import HeadParams, Resources, Rl
+from stages.parameters.heads import HeadParams
+from stages.params import Resources, Rl
 from stages.training import reinforcement
 from stages.training.batches import trajectory_batch, turn_boundaries
 from stages.training.curriculum import TaskSampler, first_values

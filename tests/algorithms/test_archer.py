@@ -42,7 +42,7 @@ def loss_and_gradient(make_batch: Any, section: dict[str, Any], advantage: float
     logprobs = torch.where(batch.mask, torch.tensor([[0.0, -0.5, -1.0, 0.0]]), torch.zeros(())).requires_grad_()
     terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
     (gradient,) = torch.autograd.grad(terms.loss, logprobs)
-    return float(terms.loss), gradient[batch.mask]
+    return float(terms.loss.detach()), gradient[batch.mask]
 
 
 def test_the_actor_loss_by_hand(make_batch) -> None:

@@ -35,10 +35,12 @@ RL: dict[str, Any] = {
 }
 
 
-def store_value_model(folder: Path, tiny_policy: Path, head: HeadParams) -> StepValueModel:
+def store_value_model(folder: Path, tiny_policy: Path, head: HeadParams, spread: float = 0.3) -> StepValueModel:
     """A step-value model whose values differ from history to history, as annotate would have saved it."""
     model = StepValueModel(load_policy(tiny_policy, attention="sdpa").model.base_model, head)
-    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(2))
+    torch.nn.init.normal_(model.output.weight, std=spread, generator=torch.Generator().manual_seed(2))
+    if head.loss == "mse":
+        torch.nn.init.constant_(model.output.bias, 0.5)
     model.save(folder / "value_model")
     return StepValueModel.load(folder / "value_model")
 
@@ -107,7 +109,7 @@ def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_po
     context = make_context("rl", rl={**RL, "steps": 1, "curriculum": {"kind": "value", "floor": 0.01}})
     with pytest.raises(FileNotFoundError, match="value_model"):
         rl.run(context)
-    model = store_value_model(context.root / "data/annotated/toy", tiny_policy, HeadParams(loss="mse"))
+    model = store_value_model(context.root / "data/annotated/toy", tiny_policy, HeadParams(loss="mse"), 0.03)
     rl.run(context)
     ((sampler, given),) = made
     chat = Chat(load_policy(tiny_policy).tokenizer)

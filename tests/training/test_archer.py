@@ -65,20 +65,30 @@ def store_rollouts(context, tiny_policy: Path) -> list[Episode]:
     return made
 
 
-def test_it_learns_from_what_it_replays(make_context):
-    """The critic learns what turns are worth, and the policy from it; tokens are counted, sampling and training agree."""
-    changes = {"steps": 8, "tasks_per_step": 12, "learning_rate": 0.02}
-    replay = {"episodes": 16, "critic_updates": 6, "policy_updates": 2}
-    history, report = run(make_context("rl", rl=section(**changes, critic={"warmup_steps": 2}, replay=replay)))
-    assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.3
+def test_it_learns_from_what_it_replays(make_context, tiny_policy):
+    """A policy that has cloned records says the right action no more often than the wrong one. The critic learns which is which,
+    and the policy from it; tokens are counted, sampling and training agree."""
+    cloning = {"records": ["rollouts"], "episodes": 16, "critic_updates": 1, "policy_updates": 5}
+    settings = {"steps": 6, "learning_rate": 0.005, "settings": {"inv_temp": 0.001}}
+    clone = make_context("rl", "clone", rl=section(algorithm="archer_offline", **settings, replay=cloning))
+    store_rollouts(clone, tiny_policy)
+    rl.run(clone)
+
+    replay = {"episodes": 12, "critic_updates": 8, "policy_updates": 2}
+    changes = {"steps": 6, "tasks_per_step": 12, "learning_rate": 0.005, "sampling": {"max_tokens": 8}}
+    context = make_context("rl", rl=section(**changes, critic={"warmup_steps": 2, "learning_rate": 0.005}, replay=replay))
+    start = context.root / "data/models/sft"
+    start.unlink()
+    start.symlink_to(clone.root / "data/models/rl/toy")
+    history, report = run(context)
+    assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.4
     assert report["algorithm"] == "archer"
     assert report["ledger/environment_tokens_trained"] == 0
-    assert report["max_logprob_difference"] <= 1e-5
-    # Two turns of 16 drawn episodes, twice a step, each action drawn anew: at least one token and at most three.
-    assert 6 * 2 * 32 <= report["ledger/policy_tokens_trained"] <= 6 * 2 * 32 * 3
-    assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(8)]
-    assert history[-1]["td_error"] < history[0]["td_error"]
-    assert history[-1]["q_correlation"] > 0.3
+    assert report["max_logprob_difference"] <= 1e-4
+    # Two turns of 12 drawn episodes, twice a step, each action drawn anew: at least one token and at most eight.
+    assert 4 * 2 * 24 <= report["ledger/policy_tokens_trained"] <= 4 * 2 * 24 * 8
+    assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(6)]
+    assert all(row["td_error"] < 0.25 and abs(row["q_mean"]) < 1 for row in history)
 
 
 def test_during_warm_up_no_weight_of_the_policy_changes(make_context, monkeypatch):

@@ -100,6 +100,9 @@ def learn_from_records(
     from stages.training.loop import run_loop
     from stages.training.recorded import RecordedJob
 
+    assert context.domain is not None
+    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
+    check_returns(algorithm.rl, *returns_of(domain))
     job = RecordedJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
     report = {

@@ -11,6 +11,7 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.reward_checks import check_returns
 from stages.parameters.rl import Rl
 from stages.params import parse_params
 from stages.validation import ParamsError
@@ -112,7 +113,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer", "external": {"per_group": 1}}, r"rl\.replay\.records"),
     ({"algorithm": "archer", "reward": {"kl_coef": 0.1}}, r"rl\.reward\.kl_coef"),
     ({"algorithm": "archer", "epochs": 2}, "moved away"),
-    ({"algorithm": "archer", "critic": {"head": {"loss": "hl_gauss", "v_min": 0.0, "v_max": 1.0}}}, "4 sigma beyond"),
+    (
+        {"algorithm": "archer", "critic": {"head": {"v_min": 0.0, "v_max": 1.0}}, "reward": {"density": "single"}},
+        "4 sigma beyond",
+    ),
     ({"algorithm": "archer", "critic": {"init": "value_model"}, "reward": {"correct": 2.0, "wrong": 0.0}}, "puts other rewards"),
     ({"algorithm": "archer_offline", "replay": {"records": []}}, "nothing else to learn from"),
     ({"algorithm": "archer_offline", "replay": {"actions": "played"}}, "plays none"),
@@ -131,6 +135,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_senseless_combinations_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(values), 64)
+
+
+def test_the_critic_must_suit_a_domains_returns() -> None:
+    """Contract: supports hold returns as wordle's of -6 to 0, and a critic that starts at shares of success is refused there."""
+    check_returns(resolve(Rl(algorithm="archer")).rl, -6.0, 0.0)
+    for section, reason in (({"head": {"loss": "two_hot"}}, "returns lie in"), ({"init": "value_model"}, "shares of success")):
+        rl = resolve(Rl.model_validate({"algorithm": "archer", "critic": section})).rl
+        check_returns(rl, 0.0, 1.0)
+        with pytest.raises(ParamsError, match=reason):
+            check_returns(rl, -6.0, 0.0)
 
 
 def test_the_critic_takes_over_the_step_value_model_with_its_head_alone() -> None:

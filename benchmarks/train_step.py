@@ -100,7 +100,7 @@ class Ours:
         models = Models.make(algorithm, model, None, processes, tokens)
         batch = trajectory_batch(trajectories(len(tokenizer), prompt, answer, tasks, group))
         # On-policy: the behaviour's log-probabilities are those of the weights that learn.
-        own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
+        own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
         self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
         self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)

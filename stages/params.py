@@ -320,6 +320,7 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
                     f"{source}: in per_domain.{domain}: rl.credit.kind: progress needs the estimator that annotate fits, and "
                     f"annotate.progress.kind is none: set it to spa"
                 )
+        _check_value_model(params, domain, source)
         by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
         if by_q and params.section("annotate", domain).q_model.kind == "none":
             raise ParamsError(
@@ -368,6 +369,24 @@ def _check_token_values(params: Params, domain: str, source: str) -> None:
         raise ParamsError(
             f"{source}: in per_domain.{domain}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, "
             f"and model.lora.rank is {params.model.lora.rank}: set it to 0"
+        )
+
+
+def _check_value_model(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where the critic cannot start from annotate's step-value model."""
+    critic = resolve_section(params.section("rl", domain))[1].critic
+    if critic.init != "value_model":
+        return
+    fitted = params.section("annotate", domain).value_model.head
+    if critic.head != fitted:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.critic.init: value_model takes over the model that annotate fits with head "
+            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump() if critic.head else None}; make them equal"
+        )
+    if params.model.lora.rank:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.critic.init: value_model is a model with weights of its own, and with "
+            f"model.lora.rank {params.model.lora.rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
         )
 
 

@@ -1,11 +1,13 @@
-"""rl: the SFT policy learns one domain: by playing it, or from the preference pairs of tree search, as `rl.algorithm` says.
+"""rl: the SFT policy learns one domain: by playing it, from recorded episodes, or from the preference pairs of tree search, as
+`rl.algorithm` says.
 
-Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, or stored episodes, each step: an update
-over some of them.
-data/models/sft, data/curated/<domain> (demonstrations for external.per_group), data/rollouts/<domain>/difficulty.json (and
-data/annotated/<domain>: value_model or progress_model for credit.kind annotated or progress, nodes and pairs for algorithms that
-learn from pairs; data/rollouts/<domain>/episodes.parquet for those that learn from stored episodes) -> data/models/rl/<domain>
-(with value/ where values of tokens were learnt), data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
+Playing, each step: draw tasks, play them in groups, credit the tokens, update. Pairs, records and stored episodes, each step:
+updates over some of them. Reads data/models/sft, data/rollouts/<domain>/difficulty.json, and, as the algorithm asks,
+data/curated/<domain> (demonstrations for external.per_group, these and game records for replay.records), the episodes in
+data/rollouts/<domain> (for replay.records and algorithms of stored episodes) and data/annotated/<domain> (value_model for
+credit.kind annotated, critic.init and curriculum.kind value; progress_model for credit.kind progress; nodes and pairs for
+algorithms that learn from pairs). Writes data/models/rl/<domain> (with value/ where values of tokens were learnt),
+data/rl/<domain>/samples.parquet, reports/rl/<domain>{_history.csv,.json}.
 Under LoRA (model.lora) data/models/rl/<domain> is an adapter folder whose base is data/models/sft.
 """
 
@@ -85,6 +87,7 @@ def learn_from_pairs(
     job = PreferenceJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
     report = {
+        "environment_steps": 0,
         "pairs": len(job.pairs),
         "passes": len(history) * job.per_step / len(job.pairs),
         "pair_accuracy_first": history[0]["pair_accuracy"],
@@ -114,7 +117,36 @@ def learn_from_stored(
     return Learnt(job.models, history, [], report, job.token_q())
 
 
-LEARN = {"episodes": learn_by_playing, "pairs": learn_from_pairs, "stored": learn_from_stored}
+def learn_from_records(
+    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+) -> Learnt:
+    """Train on recorded episodes; no samples."""
+    from stages.training.loop import run_loop
+    from stages.training.recorded import RecordedJob
+
+    assert context.domain is not None
+    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
+    check_returns(algorithm.rl, *returns_of(domain))
+    job = RecordedJob(context, algorithm, policy, processes)
+    history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
+    report = {
+        "environment_steps": 0,
+        "records": {kind: len(episodes) for kind, episodes in job.records.items()},
+        "replayed_turns": job.off_policy.replay.turns,
+        "td_error_first": history[0]["td_error"],
+        "td_error_last": history[-1]["td_error"],
+        "kl_last": history[-1]["kl"],
+        **job.ledger.metrics(),
+    }
+    return Learnt(job.models, history, [], report)
+
+
+LEARN = {
+    "episodes": learn_by_playing,
+    "records": learn_from_records,
+    "pairs": learn_from_pairs,
+    "stored": learn_from_stored,
+}
 """By what the algorithm learns from (stages.algorithms.card.Composition.data)."""
 
 

@@ -38,7 +38,8 @@ class Composition:
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     check: (rl as given, rl resolved); raises ParamsError for what makes no sense with this method alone.
-    data: what it learns from: episodes that the policy plays, the stored pairs, or stored episodes, off-policy.
+    data: what it learns from: episodes that the policy plays; recorded episodes (`replay.records`) by the same pieces; the stored
+        pairs; or stored episodes by the losses in `stored`.
     stored: its losses on stored episodes.
     """
 
@@ -51,5 +52,5 @@ class Composition:
     vocabulary: Callable[[Any], bool] | None = None
     rescored: Callable[[Any], bool] | None = None
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "pairs", "stored"] = "episodes"
+    data: Literal["episodes", "records", "pairs", "stored"] = "episodes"
     stored: Stored | None = None

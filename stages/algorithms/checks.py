@@ -2,144 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from stages.algorithms.card import PIECES, Composition
-from stages.algorithms.group_checks import BRANCHING, check_groups
+from stages.algorithms.group_checks import check_groups
+from stages.algorithms.needs import NEEDS, get, learns_values
+from stages.algorithms.replay_checks import check_replay
 from stages.algorithms.reward_checks import check_progress, check_reward, check_support_of_shaped
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
-REFERENCE_FREE = ("orpo", "simpo", "cpo")
-_CLIPPED = ("ppo_clip", "gspo", "cispo")
-_REFILLED = ("random", "value")
-
-
-def needs_critic(rl: Rl) -> bool:
-    """Whether a resolved section asks for a critic."""
-    return rl.advantage.estimator == "gae"
-
-
-def needs_reference(rl: Rl) -> bool:
-    """Whether a resolved section compares with the frozen start policy while training on episodes."""
-    return (rl.loss.kl_coef or 0.0) > 0 or (rl.reward.kl_coef or 0.0) > 0
-
-
-def _external(rl: Rl) -> str | None:
-    """The loss of external tokens, None where there are none."""
-    return rl.external.loss if rl.external.per_group else None
-
-
-NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
-    (("reward.prs",), lambda rl: rl.reward.kind == "prs", "reward.kind: prs"),
-    (("reward.divisor", "reward.max_total"), lambda rl: rl.reward.density == "dense", "reward.density: dense"),
-    (("reward.tool_bonus_on", "reward.tool_bonus_cap"), lambda rl: bool(rl.reward.tool_bonus), "a reward.tool_bonus above 0"),
-    (
-        ("reward.overlong_max", "reward.overlong_cache"),
-        lambda rl: bool(rl.reward.overlong_penalty),
-        "a reward.overlong_penalty above 0",
-    ),
-    (("reward.kl_estimator",), lambda rl: bool(rl.reward.kl_coef), "a reward.kl_coef above 0"),
-    (
-        ("reward.format_penalty", "reward.multi_tool_bonus"),
-        lambda rl: rl.reward.kind == "hierarchical",
-        "reward.kind: hierarchical",
-    ),
-    (
-        ("branching.initial", "branching.beam", "branching.base"),
-        lambda rl: rl.branching.kind in BRANCHING,
-        "branching.kind: entropy or random",
-    ),
-    (
-        tuple(f"branching.{name}" for name in ("entropy_weight", "tokens", "candidates", "aggregate", "probe", "inherit")),
-        lambda rl: rl.branching.kind == "entropy",
-        "branching.kind: entropy",
-    ),
-    (("filling.rounds",), lambda rl: rl.filling.kind == "resample", "filling.kind: resample"),
-    (
-        ("filling.replace", "filling.smooth", "filling.c_max"),
-        lambda rl: rl.filling.kind in _REFILLED,
-        "filling.kind: random or value",
-    ),
-    (("filling.min_value",), lambda rl: rl.filling.replace == "low_value", "filling.replace: low_value"),
-    (
-        ("filling.spread", "filling.value_of", "filling.r_max"),
-        lambda rl: rl.filling.kind == "value" or rl.filling.replace == "low_value",
-        "filling.kind: value",
-    ),
-    (("filling.temperature",), lambda rl: rl.filling.kind == "value", "filling.kind: value"),
-    (("filling.zero_tol",), lambda rl: rl.filling.kind != "none", "a filling.kind other than none"),
-    (("external.source", "external.loss"), lambda rl: bool(rl.external.per_group), "an external.per_group above 0"),
-    (("external.mix", "external.u"), lambda rl: _external(rl) == "mis", "external.loss: mis and a per_group above 0"),
-    (
-        ("external.ratio_max", "external.gamma"),
-        lambda rl: _external(rl) in ("mis", "pi", "old"),
-        "external.loss: mis, pi or old and a per_group above 0",
-    ),
-    (("external.coef",), lambda rl: _external(rl) == "sft", "external.loss: sft and a per_group above 0"),
-    (("horizon.turns",), lambda rl: rl.horizon.kind == "fixed", "horizon.kind: fixed"),
-    (
-        ("horizon.rounds", "horizon.steps_per_stage", "horizon.order"),
-        lambda rl: rl.horizon.kind == "scaling_inter",
-        "horizon.kind: scaling_inter",
-    ),
-    (
-        ("advantage.mean", "advantage.std", "advantage.ddof"),
-        lambda rl: rl.advantage.estimator == "group",
-        "advantage.estimator: group",
-    ),
-    (
-        ("advantage.level",),
-        lambda rl: rl.advantage.estimator != "own",
-        "advantage.estimator: group or gae",
-    ),
-    (
-        ("advantage.gamma",),
-        lambda rl: rl.advantage.estimator == "gae" or rl.advantage.level in ("turn", "token"),
-        "advantage.estimator: gae, or level: turn or token",
-    ),
-    (("advantage.lam",), lambda rl: rl.advantage.estimator == "gae", "advantage.estimator: gae"),
-    (("credit.weight",), lambda rl: rl.credit.kind in ("annotated", "progress", "own"), "credit.kind: annotated or progress"),
-    (
-        ("credit.step_reward", "credit.step_weight", "credit.grounding", "credit.grounding_coef"),
-        lambda rl: rl.credit.kind == "progress",
-        "credit.kind: progress",
-    ),
-    (
-        ("credit.residual",),
-        lambda rl: rl.credit.kind == "progress" and rl.credit.step_reward == "spa",
-        "credit.kind: progress, step_reward: spa",
-    ),
-    (
-        ("credit.key", "credit.history", "credit.match", "credit.repeats", "credit.renormalise"),
-        lambda rl: rl.credit.kind == "graph",
-        "credit.kind: graph",
-    ),
-    (("credit.threshold",), lambda rl: rl.credit.match == "cosine", "credit.match: cosine"),
-    (("loss.clip_low", "loss.clip_high"), lambda rl: rl.loss.kind in (*_CLIPPED, "own"), "loss.kind: ppo_clip, gspo or cispo"),
-    (("loss.dual_clip",), lambda rl: rl.loss.kind == "ppo_clip", "loss.kind: ppo_clip"),
-    (("loss.constant_length",), lambda rl: rl.loss.aggregation == "constant", "loss.aggregation: constant"),
-    (("loss.kl_estimator",), lambda rl: bool(rl.loss.kl_coef), "a loss.kl_coef above 0"),
-    (("loss.entropy_aggregation",), lambda rl: bool(rl.loss.entropy_coef), "a loss.entropy_coef above 0"),
-    (
-        ("critic.learning_rate", "critic.coef", "critic.warmup_steps", "critic.head"),
-        needs_critic,
-        "a method with a critic (advantage.estimator: gae)",
-    ),
-    (("preference.gamma",), lambda rl: rl.preference.loss == "simpo", "preference.loss: simpo"),
-    (("preference.smoothing",), lambda rl: rl.preference.loss in ("cdpo", "robust_dpo"), "preference.loss: cdpo or robust_dpo"),
-    (("preference.length_normalise",), lambda rl: rl.preference.loss == "ipo", "preference.loss: ipo"),
-    (("preference.desirable", "preference.undesirable"), lambda rl: rl.preference.loss == "kto", "preference.loss: kto"),
-    (("preference.nll_coef",), lambda rl: rl.preference.loss in ("cpo", "orpo"), "preference.loss: cpo or orpo"),
-]
-"""(keys, what they need to have an effect, that in words)."""
-
-
-def get(rl: Rl, key: str) -> Any:
-    """The value of a dotted key of section `rl`."""
-    section, name = key.split(".")
-    return getattr(getattr(rl, section), name)
+SOURCES = {"pairs": "stored pairs", "stored": "recorded episodes"}
+"""Of methods with losses of a kind of their own, by stages.algorithms.card.Composition.data."""
 
 
 def check(given: Rl, resolved: Rl, method: Composition) -> None:
@@ -149,12 +21,14 @@ def check(given: Rl, resolved: Rl, method: Composition) -> None:
     _check_effects(given, resolved, method)
     if method.data == "pairs":
         _check_pairs(resolved)
-    elif method.data == "episodes":
+    elif method.data in ("episodes", "records"):
         _check_sense(resolved)
         check_reward(resolved)
         check_groups(resolved)
         _check_advantage(resolved)
+        _check_critic(resolved)
         check_progress(resolved)
+        check_replay(given, resolved, method)
     if method.check is not None:
         method.check(given, resolved)
 
@@ -181,19 +55,21 @@ def _check_pieces(rl: Rl, method: Composition) -> None:
 def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     """Refuse what would silently be ignored."""
     slug = method.card.slug
-    sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic")
-    if method.data != "episodes":
-        source = {"pairs": "stored pairs, not from episodes", "stored": "stored episodes, and plays none"}[method.data]
+    if method.data != "episodes" and given.curriculum.kind == "value":
+        raise ParamsError(f"rl.curriculum.kind: value has no effect: algorithm {slug} plays no tasks; set it to difficulty")
+    sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "replay")
+    if method.data in SOURCES:
         for section in sections:
             for name, value in getattr(given, section):
                 if value is not None:
-                    raise ParamsError(f"rl.{section}.{name} has no effect: algorithm {slug} learns from {source}; set it to null")
-    if method.data == "stored":
+                    raise ParamsError(
+                        f"rl.{section}.{name} has no effect: algorithm {slug} learns from {SOURCES[method.data]}, "
+                        f"not from what it plays; set it to null"
+                    )
+    if method.data != "episodes":
         for name in ("environment_steps", "stop_at_success"):
             if getattr(given, name) is not None:
-                raise ParamsError(
-                    f"rl.{name} has no effect: algorithm {slug} learns from stored episodes, and plays none; set it to null"
-                )
+                raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays nothing; set it to null")
     if method.data != "pairs":
         for name, value in given.preference:
             if value is not None:
@@ -244,12 +120,6 @@ def _check_advantage(rl: Rl) -> None:
             raise ParamsError(
                 "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
             )
-        check_support_of_shaped(rl)
-        if (rl.critic.warmup_steps or 0) >= rl.steps:
-            raise ParamsError(
-                f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it "
-                f"below rl.steps"
-            )
     if advantage.estimator == "group" and rl.group_size < 2:
         if mean in ("group", "leave_one_out", "length_weighted") or std == "group":
             raise ParamsError(
@@ -278,3 +148,21 @@ def _check_advantage(rl: Rl) -> None:
             f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
             f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
         )
+
+
+def _check_critic(rl: Rl) -> None:
+    if not learns_values(rl):
+        return
+    if (rl.critic.warmup_steps or 0) >= rl.steps:
+        raise ParamsError(
+            f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it below "
+            f"rl.steps"
+        )
+    reward = rl.reward
+    shaped = reward.kind != "environment" or reward.density == "dense" or reward.correct is not None
+    if rl.critic.init == "value_model" and (shaped or rl.credit.kind == "progress"):
+        raise ParamsError(
+            "rl.critic.init: value_model starts the critic at success as the environment counts it, and rl.reward or rl.credit "
+            "puts other rewards in its place; set init to policy, or these to the environment's"
+        )
+    check_support_of_shaped(rl)

@@ -24,16 +24,17 @@ from stages.algorithms import advantage, filling, groups, horizon
 from stages.algorithms.aggregation import aggregate
 from stages.algorithms.branching import EntropyPlan
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.checks import needs_critic, needs_reference
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
 from stages.algorithms.credit import add_credit
 from stages.algorithms.external import external_loss
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.losses import LOSSES, clipped, log_ratio
+from stages.algorithms.needs import needs_critic, needs_reference, needs_utterances
 from stages.algorithms.progress import progress_rewards
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.shaping import kl_penalty, shape_rewards
+from stages.algorithms.utterance import utterance_advantage
 from stages.parameters.rl import Loss, Rl
 
 
@@ -50,7 +51,13 @@ class Algorithm:
 
     @property
     def needs_critic(self) -> bool:
-        return self.method.data == "episodes" and needs_critic(self.rl)
+        """Whether batches need a critic's `values` of tokens."""
+        return self.method.data != "pairs" and needs_critic(self.rl)
+
+    @property
+    def needs_utterances(self) -> bool:
+        """Whether batches need `turn_q` and `turn_v`, by a critic of utterances that learns from replayed episodes."""
+        return self.method.data != "pairs" and needs_utterances(self.rl)
 
     @property
     def needs_reference(self) -> bool:
@@ -128,6 +135,8 @@ class Algorithm:
             batch = self.method.pieces["advantage"](batch, self.rl)
         elif estimator == "gae":
             batch = gae_advantage(batch, self.rl.advantage)
+        elif estimator == "utterance":
+            batch = utterance_advantage(batch, self.rl.advantage)
         else:
             batch = advantage.group_advantage(batch, self.rl.advantage)
         batch = advantage.finish(batch, self.rl.advantage)

@@ -82,6 +82,11 @@ class TrajectoryBatch:
     """[B, U + 1] float32: annotated step-value model's V before each turn and after the last (0 if terminated)."""
     turn_progress: Tensor | None = None
     """[B, U] float32: what the progress estimator says each turn contributed to the return; 0 past the end."""
+    turn_q: Tensor | None = None
+    """[B, U, 2] float32: what the twins of the critic of utterances say a turn's action is worth, where the method has it; 0
+    past the end."""
+    turn_v: Tensor | None = None
+    """[B, U, 2] float32: ... and the history before it."""
     states: Tensor | None = None
     """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. ENDED and CUT
     after the last turn of an episode that ended by its own rules or was cut; -1 past that."""

@@ -26,6 +26,9 @@ PRS_STAGES = [
 ]
 """Format first, then a tool call, then the outcome."""
 
+LEVELS = {"group": "trajectory", "gae": "token"}
+"""advantage.level by its estimator; the others know none."""
+
 DEFAULTS: dict[str, Any] = {
     "reward.kind": "environment",
     "reward.prs": PRS_STAGES,
@@ -76,6 +79,7 @@ DEFAULTS: dict[str, Any] = {
     "advantage.gamma": 1.0,
     "advantage.lam": 1.0,
     "advantage.whiten": False,
+    "advantage.token_baseline": False,
     "credit.kind": "outcome",
     "credit.weight": 1.0,
     "credit.step_reward": "spa",
@@ -101,6 +105,18 @@ DEFAULTS: dict[str, Any] = {
     "critic.coef": 0.5,
     "critic.warmup_steps": 2,
     "critic.head": HeadParams(),
+    "critic.init": "policy",
+    "replay.records": [],
+    "replay.capacity": 100_000,
+    "replay.episodes": 16,
+    "replay.critic_updates": 20,
+    "replay.policy_updates": 2,
+    "replay.tau": 0.1,
+    "replay.value_target": "policy",
+    "replay.samples": 1,
+    "replay.expectile": 0.9,
+    "replay.bootstrap_truncated": False,
+    "replay.actions": "fresh",
     "preference.source": "trees",
     "preference.loss": "dpo",
     "preference.level": "trajectory",
@@ -134,8 +150,8 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
         section, name = key.split(".")
         if values[section][name] is None:
             values[section][name] = value
-    if values["advantage"]["level"] is None and values["advantage"]["estimator"] != "own":
-        values["advantage"]["level"] = "token" if values["advantage"]["estimator"] == "gae" else "trajectory"
+    if values["advantage"]["level"] is None:
+        values["advantage"]["level"] = LEVELS.get(values["advantage"]["estimator"])
     if values["branching"]["kind"] not in ("none", "own") and values["branching"]["initial"] is None:
         values["branching"]["initial"] = max(1, (given.group_size - (values["external"]["per_group"] or 0)) // 2)
     _lengths(values, max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stages.algorithms.needs import learns_values
 from stages.parameters.heads import check_support
 from stages.parameters.rl import Reward, Rl
 from stages.validation import ParamsError
@@ -75,9 +76,16 @@ def check_support_of_shaped(rl: Rl) -> None:
 
 
 def check_returns(rl: Rl, low: float, high: float) -> None:
-    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high]."""
-    if rl.advantage.estimator == "gae" and not shapes_returns(rl):
-        _check_support(rl, low, high)
+    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high], or
+    would start from values of another kind."""
+    if not learns_values(rl) or shapes_returns(rl):
+        return
+    if rl.critic.init == "value_model" and (low, high) != (0.0, 1.0):
+        raise ParamsError(
+            f"rl.critic.init: value_model starts the critic at shares of success, and returns lie in [{low:g}, {high:g}]; set it "
+            f"to policy, or give success alone as reward (rl.reward.density: single)"
+        )
+    _check_support(rl, low, high)
 
 
 def _check_support(rl: Rl, low: float, high: float) -> None:

@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from stages.algorithms.registry import composition
 from stages.control.settings import OfflineQ
+from stages.parameters.rl import Rl
 from stages.params import Params, deep_merge, parse_params
 from stages.validation import Count, ParamsError, Section, explain
 
@@ -80,8 +82,8 @@ class Experiment(Section):
     learns from stored games; `environment` is `guessing`. designs: a search over agent designs, as the arm's `design` says, is
     replayed on a table of all designs' scores (stages/claims/design_search.py); all arms and seeds share the table."""
     budget: Budget | None = None
-    """Of rl; the other lanes have none, nor have methods that learn from stored episodes or pairs: for those `shared` gives
-    rl.steps."""
+    """Of rl; the other lanes have none. Arms that learn from pairs or recorded episodes play nothing that it could end: they take
+    rl.steps; where all arms do, `shared` has these in place of a budget."""
     start: Literal["common", "own"] = "common"
     """`own`: arms may differ in what comes before rl, since that is what is compared."""
     shared: dict[str, Any] = Field(default_factory=dict)
@@ -172,9 +174,9 @@ def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> d
     ]
     plays = [f"rl@{domain}"] if experiment.lane == "rl" else ["sft"]
     values["evaluate"] = {**values.get("evaluate", {}), "models": (named or [plays])[0]}
-    if experiment.budget is None:
-        return values
     rl = values["rl"]
+    if experiment.budget is None or composition(rl.get("algorithm", Rl.model_fields["algorithm"].default)).data != "episodes":
+        return values
     budget = experiment.budget.environment_steps
     if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
         # An episode has at least one turn: so many steps are sure to reach the budget.

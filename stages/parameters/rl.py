@@ -160,7 +160,8 @@ class Horizon(Section):
 class Advantage(Section):
     """Each axis on its own."""
 
-    estimator: Literal["group", "gae", "own"] | None = None
+    estimator: Literal["group", "gae", "utterance", "own"] | None = None
+    """utterance: min Q - min V of a turn under a critic that learns off-policy from replayed episodes, see `replay`."""
     level: Literal["trajectory", "turn", "token"] | None = None
     """What is credited as one: group knows all three, gae turns and tokens."""
     mean: Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"] | None = None
@@ -174,6 +175,8 @@ class Advantage(Section):
     """Zero mean, unit standard deviation over the batch's policy tokens."""
     clip: Positive | None = None
     """Advantages are cut to [-clip, clip], last of all."""
+    token_baseline: bool | None = None
+    """utterance: subtract from a turn's advantage what a critic of its own expects of it before each token."""
 
 
 class Credit(Section):
@@ -232,6 +235,39 @@ class Critic(Section):
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     """Steps in which only the critic learns."""
     head: HeadParams | None = None
+    init: Literal["policy", "value_model"] | None = None
+    """What it starts from: the policy's backbone with an untrained head, or annotate's step-value model, head and all."""
+
+
+class Replay(Section):
+    """Learning off-policy, with advantage.estimator utterance: whole episodes are kept, and critic and policy learn from draws
+    of them."""
+
+    records: list[Literal["rollouts", "demonstrations", "games"]] | None = None
+    """Recorded episodes of the training tasks that can be drawn from the start: those of the stage rollout, demonstrations of
+    expert and noisy expert, game records. What a domain does not have is left out."""
+    capacity: Count | None = None
+    """Turns of played episodes that are kept; the oldest episodes make room."""
+    episodes: Count | None = None
+    """Drawn for each optimiser step, with replacement; it learns from all their turns."""
+    critic_updates: Count | None = None
+    """Optimiser steps of the critic per step."""
+    policy_updates: Count | None = None
+    """Batches per step that the policy learns from, after the critic."""
+    tau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Polyak rate of the target network, which follows each update of the critic; 1: a copy."""
+    value_target: Literal["policy", "expectile"] | None = None
+    """What V learns. policy: Q of actions that the policy draws anew; expectile: of the recorded action, by expectile regression
+    (implicit Q-learning), so that no action is valued that the records lack."""
+    samples: Count | None = None
+    """policy: actions drawn per turn."""
+    expectile: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """expectile: 0.5 is the mean; towards 1 V becomes the best recorded action's Q."""
+    bootstrap_truncated: bool | None = None
+    """Where a limit cut the episode, the last turn's target goes on with V; False: the limit is the end."""
+    actions: Literal["fresh", "played", "recorded"] | None = None
+    """What the policy learns from. fresh: actions that it draws anew after histories of drawn episodes; played: the step's own
+    episodes; recorded: the actions of drawn episodes."""
 
 
 class Preference(Section):
@@ -258,8 +294,9 @@ class Preference(Section):
 
 
 class Curriculum(Section):
-    kind: Literal["uniform", "difficulty"] = "difficulty"
-    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training."""
+    kind: Literal["uniform", "difficulty", "value"] = "difficulty"
+    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training;
+    `value`: p starts at what annotate's step-value model gives the task's first observation, so that all tasks have one."""
     floor: Share = 0.05
 
 
@@ -331,6 +368,7 @@ class Rl(Section):
     credit: Credit = Credit()
     loss: Loss = Loss()
     critic: Critic = Critic()
+    replay: Replay = Replay()
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()

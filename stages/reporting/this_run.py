@@ -62,7 +62,8 @@ def work(inputs: Inputs) -> dict[str, Work]:
     for domain, given in inputs.domains.items():
         trained, dropped = _trained(given.rl), _at(given.rl, "ledger/policy_tokens_dropped")
         epochs = inputs.params.section("rl", domain).epochs
-        sampled = None if trained is None or dropped is None else (trained + dropped) // epochs
+        nothing_played = _at(given.rl, "environment_steps") == 0
+        sampled = None if trained is None or dropped is None or nothing_played else (trained + dropped) // epochs
         found[f"rl@{domain}"] = Work(
             episodes=_at(given.rl, "episodes"), steps=_at(given.rl, "steps"), sampled_tokens=sampled, trained_tokens=trained
         )

@@ -1,4 +1,4 @@
-"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads).
+"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads), or annotate's step-value model.
 
 Under LoRA the copy shares the policy's frozen weights and has adapters of its own.
 """
@@ -14,20 +14,31 @@ from stages.agent.policy import States, predicting_states
 from stages.parameters.heads import HeadParams
 from stages.training.adapters import twin
 from stages.values.heads import make_head
+from stages.values.step_value import StepValueModel, check_same_head
 
 
 class Critic(nn.Module):
     """V(state before a token), read from the hidden state of the token before it. The output layer starts at zero, so that every
-    state starts with the same value: the head's prior."""
+    state starts with the same value: the head's prior. Or, with `start`, all of it is that step-value model's: before a turn the
+    value is what annotate fitted. Raises ValueError if its head is another one."""
 
-    def __init__(self, policy: Any, params: HeadParams, states: States = predicting_states) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        params: HeadParams,
+        states: States = predicting_states,
+        start: StepValueModel | None = None,
+    ) -> None:
         super().__init__()
         self._states = states
-        self.backbone = twin(policy.base_model)
+        self.backbone = twin(policy.base_model) if start is None else start.backbone
         self.head = make_head(params)
         self.output = nn.Linear(policy.config.hidden_size, self.head.outputs)
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
+        if start is not None:
+            check_same_head(start, params)
+            self.output.load_state_dict(start.output.state_dict())
 
     def logits(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Head logits [N, outputs] before each masked token of token_ids, mask [B, T]; N masked tokens in row order."""

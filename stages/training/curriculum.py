@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import torch
+
+from stages.agent.chat import Chat
+from stages.agent.rollout import EnvironmentPool
 from stages.curation.model_aware import shares
+from stages.environments.protocol import Task, opening
 from stages.parameters.rl import Curriculum, Selection
 from stages.seeding import stream
+from stages.training.batches import padded, plan_micro_batches
+from stages.training.processes import Processes
+from stages.values.step_value import StepValueModel
 
 RATE = 0.5
 """Weight of a step's success share in the running estimate of a task's success."""
@@ -30,10 +38,29 @@ def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Sel
     return found
 
 
-class TaskSampler:
-    """Success estimates by task, from rollout's measurements and updated while training; draws depend on (key, step) alone.
+def first_values(
+    tasks: Sequence[Task], pool: EnvironmentPool, chat: Chat, model: StepValueModel, tokens_per_batch: int, processes: Processes
+) -> dict[str, float]:
+    """Task -> the success in [0, 1] that the step-value model gives the policy before its first turn. The processes share the
+    tasks."""
+    mine = tasks[processes.index :: processes.count]
+    environment = pool.take()
+    prompts = [chat.prompt_tokens(opening(task.prompt, environment.reset(task).text)) for task in mine]
+    pool.give_back(environment)
+    found: list[tuple[str, float]] = []
+    for rows in plan_micro_batches([len(prompt) for prompt in prompts], tokens_per_batch):
+        token_ids = padded([prompts[row] for row in rows], 0, torch.int64).to(processes.device)
+        lengths = torch.tensor([len(prompts[row]) for row in rows], device=processes.device)
+        values = model.turn_values(token_ids, lengths, lengths[:, None] - 1)[:, 0].clamp(0.0, 1.0).tolist()
+        found += zip((mine[row].task_id for row in rows), values, strict=True)
+    return dict(sorted(processes.gather(found)))
 
-    `difficulty` weights a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal.
+
+class TaskSampler:
+    """Success estimates by task, rollout's measurements or the step-value model's at first and updated while training; draws
+    depend on (key, step) alone.
+
+    `difficulty` and `value` weight a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal.
     Tasks that rollout has not measured start at the mean of those it has. `factors`: by task, on its weight; 1 where there are
     none. Raises ValueError if there are fewer tasks than a step draws.
     """

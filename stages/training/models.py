@@ -1,5 +1,5 @@
-"""The models of an RL run: the policy, the frozen reference it started from, a critic, and what annotate has fitted for step
-credit: the step-value model or the progress estimator."""
+"""The models of an RL run: the policy, the frozen reference it started from, critics of tokens or of utterances, and what
+annotate has fitted for step credit: the step-value model or the progress estimator."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
+from stages.algorithms.needs import learns_values
 from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
-from stages.training.adapters import reference_of
+from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
 from stages.training.critic import Critic
 from stages.training.loop import Learner
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.processes import Processes
+from stages.training.recompute import recompute_layers, recomputes
 from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.values.progress import ProgressEstimator
 from stages.values.step_value import StepValueModel
+from stages.values.utterance import TWINS, UtteranceCritic
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Models:
     policy: Any
     reference: Any
     critic: Critic | None
+    utterances: UtteranceCritic | None
     step_values: StepValueModel | None
     progress: ProgressEstimator | None
     tokens_per_batch: int
@@ -50,19 +54,25 @@ class Models:
 
     @classmethod
     def make(
-        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int
+        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int, seed: int = 0
     ) -> Models:
-        """Models for `algorithm` from the start policy; `annotated`: the folder of what annotate has fitted, for step credit.
+        """Models for `algorithm` from the start policy; `annotated`: the folder of what annotate has fitted, for step credit and
+        for critics to start from; `seed`: of a critic's random layers.
 
-        Raises FileNotFoundError if what step credit wants from that folder is not whole there.
+        Raises FileNotFoundError if what is wanted from that folder is not whole there; ValueError if a critic cannot start from
+        it, or under FSDP for a critic with a target network.
         """
         device = processes.device
         policy.to(device)
         reference = reference_of(policy)
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
-        head = algorithm.rl.critic.head or HeadParams()
-        critic = Critic(policy, head, states) if algorithm.needs_critic else None
+        critic, utterances = make_critics(algorithm, policy, annotated, states, seed)
+        if utterances is not None and processes.sharded:
+            raise ValueError(
+                "rl.advantage.estimator: utterance keeps a target network beside the critic, and FSDP splits networks over "
+                "processes: use profiles/accelerate/ddp.yaml"
+            )
         step_values = progress = None
         if annotated is not None and algorithm.rl.credit.kind == "annotated":
             step_values = StepValueModel.load(annotated / "value_model", str(device))
@@ -70,7 +80,10 @@ class Models:
             progress = ProgressEstimator.load(annotated / "progress_model", str(device))
         player = processes.replica(policy)
         whole = algorithm.whole_groups
-        return cls(policy, reference, critic, step_values, progress, tokens_per_batch, whole, sharing, processes, player)
+        return cls(
+            *(policy, reference, critic, utterances, step_values, progress),
+            *(tokens_per_batch, whole, sharing, processes, player),
+        )
 
     def refresh_player(self) -> None:
         """Let the engine play with the policy's present weights; the same call in every process."""
@@ -91,19 +104,26 @@ class Models:
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
         """Rows of the batch in micro-batches: of rows that share tokens, or of similar length; with sharing at least `least` of
         them, by default one for each process."""
+        return self.plan_reads(batch.token_ids, batch.mask, rows, least)
+
+    def plan_reads(self, token_ids: Tensor, mask: Tensor, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
+        """`plan` for any rows token_ids, mask [B, T] that are read up to their last place in the mask."""
         if not self.sharing or not rows:
-            return self.plan_dense(batch, rows)
+            return self._plan_lengths(mask, rows)
         least = self.processes.count if least is None else least
         budget = self.tokens_per_batch
-        plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+        plan = plan_shared(token_ids, mask, rows, budget)
         while len(plan) < min(least, len(rows)):
             budget //= 2
-            plan = plan_shared(batch.token_ids, batch.mask, rows, budget)
+            plan = plan_shared(token_ids, mask, rows, budget)
         return plan
 
     def plan_dense(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches of similar trained length."""
-        lengths = trained_lengths(batch.mask).tolist()
+        return self._plan_lengths(batch.mask, rows)
+
+    def _plan_lengths(self, mask: Tensor, rows: Sequence[int]) -> list[list[int]]:
+        lengths = trained_lengths(mask).tolist()
         plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
         return [[rows[place] for place in group] for group in plan]
 
@@ -128,13 +148,13 @@ class Models:
             result[torch.tensor(group), : part.shape[1]] = part
         return result
 
-    def reference_logprobs(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> Tensor:
-        """Log-probabilities [B, T] under the reference on the policy tokens of `rows`, 0 elsewhere."""
+    def logprobs(self, model: Any, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> Tensor:
+        """Log-probabilities [B, T] under `model` (policy or reference) on the masked tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(self.reference, micro.token_ids, micro.mask, temperature, states=self.states)[0]
+            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)[0]
 
-        return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, self.reference)
+        return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
@@ -143,7 +163,7 @@ class Models:
         if reference is None:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
-            reference = self.reference_logprobs(batch, rows, temperature)
+            reference = self.logprobs(self.reference, batch, rows, temperature)
             mask = mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows, dtype=torch.int64), True)
         values = kl_estimate(batch.logprobs_old, reference, "k3")
         return float((values * mask).sum() / mask.sum().clamp(min=1))
@@ -152,12 +172,7 @@ class Models:
         """The batch with the policy's present log-probabilities as `logprobs_old` of external tokens, which it did not draw."""
         assert batch.external is not None
         shown = batch.external.any(1)
-
-        def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(self.policy, micro.token_ids, micro.mask, temperature, states=self.states)[0]
-
-        plan = self.plan(batch, [row for row in rows if shown[row]])
-        found = self._per_row(batch, plan, batch.mask.shape, compute, self.policy)
+        found = self.logprobs(self.policy, batch, [row for row in rows if shown[row]], temperature)
         old = torch.where(batch.external, found, batch.logprobs_old)
         return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
 
@@ -175,21 +190,30 @@ class Models:
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
-        `logprobs_ref`, the critic's `values`, annotated `turn_values` and `turn_progress`."""
+        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`."""
         rows = forward_rows(batch, "keep").tolist()
         if algorithm.needs_rescoring:
             batch = self._rescored(batch, rows, algorithm.rl.sampling.temperature)
         if batch.external is not None:
             batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:
-            batch = batch.with_(logprobs_ref=self.reference_logprobs(batch, rows, algorithm.rl.sampling.temperature))
-        critic, step_values, progress = self.critic, self.step_values, self.progress
+            reference = self.logprobs(self.reference, batch, rows, algorithm.rl.sampling.temperature)
+            batch = batch.with_(logprobs_ref=reference)
+        critic, utterances, step_values, progress = self.critic, self.utterances, self.step_values, self.progress
         if critic is not None:
 
             def values(micro: TrajectoryBatch) -> Tensor:
                 return critic.values(micro.token_ids, micro.mask)
 
             batch = batch.with_(values=self._per_row(batch, self.plan(batch, rows), batch.mask.shape, values, critic))
+        if utterances is not None:
+
+            def twins(micro: TrajectoryBatch) -> Tensor:
+                return utterances.values(micro.token_ids, turn_boundaries(micro), turn_ends(micro))
+
+            shape = torch.Size((*batch.turn_rewards.shape, 2 * TWINS))
+            found = self._per_row(batch, self.plan(batch, rows), shape, twins, utterances)
+            batch = batch.with_(turn_q=found[..., :TWINS], turn_v=found[..., TWINS:])
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
 
@@ -209,8 +233,26 @@ class Models:
         return batch
 
 
+def make_critics(
+    algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
+) -> tuple[Critic | None, UtteranceCritic | None]:
+    """The critic of tokens and that of utterances, where the algorithm has them; see `Models.make`."""
+    params = algorithm.rl.critic
+    head, start = params.head or HeadParams(), None
+    if annotated is not None and params.init == "value_model" and learns_values(algorithm.rl):
+        start = StepValueModel.load(annotated / "value_model", str(policy.device))
+        if recomputes(policy):
+            recompute_layers(start.backbone)
+    if not algorithm.needs_utterances:
+        return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
+    backbone = twin(policy.base_model) if start is None else start.backbone
+    # The baseline of tokens learns advantages, which no step-value model knows and no support can be laid around.
+    baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None
+    return baseline, UtteranceCritic(backbone, head, states, seed, start=start)
+
+
 def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
-    """The policy's learner and, where there is one, the critic's, with learning rates of their own."""
+    """The policy's learner and, where there are any, the critics', with learning rates of their own."""
     processes = models.processes
 
     def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
@@ -218,7 +260,8 @@ def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
         return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, processes)
 
     learners = {"policy": learner(models.policy, rl.learning_rate)}
-    if models.critic is not None:
-        assert rl.critic.learning_rate is not None, "resolve the parameters first"
-        learners["critic"] = learner(models.critic, rl.critic.learning_rate)
+    for name, critic in (("critic", models.critic), ("utterances", models.utterances)):
+        if critic is not None:
+            assert rl.critic.learning_rate is not None, "resolve the parameters first"
+            learners[name] = learner(critic, rl.critic.learning_rate)
     return learners

@@ -147,6 +147,15 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         }
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
+    utterances = sums.get("utterances")
+    if utterances:
+        turns = max(utterances["turns"], 1.0)
+        row |= {
+            "utterance_loss": utterances["loss"] / utterances["updates"],
+            "utterance_grad_norm": utterances["grad_norm"] / utterances["updates"],
+            "td_error": utterances["td_error"] / turns,
+            "utterance_clamped": utterances["outside"] / turns,
+        }
     critic = sums.get("critic")
     if critic:
         row |= {"critic_loss": critic["loss"] / critic["updates"], "critic_grad_norm": critic["grad_norm"] / critic["updates"]}

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy, token_logprobs
-from stages.algorithms.checks import REFERENCE_FREE
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import LossTerms
+from stages.algorithms.needs import REFERENCE_FREE
 from stages.algorithms.preference import LOSSES, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
 from stages.seeding import permutation

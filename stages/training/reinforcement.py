@@ -19,13 +19,16 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import dead_groups
 from stages.params import params_hash
 from stages.training.batches import trajectory_batch
-from stages.training.curriculum import TaskSampler, selected
+from stages.training.curriculum import TaskSampler, first_values, selected
 from stages.training.demonstrations import ExternalEpisodes
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
+from stages.training.off_policy import OffPolicy
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
 from stages.training.processes import Processes
+from stages.training.replay import Replay, read_records
+from stages.values.step_value import StepValueModel
 
 if TYPE_CHECKING:
     from stages.runtime import StageContext
@@ -64,25 +67,36 @@ class RlJob:
         self.chat = Chat(policy.tokenizer)
         folder = context.data / "curated" / context.domain
         self.tasks = {task.task_id: task for task in read_tasks(folder / "tasks.parquet", "train")}
+        annotated = context.data / "annotated" / context.domain
         measured = read_json(context.data / "rollouts" / context.domain / "difficulty.json")
         shares = selected(self.tasks, measured, rl.selection)
+        self.processes = processes
+        if rl.curriculum.kind == "value":
+            drawable = [self.tasks[task_id] for task_id in sorted(shares)]
+            judge = StepValueModel.load(annotated / "value_model", str(processes.device))
+            measured = first_values(drawable, pool, self.chat, judge, params.resources.tokens_per_batch, processes)
         self.sampler = TaskSampler(shares, measured, rl.curriculum, rl.tasks_per_step, shares)
         self.demonstrations: ExternalEpisodes | None = None
         if algorithm.external_per_group:
             shown = read_episodes(folder / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
-        annotated = context.data / "annotated" / context.domain
-        self.processes = processes
-        self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch)
+        seed = params.seed if rl.seed is None else rl.seed
+        self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch, seed)
         self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()
         self.maker = PolicyUpdates(
             self.models, algorithm, self.ledger, constant_length=rl.loss.constant_length or self.max_length
         )
         self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
-        seed = params.seed if rl.seed is None else rl.seed
         self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
+        self.off_policy: OffPolicy | None = None
+        if algorithm.needs_utterances:
+            kinds = rl.replay.records or []
+            recorded = read_records(context.data, context.domain, kinds, self.tasks, self.chat, self.max_length)
+            replay = Replay([one for kind in recorded.values() for one in kind], rl.replay.capacity or 1)
+            parts = (self.models, algorithm, self.maker, replay, self.engine, self.chat, self.width, self.max_length)
+            self.off_policy = OffPolicy(*parts, seed, self.labels.stream)
         self.samples: list[dict[str, Any]] = []
         self.apart: dict[str, float] = {}
         """Largest values so far of what `agreement` measures."""
@@ -104,10 +118,15 @@ class RlJob:
         batch = self.gather(step)
         self.observe()
         collected = time.monotonic()
-        batch = self.prepare(batch, step)
+        prepared = self.prepare(batch, step)
         if step in (0, self.rl.steps - 1) or self.finished():
-            self.keep_samples(batch, step)
-        yield from self.maker.updates(batch, step, (self.labels.seed, self.labels.stream, step))
+            self.keep_samples(prepared, step)
+        if self.off_policy is None:
+            yield from self.maker.updates(prepared, step, (self.labels.seed, self.labels.stream, step))
+        else:
+            self.off_policy.replay.add(self.played)
+            self.told["replayed_turns"] = float(self.off_policy.replay.turns)
+            yield from self.off_policy.updates(step, batch)
         self.context.metric("time/rollout_s", collected - started, step + 1)
         self.context.metric("time/training_s", time.monotonic() - collected, step + 1)
 
@@ -230,6 +249,7 @@ class RlJob:
             "apart": self.apart,
             "environment_steps": self.environment_steps,
             "recent": self.recent,
+            **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -237,3 +257,5 @@ class RlJob:
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
         self.environment_steps, self.recent = state["environment_steps"], state["recent"]
+        if self.off_policy:
+            self.off_policy.load_state_dict(state["off_policy"])

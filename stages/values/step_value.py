@@ -126,6 +126,15 @@ class StepValueModel(nn.Module):
         return model.to(device).eval()
 
 
+def check_same_head(start: StepValueModel, params: HeadParams) -> None:
+    """Raise ValueError if a critic with this head cannot start from the step-value model."""
+    if start.params != params:
+        raise ValueError(
+            f"rl.critic.init: value_model needs the head that the step-value model has, {start.params.model_dump()}, and "
+            f"rl.critic.head is {params.model_dump()}; set it to annotate.value_model.head"
+        )
+
+
 def split_paths(paths: Sequence[ValuePath], valid_share: float, seed: int) -> tuple[list[ValuePath], list[ValuePath]]:
     """Training and held-out paths; see `split_by_task`."""
     return split_by_task(paths, valid_share, seed, "value_split")

@@ -13,15 +13,15 @@ import torch
 
 from stages.agent.policy import Vocabulary
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.checks import NEEDS, get
 from stages.algorithms.compose import resolve
+from stages.algorithms.needs import NEEDS, get
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.resolve import DEFAULTS
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
-EPISODES = [name for name in names() if composition(name).data == "episodes"]
+EPISODES = [name for name in names() if composition(name).data in ("episodes", "records")]
 PAIRS = [name for name in names() if composition(name).data == "pairs"]
 MAX_LENGTH = 100
 
@@ -68,7 +68,19 @@ def test_every_method_has_a_whole_card(name: str) -> None:
 
 def _keys() -> set[str]:
     rl = Rl()
-    sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "preference")
+    sections = (
+        "reward",
+        "branching",
+        "filling",
+        "external",
+        "horizon",
+        "advantage",
+        "credit",
+        "loss",
+        "critic",
+        "replay",
+        "preference",
+    )
     return {f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields}
 
 
@@ -229,6 +241,8 @@ def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> No
         batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
+    if algorithm.needs_utterances:
+        batch = batch.with_(turn_q=batch.rewards[:, None, None].expand(-1, 1, 2), turn_v=torch.full((4, 1, 2), 0.5))
     if algorithm.needs_progress:
         batch = batch.with_(turn_progress=batch.rewards[:, None] - 0.25)
     nothing, whole = torch.zeros(batch.mask.shape), None

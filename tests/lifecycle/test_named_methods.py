@@ -10,13 +10,17 @@ import pytest
 from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
-METHODS = ("arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
+METHODS = ("archer", "archer_offline", "arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
 STORED = ("b_coder", "stored_pg")
 """Those that play nothing, for whose loss the tiny profile's entropy bonus has no meaning."""
+SMALLER = {"replay": {"episodes": 4, "critic_updates": 3}}
+"""A step of the methods that learn from replayed episodes is many updates; fewer will do."""
 
 
 def changes(name: str) -> dict[str, Any]:
-    return {"algorithm": name, "loss": {"entropy_coef": None if name in STORED else 0.05}}
+    """Of section `rl`; null undoes what an earlier test set."""
+    replay = SMALLER if name.startswith("archer") else {"replay": dict.fromkeys(SMALLER["replay"])}
+    return {"algorithm": name, "loss": {"entropy_coef": None if name in STORED else 0.05}, **replay}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +31,7 @@ def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Che
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name: str) -> None:
-    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing else."""
+    """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing that decides what is done."""
     from stages import rl
     from stages.params import load_params
     from stages.runtime import StageContext

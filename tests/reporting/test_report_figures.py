@@ -16,7 +16,7 @@ from stages.reporting.figures.curves import running_mean
 from stages.reporting.figures.trees import _layout, most_visited_path, telling_tree
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY
-from stages.reporting.sections.learning import PAIRS_INTRO, rl_section
+from stages.reporting.sections.learning import PAIRS_INTRO, RECORDS_INTRO, rl_section
 from stages.reporting.sections.outcome import learning_curve
 from stages.reporting.style import Svg
 
@@ -128,3 +128,16 @@ def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
     (figures,) = [block for block in section.blocks if isinstance(block, blocks.Figures)]
     assert len(figures.drawings) == 5, "loss, accuracy, margin, winner and loser"
     assert learning_curve(replace(inputs, domains=domains)) is None
+
+
+def test_a_run_that_learns_from_records_shows_its_critic(full_run):
+    """Contract: such a run has no success in training either; its critic's error and agreement with returns take the place."""
+    inputs = load_inputs(*full_run)
+    columns = {"loss": 0.6, "td_error": 0.25, "q_correlation": 0.5, "kl": 0.1}
+    history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
+    domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
+    section = rl_section(replace(inputs, domains=domains))
+    assert section.intro == RECORDS_INTRO
+    (table,) = [block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("What ran")]
+    assert table.header[3:] == ("tasks × attempts", "critic's TD error", "correlation of Q and return")
+    assert table.rows[0][3:] == ["recorded episodes", "0.25 → 0.25", "0.5 → 0.5"]

@@ -134,7 +134,7 @@ def test_tokens_whose_logprobs_are_apart_are_counted(model):
     algorithm = resolve(Rl(algorithm="reinforce", share_prefixes=False))
     models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
     batch = algorithm.prepare(models.annotate(make_batch(), algorithm))
-    own = models.reference_logprobs(batch, list(range(batch.size)), 1.0)
+    own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
     rows, columns = batch.mask.nonzero(as_tuple=True)
     own[rows[0], columns[0]] += 3e-5
     maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=16)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from stages import rl
 from stages.agent.episode import read_rows
 from stages.algorithms.compose import resolve
+from stages.algorithms.needs import learns_values
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
 from stages.training import reinforcement
@@ -29,6 +30,7 @@ RL: dict[str, Any] = {
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Those that tests/training/test_rl_stage.py trains until they succeed."""
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT)
+"""tests/training/test_archer.py has the one that learns from recorded episodes."""
 
 
 def run(context) -> list[dict[str, float]]:
@@ -42,7 +44,7 @@ def test_every_method_trains_by_its_name_alone(make_context, tiny_policy, name: 
     """Contract: `rl.algorithm` is all that is switched; the loop counts its tokens as for any other."""
     # A critic that needs no warm-up; a first stage of one turn, in which no episode can succeed, and then enough to learn from.
     extra = {"scaling_inter": {"steps": 3, "group_size": 8}}.get(name, {})
-    if resolve(Rl(algorithm=name)).needs_critic:
+    if learns_values(resolve(Rl(algorithm=name)).rl):
         extra = {"critic": {"warmup_steps": 0}}
     annotate = {"progress": {"kind": "spa"}} if resolve(Rl(algorithm=name)).needs_progress else {}
     context = make_context("rl", rl={**RL, **extra, "algorithm": name}, annotate=annotate)

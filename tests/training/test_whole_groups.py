@@ -50,7 +50,7 @@ def test_no_micro_batch_splits_a_group_and_the_split_changes_nothing(model, shar
         algorithm = resolve(Rl(algorithm="pacs", group_size=2, share_prefixes=sharing))
         models = Models.make(algorithm, trained, None, make_processes(Resources()), budget)
         batch = make_batch()
-        now = models.reference_logprobs(batch, range(6), 1.0)
+        now = models.logprobs(models.reference, batch, range(6), 1.0)
         batch = batch.with_(logprobs_old=now - 0.05 * batch.mask * batch.group[:, None])
         batch = algorithm.prepare(models.annotate(batch, algorithm))
         update = next(PolicyUpdates(models, algorithm, Ledger(), 16).updates(batch, 0, ("key",)))

@@ -20,6 +20,8 @@ RL_PANELS: tuple[tuple[str, str, str], ...] = (
     ("clip_fraction", "Clipped tokens, share", "Tokens whose probability had moved as far as one step allows."),
     ("grad_norm", "Gradient norm", "Norm of the gradient before clipping."),
     ("loss", "Policy loss", "The surrogate loss. Its level means little; jumps would."),
+    ("td_error", "Critic's TD error", "Mean squared difference of Q from its bootstrapped target, before each update."),
+    ("q_correlation", "Correlation of Q and return", "Of the critic's Q of turns with the discounted rewards that followed."),
     ("turns", "Turns per episode", "Actions the policy takes in an episode."),
     ("pair_accuracy", "Pairs ranked right, share", "Stored pairs whose winner the policy prefers, by the loss's own measure."),
     ("margin", "Margin of the winner, nats", "By how much more the winner is preferred than the loser."),

@@ -24,15 +24,21 @@ PAIRS_INTRO = (
     "actions of some pairs more likely than the losing ones. Nothing is played, so there is no success in training. Thin lines "
     "are single steps, strong ones the mean of five."
 )
+RECORDS_INTRO = (
+    "One copy of the fine-tuned policy per domain learns from recorded episodes, its own and others': a critic learns what turns "
+    "are worth, and recorded actions become likelier the better they are by it. Nothing is played, so there is no success in "
+    "training. Thin lines are single steps, strong ones the mean of five."
+)
 STORED_INTRO = (
     "One copy of the fine-tuned policy per domain learns from episodes that are there without playing: solutions, mistakes, and "
     "the fine-tuned policy's own rollouts. Where values of tokens are learnt, the value network comes first, alone. There is no "
     "success in training. Thin lines are single steps, strong ones the mean of five."
 )
-STORED = {"pairs": "pairs", "stored": "episodes"}
-"""Column of the history of those that do not play -> what they learn from."""
+INTROS = {"pairs": PAIRS_INTRO, "records": RECORDS_INTRO, "stored": STORED_INTRO}
+NOT_PLAYED = {"pairs": "stored pairs", "records": "recorded episodes", "stored": "stored episodes"}
 TOLD = (
     *(("success", "success"), ("entropy", "entropy"), ("dead_groups", "dead groups")),
+    *(("td_error", "critic's TD error"), ("q_correlation", "correlation of Q and return")),
     *(("pair_accuracy", "pairs ranked right"), ("margin", "margin"), ("value_td", "value's error"), ("td", "error of Q")),
 )
 """Columns of the history in the table of what ran, and their titles."""
@@ -69,16 +75,19 @@ def reward_is_success(histories: Mapping[str, History]) -> bool:
     return all(history.get("reward_mean") == history.get("success") for history in histories.values())
 
 
-def _intro(histories: Mapping[str, History]) -> str:
-    for name, intro in (("pairs", PAIRS_INTRO), ("stored", STORED_INTRO)):
-        if histories and all(name in history for history in histories.values()):
-            return intro
-    return RL_INTRO
+def learnt_from(history: History) -> str:
+    """What a history of rl is of, as in `stages.algorithms.card.Composition.data`."""
+    for source in ("pairs", "stored"):
+        if source in history:
+            return source
+    return "records" if "td_error" in history and "episodes" not in history else "episodes"
 
 
 def rl_section(inputs: Inputs) -> Section:
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
-    section = Section("rl", "Reinforcement learning", _intro(histories))
+    sources = {learnt_from(history) for history in histories.values()}
+    intro = INTROS.get(sources.pop() if len(sources) == 1 else "", RL_INTRO)
+    section = Section("rl", "Reinforcement learning", intro)
     section.blocks += [
         missing(f"reports/rl/{domain}_history.csv", f"rl@{domain}") for domain in inputs.domains if domain not in histories
     ]
@@ -87,8 +96,7 @@ def rl_section(inputs: Inputs) -> Section:
         rows = []
         for domain, history in histories.items():
             rl = inputs.params.section("rl", domain)
-            stored = next((f"stored {kind}" for name, kind in STORED.items() if name in history), None)
-            played = stored or f"{rl.tasks_per_step} × {rl.group_size}"
+            played = NOT_PLAYED.get(learnt_from(history), f"{rl.tasks_per_step} × {rl.group_size}")
             row = [domain, rl.algorithm, number(len(next(iter(history.values())))), played]
             for column, _ in told:
                 ends = first_and_last(history, column)

@@ -1,0 +1,66 @@
+"""ArCHer on recorded episodes alone: implicit Q-learning of utterances, and advantage-weighted regression of their tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stages.algorithms.card import Card, Composition
+from stages.algorithms.contract import TrajectoryBatch
+from stages.parameters.heads import HeadParams
+from stages.parameters.rl import Rl
+from stages.validation import ParamsError, Positive, Section
+
+CARD = Card(
+    slug="archer_offline",
+    title="ArCHer, offline",
+    paper="Zhou et al., arXiv 2402.19446; IQL arXiv 2110.06169",
+    equation="Q_i as in archer; V_i by expectile regression on u = Q'_i(s,a) - V_i(s): |tau - 1(u <= 0)| u^2; loss = -min(exp("
+    "inv_temp A), max_weight) sum_j log pi(a_j) on the recorded actions",
+    assumptions="recorded episodes (replay.records) whose rewards are the environment's; that weights are cut is ours",
+    reduces_to="inv_temp to 0: behaviour cloning of the records; expectile 0.5: V is the mean of the records' Q; to 1: the best "
+    "recorded action's",
+    tested_by="tests/algorithms/test_archer.py, tests/values/test_utterance.py, tests/training/test_archer.py",
+    switch="rl.algorithm: archer_offline",
+)
+
+
+class Settings(Section):
+    inv_temp: Positive = 1.0
+    """Factor on the advantage in the exponent; the larger, the more the best actions count."""
+    max_weight: Positive = 20.0
+    """Weights are cut there."""
+
+
+def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
+    """-min(exp(inv_temp A), max_weight) log p per token, [b, T]."""
+    assert batch.advantages is not None
+    weights = torch.exp(rl.settings.inv_temp * batch.advantages).clamp(max=rl.settings.max_weight)
+    return -weights * logprobs
+
+
+def check(given: Rl, rl: Rl) -> None:
+    """Raise ParamsError for clips of ratios, which the weights have none of."""
+    for name in ("clip_low", "clip_high"):
+        if getattr(given.loss, name) is not None and rl.loss.kind == "own":
+            raise ParamsError(f"rl.loss.{name} has no effect: algorithm archer_offline weighs likelihoods; set it to null")
+
+
+COMPOSITION = Composition(
+    card=CARD,
+    parts={
+        "advantage.estimator": "utterance",
+        "advantage.gamma": 0.99,
+        "loss.aggregation": "seq_mean_token_sum",
+        "critic.head": HeadParams(loss="mse"),
+        "critic.learning_rate": 3e-4,
+        "replay.records": ["rollouts", "demonstrations", "games"],
+        "replay.tau": 0.05,
+        "replay.value_target": "expectile",
+        "replay.actions": "recorded",
+    },
+    pieces={"loss": loss},
+    settings=Settings,
+    data="records",
+    check=check,
+)

@@ -1,0 +1,159 @@
+"""ArCHer's advantages and losses: numbers worked out by hand, limits, refusals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from stages.algorithms.aggregation import denominators
+from stages.algorithms.compose import resolve
+from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.reward_checks import check_returns
+from stages.parameters.rl import Rl
+from stages.params import parse_params
+from stages.validation import ParamsError
+
+
+def valued(make_batch: Any, q: list[tuple[float, float]], v: list[tuple[float, float]], tokens: list[int]) -> TrajectoryBatch:
+    """One episode with a turn of so many tokens for each pair of twins."""
+    batch = make_batch([[1.0]], turns=[tokens])
+    return batch.with_(turn_q=torch.tensor([q]), turn_v=torch.tensor([v]))
+
+
+def test_the_advantage_by_hand(make_batch) -> None:
+    """archer 2: Q = (0.7, 0.4), V = (0.5, 0.6): 0.4 - 0.5 = -0.1, on every token of the turn and nowhere else."""
+    batch = valued(make_batch, [(0.7, 0.4), (2.0, 3.0)], [(0.5, 0.6), (1.0, 0.0)], [2, 1])
+    found = resolve(Rl(algorithm="archer")).prepare(batch)
+    torch.testing.assert_close(found.advantages[found.mask], torch.tensor([-0.1, -0.1, 2.0]))
+    assert not found.advantages[~found.mask].any()
+    assert found.metrics["q_mean"] == pytest.approx((0.4 + 2.0) / 2)
+    # Q and what came of it, gamma 0.95: (0.4, 2.0) and (0.95, 1.0) rise together.
+    assert found.metrics["q_correlation"] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="carries none"):
+        resolve(Rl(algorithm="archer")).prepare(make_batch([[1.0]]))
+
+
+def loss_and_gradient(make_batch: Any, section: dict[str, Any], advantage: float) -> tuple[float, torch.Tensor]:
+    """Of one turn with token log-probabilities -0.5 and -1."""
+    algorithm = resolve(Rl.model_validate(section))
+    batch = algorithm.prepare(valued(make_batch, [(advantage, advantage)], [(0.0, 0.0)], [2]))
+    logprobs = torch.where(batch.mask, torch.tensor([[0.0, -0.5, -1.0, 0.0]]), torch.zeros(())).requires_grad_()
+    terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+    (gradient,) = torch.autograd.grad(terms.loss, logprobs)
+    return float(terms.loss.detach()), gradient[batch.mask]
+
+
+def test_the_actor_loss_by_hand(make_batch) -> None:
+    """archer 3: log-probabilities (-0.5, -1), A = 2: 3.0, and the same weight 2 for each token."""
+    loss, gradient = loss_and_gradient(make_batch, {"algorithm": "archer"}, 2.0)
+    assert loss == pytest.approx(3.0)
+    assert gradient.tolist() == [-2.0, -2.0]
+
+
+def test_advantage_weights_by_hand(make_batch) -> None:
+    """archer 6: A = 0 is behaviour cloning, A = 1 weighs 2.718; inv_temp multiplies A; weights are cut."""
+    for advantage, settings, weight in (
+        (0.0, {}, 1.0),
+        (1.0, {}, math.e),
+        (1.0, {"inv_temp": 2.0}, math.e**2),
+        (-1.0, {}, 1 / math.e),
+        (9.0, {}, 20.0),
+        (9.0, {"max_weight": 100.0}, 100.0),
+    ):
+        loss, gradient = loss_and_gradient(make_batch, {"algorithm": "archer_offline", "settings": settings}, advantage)
+        assert loss == pytest.approx(1.5 * weight, rel=1e-5)
+        assert gradient.tolist() == pytest.approx([-weight, -weight], rel=1e-5)
+
+
+def test_a_baseline_of_tokens_is_subtracted_and_fitted_to_the_advantage(make_batch) -> None:
+    """With b: weight A - b on each token, and b's target is A."""
+    batch = valued(make_batch, [(1.0, 2.0)], [(0.5, 0.25)], [3])
+    baseline = torch.tensor([[0.0, 0.1, 0.2, 0.5, 0.0]])
+    algorithm = resolve(Rl(algorithm="archer", advantage={"token_baseline": True}))
+    assert algorithm.needs_critic
+    assert not resolve(Rl(algorithm="archer")).needs_critic
+    found = algorithm.prepare(batch.with_(values=baseline))
+    torch.testing.assert_close(found.advantages[found.mask], torch.tensor([0.65, 0.55, 0.25]))
+    torch.testing.assert_close(found.returns[found.mask], torch.full((3,), 0.75))
+
+
+def test_one_token_per_turn_is_an_actor_critic_of_tokens(make_batch) -> None:
+    """Limit: with exact values the advantages are those of GAE with lam 0 at level turn, r + V' - V, for undiscounted returns."""
+    values = torch.tensor([0.2, 0.6, 0.9])
+    rewards = torch.tensor([0.0, 0.0, 1.0])
+    q = rewards + torch.cat([values[1:], torch.zeros(1)])
+    batch = make_batch([[1.0]], turns=[[1, 1, 1]])
+    batch = batch.with_(turn_q=q[None, :, None].expand(-1, -1, 2), turn_v=values[None, :, None].expand(-1, -1, 2))
+    found = resolve(Rl(algorithm="archer")).prepare(batch).advantages[batch.mask]
+    of_tokens = torch.zeros(batch.mask.shape).masked_scatter(batch.mask, values)
+    a2c = resolve(Rl(algorithm="a2c", advantage={"lam": 0.0})).prepare(batch.with_(values=of_tokens))
+    torch.testing.assert_close(found, a2c.advantages[batch.mask])
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"algorithm": "grpo", "replay": {"tau": 0.5}},
+        r"rl\.replay\.tau has no effect here: it needs advantage\.estimator: utterance",
+    ),
+    ({"algorithm": "grpo", "advantage": {"token_baseline": True}}, "estimator: utterance"),
+    ({"algorithm": "grpo", "critic": {"init": "value_model"}}, "a method with a critic"),
+    ({"algorithm": "archer", "critic": {"coef": 0.5}}, "a critic of tokens"),
+    ({"algorithm": "archer", "critic": {"warmup_steps": 20}}, "none of the 20 steps"),
+    ({"algorithm": "archer", "advantage": {"mean": "group"}}, "estimator: group"),
+    ({"algorithm": "archer", "advantage": {"level": "turn"}}, "group or gae"),
+    ({"algorithm": "archer", "advantage": {"lam": 0.9}}, "estimator: gae"),
+    ({"algorithm": "archer", "replay": {"expectile": 0.9}}, "value_target: expectile"),
+    ({"algorithm": "archer_offline", "replay": {"samples": 2}}, "value_target: policy"),
+    ({"algorithm": "archer", "replay": {"actions": "recorded"}}, "does not correct for"),
+    ({"algorithm": "archer", "filling": {"kind": "resample"}}, r"rl\.filling\.kind: resample acts on returns and groups"),
+    ({"algorithm": "archer", "credit": {"kind": "annotated"}}, r"rl\.credit\.kind: annotated"),
+    ({"algorithm": "archer", "external": {"per_group": 1}}, r"rl\.replay\.records"),
+    ({"algorithm": "archer", "reward": {"kl_coef": 0.1}}, r"rl\.reward\.kl_coef"),
+    ({"algorithm": "archer", "epochs": 2}, "moved away"),
+    (
+        {"algorithm": "archer", "critic": {"head": {"v_min": 0.0, "v_max": 1.0}}, "reward": {"density": "single"}},
+        "4 sigma beyond",
+    ),
+    ({"algorithm": "archer", "critic": {"init": "value_model"}, "reward": {"correct": 2.0, "wrong": 0.0}}, "puts other rewards"),
+    ({"algorithm": "archer_offline", "replay": {"records": []}}, "nothing else to learn from"),
+    ({"algorithm": "archer_offline", "replay": {"actions": "played"}}, "plays none"),
+    ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays no episodes"),
+    ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays none"),
+    ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, "plays no tasks"),
+    ({"algorithm": "archer_offline", "advantage": {"estimator": "group"}}, "judges episodes that the policy played"),
+    ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, "weighs likelihoods"),
+    ({"algorithm": "archer_offline", "settings": {"inv_temp": 0.0}}, "known: inv_temp, max_weight"),
+    ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "stored pairs"),
+    ({"algorithm": "dpo", "curriculum": {"kind": "value"}}, "plays no tasks"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_senseless_combinations_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        resolve(Rl.model_validate(values), 64)
+
+
+def test_the_critic_must_suit_a_domains_returns() -> None:
+    """Contract: supports hold returns as wordle's of -6 to 0, and a critic that starts at shares of success is refused there."""
+    check_returns(resolve(Rl(algorithm="archer")).rl, -6.0, 0.0)
+    for section, reason in (({"head": {"loss": "two_hot"}}, "returns lie in"), ({"init": "value_model"}, "shares of success")):
+        rl = resolve(Rl.model_validate({"algorithm": "archer", "critic": section})).rl
+        check_returns(rl, 0.0, 1.0)
+        with pytest.raises(ParamsError, match=reason):
+            check_returns(rl, -6.0, 0.0)
+
+
+def test_the_critic_takes_over_the_step_value_model_with_its_head_alone() -> None:
+    """Contract: rl.critic.init: value_model is refused where the heads differ, and under LoRA."""
+    values: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
+    parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}})
+    archer = {"algorithm": "archer", "critic": {"init": "value_model"}}
+    with pytest.raises(ParamsError, match=r"rl\.critic\.head is .*'mse'.*make them equal"):
+        parse_params({**values, "rl": archer})
+    parse_params({**values, "rl": archer, "annotate": {"value_model": {"head": {"loss": "mse"}}}})
+    with pytest.raises(ParamsError, match=r"adapters on the policy's"):
+        parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}, "model": {"lora": {"rank": 4}}})

@@ -1,0 +1,265 @@
+"""Learning from replayed episodes in the rl stage: what is drawn, kept and resumed, played or recorded."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages import rl
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling
+from stages.agent.episode import Episode, Owner, TurnRecord, read_episodes, read_rows, write_episodes
+from stages.agent.fresh import Asked, draw_turns
+from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.torch_engine import TorchEngine
+from stages.training import reinforcement
+from stages.training.demonstrations import as_external
+from stages.training.replay import Replay, as_turns, read_records
+from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
+
+REPLAY: dict[str, Any] = {"episodes": 8, "critic_updates": 3, "policy_updates": 1}
+RL: dict[str, Any] = {
+    "algorithm": "archer",
+    "steps": 3,
+    "tasks_per_step": 6,
+    "group_size": 2,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "checkpoint_every": 1,
+    "sampling": {"max_tokens": 3},
+    "critic": {"warmup_steps": 0, "learning_rate": 0.01},
+    "replay": REPLAY,
+}
+
+
+def run(context) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        history = [{name: float(cell) if cell else float("nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+    return history, json.loads((context.root / "reports/rl/toy.json").read_text())
+
+
+def section(**changes: Any) -> dict[str, Any]:
+    """`RL` with changes, key by key in the sections that it has."""
+    return {**RL, **{key: {**RL.get(key, {}), **value} if isinstance(value, dict) else value for key, value in changes.items()}}
+
+
+def store_rollouts(context, tiny_policy: Path) -> list[Episode]:
+    """Episodes of a policy for each training task, half of them right, with tokens as the policy would have drawn them."""
+    chat, made = Chat(load_policy(tiny_policy).tokenizer), []
+    for number, task in enumerate(task for task in letter_tasks(16) if task.split == "train"):
+        right = number % 2 == 0
+        shown = as_external(demonstration(task, ("open the door", "take the key" if right else "put the key")), chat)
+        shown.owner = [int(Owner.POLICY) if owner == Owner.EXTERNAL else owner for owner in shown.owner]
+        shown.reward = shown.turns[-1].reward = float(right)
+        made.append(replace(shown, episode_id=f"{task.task_id}/0000", policy_hash="", terminated=True))
+    write_episodes(context.root / "data/rollouts/toy/episodes.parquet", made)
+    return made
+
+
+def test_it_learns_from_what_it_replays(make_context, tiny_policy):
+    """A policy that has cloned records says the right action no more often than the wrong one. The critic learns which is which,
+    and the policy from it; tokens are counted, sampling and training agree."""
+    cloning = {"records": ["rollouts"], "episodes": 16, "critic_updates": 1, "policy_updates": 5}
+    settings = {"steps": 6, "learning_rate": 0.005, "settings": {"inv_temp": 0.001}}
+    clone = make_context("rl", "clone", rl=section(algorithm="archer_offline", **settings, replay=cloning))
+    store_rollouts(clone, tiny_policy)
+    rl.run(clone)
+
+    replay = {"episodes": 12, "critic_updates": 8, "policy_updates": 2}
+    changes = {"steps": 6, "tasks_per_step": 12, "learning_rate": 0.005, "sampling": {"max_tokens": 8}}
+    context = make_context("rl", rl=section(**changes, critic={"warmup_steps": 2, "learning_rate": 0.005}, replay=replay))
+    start = context.root / "data/models/sft"
+    start.unlink()
+    start.symlink_to(clone.root / "data/models/rl/toy")
+    history, report = run(context)
+    assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.4
+    assert report["algorithm"] == "archer"
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["max_logprob_difference"] <= 1e-4
+    # Two turns of 12 drawn episodes, twice a step, each action drawn anew: at least one token and at most eight.
+    assert 4 * 2 * 24 <= report["ledger/policy_tokens_trained"] <= 4 * 2 * 24 * 8
+    assert [row["replayed_turns"] for row in history] == [48.0 * (step + 1) for step in range(6)]
+    assert all(row["td_error"] < 0.25 and abs(row["q_mean"]) < 1 for row in history)
+
+
+def test_during_warm_up_no_weight_of_the_policy_changes(make_context, monkeypatch):
+    """archer 8: the policy's hash is that of the start policy until critic.warmup_steps are over."""
+    seen: list[str] = []
+    finish = reinforcement.RlJob.finish
+
+    def watch(self, step, sums):
+        state = self.models.policy.state_dict()
+        seen.append(hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest())
+        return finish(self, step, sums)
+
+    monkeypatch.setattr(reinforcement.RlJob, "finish", watch)
+    context = make_context("rl", rl=section(critic={"warmup_steps": 2}))
+    start = load_policy(context.root / "data/models/sft").model.state_dict()
+    history, report = run(context)
+    before = hashlib.sha256(b"".join(start[name].numpy().tobytes() for name in sorted(start))).hexdigest()
+    assert seen[:2] == [before, before]
+    assert seen[2] != before
+    assert [row["loss"] == row["loss"] for row in history] == [False, False, True]
+    assert report["ledger/policy_tokens_trained"] > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "advantage": {"token_baseline": True},
+            "replay": {"capacity": 30, "records": ["rollouts", "demonstrations"], "samples": 2},
+        },
+        {"replay": {"actions": "played", "bootstrap_truncated": True}, "critic": {"head": {"loss": "c51"}}},
+        {"algorithm": "archer_offline", "critic": {"head": {"loss": "hl_gauss"}}},
+        {"algorithm": "archer_offline", "replay": {"actions": "fresh", "value_target": "policy"}},
+    ],
+)
+def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, changes: dict[str, Any]):
+    """Contract: target network, replay, fresh actions and the token baseline come out the same after a kill."""
+    sections = {"rl": section(**changes)}
+    plain, killed = make_context("rl", "plain", **sections), make_context("rl", "killed", **sections)
+    for context in (plain, killed):
+        store_rollouts(context, tiny_policy)
+    rl.run(plain)
+    kill_at_step(killed, 2)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(make_context("rl", "killed", **sections))
+    assert outputs(killed.root) == outputs(plain.root)
+
+
+def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
+    """archer_offline: nothing is played; of two actions that the records take equally often, the better becomes likelier."""
+    replay = {"records": ["rollouts"], "episodes": 16, "critic_updates": 10, "policy_updates": 3}
+    changes = {"steps": 6, "learning_rate": 0.005, "replay": replay}
+    context = make_context("rl", rl=section(algorithm="archer_offline", settings={"inv_temp": 3.0}, **changes))
+    rollouts = store_rollouts(context, tiny_policy)
+    history, report = run(context)
+    assert report["records"] == {"rollouts": 12}
+    assert report["environment_steps"] == 0
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["ledger/policy_tokens_trained"] > 0
+    assert history[-1]["td_error"] < history[0]["td_error"]
+    assert history[-1]["kl"] > 0.01
+    assert "success" not in history[0]
+    model, chat = load_policy(context.root / "data/models/rl/toy").model, Chat(load_policy(tiny_policy).tokenizer)
+
+    def likely(action: str) -> float:
+        """Log-probability of a last action, over tasks that no record is of."""
+        total = 0.0
+        for task in (task for task in letter_tasks(16) if task.split == "valid"):
+            episode = as_external(demonstration(task, ("open the door", action)), chat)
+            mask = (torch.tensor([episode.turn]) == 1) & (torch.tensor([episode.owner]) == Owner.EXTERNAL)
+            total += float(token_logprobs(model, torch.tensor([episode.token_ids]), mask)[0].sum())
+        return total
+
+    assert sum(episode.reward for episode in rollouts) == 6
+    assert likely("take the key") > likely("put the key") + 4 * 1.0
+
+
+def test_records_are_needed_and_must_fit(make_context, tiny_policy):
+    context = make_context("rl", rl=section(algorithm="archer_offline", replay={"records": ["games"]}))
+    with pytest.raises(ValueError, match=r"rl\.replay\.records names games"):
+        rl.run(context)
+    tasks, chat = {task.task_id for task in letter_tasks(16) if task.split == "train"}, Chat(load_policy(tiny_policy).tokenizer)
+    with pytest.raises(ValueError, match=r"over model\.max_length \(20\)"):
+        read_records(context.data, "toy", ["demonstrations"], tasks, chat, 20)
+    found = read_records(context.data, "toy", ["rollouts", "demonstrations", "games"], tasks, chat, 128)
+    assert list(found) == ["demonstrations"]
+    assert {episode.task_id for episode in found["demonstrations"]} == tasks
+    assert all(episode.token_ids and episode.turns[0].end for episode in found["demonstrations"])
+    write_episodes(
+        context.root / "data/curated/toy/games.parquet",
+        [replace(demonstration(task), policy_hash="player:a") for task in letter_tasks(4)],
+    )
+    assert len(read_records(context.data, "toy", ["games"], tasks, chat, 128)["games"]) == 3
+
+
+def test_the_oldest_episodes_make_room():
+    """A capacity of 6 turns: whole episodes leave, oldest first; recorded ones stay; the newest is kept whatever its length."""
+    recorded = [make_episode("kept", "a", [1], 0.0)]
+    replay = Replay(recorded, 6)
+    replay.add([make_episode(f"{number}", "a", [1, 1], 0.0) for number in range(4)])
+    assert [episode.episode_id for episode in replay.played] == ["1", "2", "3"]
+    assert replay.turns == 7
+    replay.add([make_episode("none", "a", [], 0.0), make_episode("long", "a", [1] * 9, 0.0)])
+    assert [episode.episode_id for episode in replay.played] == ["long"]
+    again = Replay(recorded, 6)
+    again.load_state_dict(replay.state_dict())
+    drawn = replay.draw(64, 1, "x")
+    assert drawn == again.draw(64, 1, "x") != replay.draw(64, 1, "y")
+    assert {episode.episode_id for episode in drawn} == {"kept", "long"}
+    with pytest.raises(ValueError, match="holds no episode"):
+        Replay([], 6).draw(1)
+
+
+def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
+    """Contract: turns drawn after histories of one episode are those that a session of each history's own would draw."""
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer)
+    episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
+    sampling = Sampling(max_tokens=5)
+
+    def engine() -> TorchEngine:
+        return TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
+
+    asked = [Asked(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1]) for row, one in enumerate(episodes)]
+    together = draw_turns(engine(), asked, sampling, 4)
+    for row, one in enumerate(episodes):
+        for place, turn in enumerate(one.turns):
+            alone = engine()
+            alone.request(alone.open(one.token_ids[: turn.start]), 7 * row + place, sampling)
+            (expected,) = alone.advance()
+            assert together[row][place].token_ids == expected.token_ids
+            assert together[row][place].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    assert draw_turns(engine(), asked[::-1], sampling, 9)[::-1] is not None
+    assert [turn.token_ids for turn in draw_turns(engine(), asked[3:], sampling, 1)[1]] == [
+        turn.token_ids for turn in together[4]
+    ]
+
+
+def test_values_go_on_behind_an_episode_that_a_limit_cut(tiny_policy):
+    """bootstrap_truncated: what is read there is what the policy would have read before its next turn."""
+    chat = Chat(load_policy(tiny_policy).tokenizer)
+    whole = as_external(demonstration(letter_tasks(1)[0]), chat)
+    first = whole.turns[0]
+    cut = replace(whole, turns=[first], truncated=True, reward=0.0)
+    for name in ("token_ids", "owner", "logprob", "turn"):
+        setattr(cut, name, getattr(whole, name)[: first.end])
+    assert isinstance(first, TurnRecord)
+    on, off = (as_turns([whole, cut], lambda batch: batch, one, 128) for one in (chat, None))
+    assert on.before.tolist() == [
+        [first.start - 1, whole.turns[1].start - 1, -1],
+        [first.start - 1, whole.turns[1].start - 1, -1],
+    ]
+    assert off.before[1].tolist() == [first.start - 1, -1, -1]
+    assert on.token_ids[1, : whole.turns[1].start].tolist() == whole.token_ids[: whole.turns[1].start]
+    assert on.goes_on.tolist() == [[True, False], [True, False]]
+    assert off.goes_on.tolist() == [[True, False], [False, False]]
+    assert on.rewards.tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    full = as_turns([cut], lambda batch: batch, chat, first.end)
+    assert full.before.tolist() == [[first.start - 1, -1]]
+
+
+def test_samples_show_the_utterances_advantages(make_context):
+    """Every token of a turn has the turn's advantage, the environment's tokens none."""
+    context = make_context("rl", rl=section(steps=1))
+    run(context)
+    for row in read_rows(context.root / "data/rl/toy/samples.parquet"):
+        tokens = list(zip(row["advantages"], row["turn"], row["owner"], strict=True))
+        assert all(value == 0 for value, _, owner in tokens if owner != Owner.POLICY)
+        for number in range(len(row["turns"])):
+            assert len({value for value, turn, owner in tokens if owner == Owner.POLICY and turn == number}) == 1
+    assert read_episodes(context.root / "data/curated/toy/demonstrations.parquet")
+    trained = load_file(context.root / "data/models/rl/toy/model.safetensors")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in trained.values())

@@ -105,6 +105,8 @@ class Inputs:
     """reports/runs.jsonl, oldest first."""
     designs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Method -> reports/design/<method>.json."""
+    uses: Mapping[str, Any] | None = None
+    """reports/annotation_uses.json: what the uses of annotations were worth on the board."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
@@ -206,4 +208,5 @@ def load_inputs(root: Path, params: Params) -> Inputs:
         code=code_hashes(root),
         kept=read_kept(root),
         designs={path.stem: optional_json(path) or {} for path in sorted((root / "reports" / "design").glob("*.json"))},
+        uses=optional_json(root / "reports" / "annotation_uses.json"),
     )

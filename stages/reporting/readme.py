@@ -2,7 +2,8 @@
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
 reports/evaluation.json), in the same way `three-domains` (from what was kept of that profile's run), `pipeline` (from dvc.yaml),
-`methods` (from the methods' cards) and `claims` (from reports/claims, whose own pages it writes as well).
+`methods` (from the methods' cards) and `claims` (from reports/claims, whose own pages it writes as well, and
+reports/annotation_uses.json, which the report quotes).
 `--check` writes nothing and fails if something is out of date.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from stages.agent.episode import read_json
-from stages.claims import board, step_credit_page
+from stages.claims import annotation_uses, board, step_credit_page
 from stages.params import load_params
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
@@ -122,7 +123,7 @@ def generated(root: Path) -> dict[Path, str]:
     if has_block(readme, "claims"):
         readme = replace_block(readme, "claims", board.readme_table(root))
         files[board.PAGE] = board.page(root)
-        files |= step_credit_page.files(root)
+        files |= step_credit_page.files(root) | annotation_uses.files(root)
     files[Path("README.md")] = readme
     return files
 

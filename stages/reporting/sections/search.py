@@ -23,6 +23,7 @@ from stages.reporting.blocks import (
 from stages.reporting.figures.data import histogram, short
 from stages.reporting.figures.trees import most_visited_path, node_value, reliability, search_tree, telling_tree
 from stages.reporting.inputs import DomainInputs, Inputs
+from stages.reporting.sections.uses import use_blocks
 from stages.reporting.trees import Grown, forest
 
 INTRO = (
@@ -159,4 +160,5 @@ def search_section(inputs: Inputs) -> Section:
         section.blocks += [Heading("Walk through a tree"), TreeViewer(trees, asked)]
     for index, (domain, given) in enumerate(inputs.domains.items()):
         section.blocks += _domain_blocks(domain, index, given)
+    section.blocks += use_blocks(inputs)
     return section

@@ -64,7 +64,7 @@ class PreferenceJob:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
-        self.key = (params.seed, f"pairs@{context.domain}")
+        self.key = (params.seed if rl.seed is None else rl.seed, f"pairs@{context.domain}")
         self.tokens_per_batch = params.resources.tokens_per_batch
         source = self.preference.source or "trees"
         self.pairs: list[Pair] = []

@@ -49,12 +49,12 @@ def test_every_algorithm_learns_to_rank_the_pairs(make_context, name: str):
         assert history[0]["margin"] == pytest.approx(0.0, abs=1e-4)
 
 
-def job_of(make_context, name: str, tokens_per_batch: int = 512, **preference: Any) -> PreferenceJob:
+def job_of(make_context, name: str, tokens_per_batch: int = 512, seed: int | None = None, **preference: Any) -> PreferenceJob:
     context = made(make_context, algorithm=name, preference=preference)
     resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
-    algorithm = resolve(Rl(**{**RL, "algorithm": name, "preference": preference}))
+    algorithm = resolve(Rl(**{**RL, "algorithm": name, "seed": seed, "preference": preference}))
     return PreferenceJob(context, algorithm, policy, make_processes(resources))
 
 
@@ -84,6 +84,13 @@ def test_every_pair_is_dealt_once_a_pass(make_context):
     assert sorted(dealt[:PAIRS]) == list(range(PAIRS))
     assert sorted(dealt[PAIRS:]) == list(range(PAIRS))
     assert job.dealt(1) == job.dealt(1)
+
+
+def test_rl_seed_decides_the_order_of_the_pairs(make_context):
+    """The board's seeds are those of rl alone."""
+    orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).dealt(0) for seed in (None, 0, 1)]
+    assert orders[1] != orders[2]
+    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).dealt(0), "null: the seed of all"
 
 
 def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):

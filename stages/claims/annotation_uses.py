@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from stages.claims import board
+from stages.claims.experiment import FOLDER, load_experiment
 
 SLUG = "annotation_uses"
 FILE = Path("reports") / "annotation_uses.json"
@@ -15,20 +16,19 @@ WITHOUT = ("none", "critic")
 
 
 def files(root: Path) -> dict[Path, str]:
-    """FILE and what it should hold; {} where the board has no such experiment or it has not run to its end."""
-    rows = [row for row in board.rows(root) if row.slug == SLUG]
-    if not rows or any(row.result is None or not row.result["verdict"] for row in rows):
-        return {}
-    experiment = rows[0].experiment
+    """FILE and what it should hold: every claim with its state, those that have not been run among them."""
     claims = [
         {
-            "says": row.claim.says,
-            "state": row.state,
+            "checked": row.claim.checked,
             "difference": row.difference,
             "gain": row.claim.against in WITHOUT and row.claim.threshold > 0,
+            "says": row.claim.says,
+            "state": row.state,
         }
-        for row in rows
+        for row in board.rows(root)
+        if row.slug == SLUG
     ]
+    experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
     assert experiment.budget is not None
     told = {
         "claims": claims,

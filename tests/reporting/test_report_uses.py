@@ -16,10 +16,8 @@ from stages.reporting.inputs import Inputs, load_inputs
 from stages.reporting.sections.uses import use_blocks, used
 
 CLAIM = {
-    "says": "Values help.",
-    "state": "undecided",
-    "difference": "+1.0 points (−2.0 to +4.0)",
-    "gain": True,
+    **{"says": "Values help.", "state": "undecided", "difference": "+1.0 points (−2.0 to +4.0)"},
+    **{"gain": True, "checked": None},
 }
 MEASURED = {"claims": [CLAIM], "environment": "search", "environment_steps": 12000, "seeds": 5}
 
@@ -38,9 +36,7 @@ def said(inputs: Inputs) -> str:
 
 
 def test_a_run_that_uses_nothing_says_so(inputs: Inputs) -> None:
-    text = said(replace(inputs, uses=None))
-    assert "Nothing of it is used in textworld and search" in text
-    assert "reports/annotation_uses.json is missing" in text
+    assert "Nothing that later stages do depends on it in textworld and search." in said(replace(inputs, uses=None))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def test_a_run_that_uses_nothing_says_so(inputs: Inputs) -> None:
         ({"credit": {"kind": "annotated"}}, ["turns are credited by the step-value model"]),
         ({"algorithm": "ppo", "critic": {"init": "value_model"}}, ["the critic starts as the step-value model"]),
         ({"curriculum": {"kind": "value"}}, ["tasks are drawn by what the step-value model thinks of them"]),
-        ({"algorithm": "step_dpo"}, ["its preference pairs are what the policy learns from"]),
+        ({"algorithm": "step_dpo"}, ["the trees' preference pairs are what the policy learns from"]),
     ],
 )
 def test_each_use_is_told_of_its_domain(inputs: Inputs, rl: dict[str, Any], words: list[str]) -> None:
@@ -61,20 +57,46 @@ def test_each_use_is_told_of_its_domain(inputs: Inputs, rl: dict[str, Any], word
     assert used(params, "textworld") == []
     text = said(replace(inputs, params=params))
     assert f"search: {words[0]}." in text
-    assert "Nothing of it is used in textworld:" in text
+    assert "Nothing that later stages do depends on it in textworld." in text
+
+
+def test_what_is_not_of_the_trees_is_no_use_of_them(inputs: Inputs) -> None:
+    imported = {"algorithm": "dpo", "preference": {"source": "imported"}}
+    own = {"rl": imported, "curate": {"imports": ["data/raw/pairs.jsonl"]}}
+    assert used(changed(inputs, per_domain={"search": own}), "search") == []
+    broadcast = {"algorithm": "ppo", "credit": {"kind": "progress", "step_reward": "rloo_broadcast"}}
+    broadcast["advantage"] = {"level": "turn"}
+    params = {"rl": broadcast, "annotate": {"progress": {"kind": "spa"}}}
+    assert used(changed(inputs, per_domain={"search": params}), "search") == []
 
 
 def test_the_boards_verdicts_are_quoted(inputs: Inputs) -> None:
-    """Contract: a gain is called one only where the board has reproduced it, against a run without annotations."""
+    """Contract: a gain is called one only where the board has reproduced it, against a run without annotations; a reason is a
+    number of this run."""
     blocks = use_blocks(replace(inputs, uses=MEASURED))
     (table,) = [block for block in blocks if isinstance(block, Table)]
-    assert table.rows == [[CLAIM["says"], "undecided", CLAIM["difference"]]]
+    assert table.rows == [["Values help.", "undecided", CLAIM["difference"]]]
     assert "12,000 environment steps" in table.title
-    assert "None of these uses was shown to be a gain" in said(replace(inputs, uses=MEASURED))
-    shown = {**MEASURED, "claims": [{**CLAIM, "state": "reproduced"}]}
-    assert "A gain over the same run without annotations was shown for: Values help." in said(replace(inputs, uses=shown))
-    no_gain = {**MEASURED, "claims": [{**CLAIM, "state": "reproduced", "gain": False}]}
-    assert "None of these uses" in said(replace(inputs, uses=no_gain))
+    assert inputs.domains["search"].annotate is not None
+    variance = inputs.domains["search"].annotate["value_model"]["calibration"]["explained_variance"]
+    text = said(replace(inputs, uses=MEASURED))
+    assert "None of these uses was shown to be a gain" in text
+    assert f"{100 * variance:.0f} % in search of the variance of outcomes" in text
+
+    def of(**changes: Any) -> str:
+        return said(replace(inputs, uses={**MEASURED, "claims": [{**CLAIM, **changes}]}))
+
+    shown = of(state="reproduced")
+    assert "Shown to be a gain over the same run without annotations: Values help." in shown
+    assert "This run makes no use of it in search." in shown
+    assert "None of these uses" in of(state="reproduced", gain=False)
+    assert "Not all of this has been measured yet" in of(state="not run yet", difference="–")
+    (table,) = [
+        block
+        for block in use_blocks(replace(inputs, uses={**MEASURED, "claims": [{**CLAIM, "checked": "by hand"}]}))
+        if isinstance(block, Table)
+    ]
+    assert table.rows[0][1] == "undecided; checked: by hand"
 
 
 def test_what_is_quoted_is_what_the_board_holds() -> None:

@@ -64,8 +64,8 @@ def test_what_is_not_of_the_trees_is_no_use_of_them(inputs: Inputs) -> None:
     imported = {"algorithm": "dpo", "preference": {"source": "imported"}}
     own = {"rl": imported, "curate": {"imports": ["data/raw/pairs.jsonl"]}}
     assert used(changed(inputs, per_domain={"search": own}), "search") == []
-    broadcast = {"algorithm": "ppo", "credit": {"kind": "progress", "step_reward": "rloo_broadcast"}}
-    broadcast["advantage"] = {"level": "turn"}
+    broadcast: dict[str, Any] = {"algorithm": "ppo", "credit": {"kind": "progress", "step_reward": "rloo_broadcast"}}
+    broadcast |= {"advantage": {"level": "turn"}, "critic": {"head": {"loss": "mse"}}}
     params = {"rl": broadcast, "annotate": {"progress": {"kind": "spa"}}}
     assert used(changed(inputs, per_domain={"search": params}), "search") == []
 

@@ -18,7 +18,15 @@ from typing import Any
 
 import yaml
 
-from stages.claims.experiment import FOLDER, Experiment, check_experiment, common_values, load_experiment, slugs
+from stages.claims.experiment import (
+    FOLDER,
+    Experiment,
+    check_environments,
+    check_experiment,
+    common_values,
+    load_experiment,
+    slugs,
+)
 from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.parent import die_with_parent
@@ -109,7 +117,8 @@ def main() -> int:
         params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
         experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
         for slug, experiment in experiments.items():
-            check_experiment(experiment, params, f"{FOLDER}/{slug}.yaml")
+            source = f"{FOLDER}/{slug}.yaml"
+            check_environments(check_experiment(experiment, params, source), source)
         device = params["resources"]["device"]
         jobs = options.jobs or default_jobs(device)
         if options.check:

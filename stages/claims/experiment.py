@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from stages.algorithms.registry import composition
 from stages.control.settings import OfflineQ
 from stages.parameters.rl import Rl
-from stages.params import Params, deep_merge, parse_params
+from stages.params import Params, check_domains, deep_merge, parse_params
 from stages.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
@@ -236,3 +236,12 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
                 f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"
             )
     return checked
+
+
+def check_environments(checked: Mapping[str, Params], source: str) -> None:
+    """Raise ParamsError where an arm of `check_experiment` has what its environment does not allow (needs the domain's package)."""
+    for arm, params in checked.items():
+        try:
+            check_domains(params)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: arm '{arm}': {str(error).removeprefix('params.yaml: ')}") from error

@@ -17,6 +17,7 @@ from stages.claims.experiment import (
     FOLDER,
     Experiment,
     arm_values,
+    check_environments,
     check_experiment,
     digest,
     load_experiment,
@@ -114,6 +115,15 @@ def test_a_bad_override_names_the_arm() -> None:
     bad = {"rloo": {"rl": {"group_sise": 4}}, "grpo": {}}
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'rloo'.*group_sise.*group_size"):
         check_experiment(experiment(arms=bad), PARAMS, "x.yaml")
+
+
+def test_what_its_environment_does_not_allow_names_the_arm() -> None:
+    """Contract: runs are made by parameters that a user may use, too: `python -m stages.params` would refuse these."""
+    arms = {"rloo": {}, "grpo": {"annotate": {"returns": [-1.0, 1.0]}}}
+    checked = check_experiment(experiment(arms=arms), PARAMS, "x.yaml")
+    with pytest.raises(ParamsError, match=r"x\.yaml: arm 'grpo': in per_domain\.search: .*annotate\.returns to \[0\.0, 1\.0\]"):
+        check_environments(checked, "x.yaml")
+    check_environments({"rloo": checked["rloo"]}, "x.yaml")
 
 
 def outcome(run: Any, success: float) -> dict[str, Any]:
@@ -323,7 +333,7 @@ def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for slug in slugs(ROOT):
         path = ROOT / FOLDER / f"{slug}.yaml"
-        check_experiment(load_experiment(path), params, str(path))
+        check_environments(check_experiment(load_experiment(path), params, str(path)), str(path))
     pipeline = yaml.safe_load((ROOT / FOLDER / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["claim"]
     assert pipeline["matrix"]["method"] == slugs(ROOT)
 

@@ -27,7 +27,7 @@ from stages.claims.experiment import (
     load_experiment,
     slugs,
 )
-from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
+from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.parent import die_with_parent
 from stages.validation import ParamsError
@@ -80,7 +80,7 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
         success = workshop.start_success(values)
         if trains:
             results.starts[run.arm] = success  # the same for every seed
-        return workshop.play(name, values, metrics, trains)
+        return workshop.play(name, values, metrics, trains, required_of(experiment, run.arm))
 
     failed = 0
     for run, outcome in outcomes(missing, play, jobs):
@@ -90,7 +90,7 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
             continue
         results.outcomes[run.name] = {**outcome, "key": run.key}
         results.write(path, experiment)
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in outcome["metrics"].items())
+        shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome["metrics"].items())
         left = len(results.missing(runs))
         print(f"claim: {slug}: {run.name}: {shown}; {outcome['seconds']:.0f} s, {left} runs left", flush=True)
     for claim in results.write(path, experiment)["claims"]:

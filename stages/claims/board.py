@@ -132,11 +132,11 @@ def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
 
 
 def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
-    """The mean over seeds of what `measured` names, arm by arm; a dash where runs are missing."""
+    """The mean over seeds of what `measured` names, arm by arm; a dash where runs are missing or do not have it."""
 
     def mean(arm: str, metric: str) -> str:
         runs = [saved["runs"].get(f"{arm}/{seed}") for seed in experiment.seeds]
-        values = [run["metrics"][metric] for run in runs if run is not None]
+        values = [run["metrics"][metric] for run in runs if run is not None and run["metrics"][metric] is not None]
         if len(values) < len(runs):
             return "–"
         average = sum(values) / len(values)

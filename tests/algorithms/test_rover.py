@@ -29,7 +29,7 @@ ABSOLUTE = {"advantage": {"mean": "none"}}
 
 def rover(size: int = 4, **settings) -> Algorithm:
     shared = ABSOLUTE if settings.get("form") == "absolute" else {}
-    return resolve(Rl(algorithm="rover", group_size=size, settings=settings, **shared))
+    return resolve(Rl(algorithm="rover", group_size=size, minibatches=4, settings=settings, **shared))
 
 
 def still(batch: TrajectoryBatch) -> Vocabulary:
@@ -257,6 +257,9 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
         ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
         ({"loss": {"clip_high": 0.3}}, "clips nothing"),
         ({"advantage": {"estimator": "gae"}}, "mean group and std none belong to estimator: group"),
+        ({"settings": {"beta_next": 5.0}}, r"beta_next has no effect of its own with one update.*set rl\.minibatches to 4"),
+        ({"settings": {"rho": 0.5}}, r"rho has no effect of its own with one update"),
+        ({"settings": {"across_turns": True}}, r"across_turns has no effect of its own with one update"),
         ({"settings": {"form": "absolute"}}, "set mean and std to none"),
         ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
         ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
@@ -267,6 +270,14 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
 def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate({"algorithm": "rover", **values}))
+
+
+def test_several_updates_a_step_are_what_its_settings_are_for() -> None:
+    """Contract: refused where they would be ignored, and nowhere else; by its name alone it resolves."""
+    assert resolve(Rl(algorithm="rover")).rl.settings.beta_next == 1.0
+    for more in ({"minibatches": 4}, {"epochs": 2}):
+        assert resolve(Rl(algorithm="rover", settings={"beta_next": 5.0, "rho": 0.5}, **more)).rl.settings.beta_next == 5.0
+    assert resolve(Rl(algorithm="rover", settings={"form": "absolute", "rho": 0.1}, **ABSOLUTE)).rl.settings.rho == 0.1
 
 
 def test_a_vocabulary_is_handed_to_those_alone_that_ask(make_batch) -> None:

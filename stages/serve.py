@@ -1,6 +1,6 @@
 """Serves a model of the run behind OpenAI's API, on 127.0.0.1: the policy itself, and the best of several of its actions.
 
-python -m stages.serve --model merged               the merged model, also as merged+logprob and merged+q@<domain>
+python -m stages.serve --model merged               the merged model, also as merged+logprob, merged+vote, merged+q@<domain> ...
 python -m stages.serve --model merged+q@search      the same; who asks for merged or data/models/merged gets the best of n
 python -m stages.serve --model path/to/folder       any save_pretrained folder
 """
@@ -58,6 +58,7 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     from stages.agent.engine import Sampling
     from stages.agent.engines import open_player
     from stages.agent.rollout import action_key
+    from stages.agent.scaffold import Scaffold
     from stages.agent.selecting import SelectingEngine, by_logprob
     from stages.serving.app import Agent, make_app
     from stages.serving.turns import TurnServer
@@ -72,6 +73,8 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
+    if Scaffold(**params.evaluate.scaffold.model_dump()) != Scaffold():
+        print("serve: evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do", flush=True)
     print(f"serve: Ctrl-C or 'kill {os.getpid()}' ends it", flush=True)
     try:
         server.run(sockets=[listening])

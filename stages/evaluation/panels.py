@@ -26,6 +26,7 @@ from stages.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.agent.selecting import Ranking
+    from stages.params import Evaluate
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -85,11 +86,18 @@ class BestOf:
     per_token: bool = False
     """value, logprob: scores per token."""
 
+    @classmethod
+    def of(cls, by: str, evaluate: Evaluate, models: Path) -> BestOf:
+        """As `evaluate` in params.yaml has it, with what lies in the folder `models`."""
+        judges, best_of = models / ("rl" if by == "value" else "q"), evaluate.best_of
+        return cls(by, best_of.n, judges, models / "sft", best_of.per_token and by in ("value", "logprob"))
+
     def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
         """16 hex digits that name a model together with how it chooses."""
-        files = [file for domain in domains for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
+        read = domains if self.by in ("q", "value") else []
+        files = [file for domain in read for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
         digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
-        for file in files if self.by != "logprob" else []:
+        for file in files:
             digest.update(file.relative_to(self.judges).as_posix().encode())
             with file.open("rb") as handle:
                 while block := handle.read(1 << 22):

@@ -144,6 +144,9 @@ def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "q/search/q_model.json").write_text("[]")
     assert len({*names, own, best.hash("h", ["search"]), "h"}) == 6
     assert replace(best, by="logprob").hash("h", ["search"]) == own
+    vote = replace(best, by="vote").hash("h", ["search"])
+    (tmp_path / "q/search/q_model.json").write_text("{ }")
+    assert replace(best, by="vote").hash("h", ["search"]) == vote, "a Q-model has no say there"
     scaled = replace(best, by="logprob", per_token=True).hash("h", ["search"])
     assert len({own, scaled, replace(best, by="value").hash("h", ["search"]), best.hash("h", ["search"])}) == 4
 

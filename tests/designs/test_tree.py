@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -300,6 +301,23 @@ def test_the_value_model_learns_from_few_labels() -> None:
         assert std.mean() > model.predict(seen)[1].mean()
         model.fit(nodes[: FEWEST - 1])
         assert np.ptp(model.predict(unseen)[0]) == 0.0
+
+
+def test_designs_that_could_not_be_run_teach_the_value_model_nothing() -> None:
+    """Contract: their score of 0 is no score, and no less sure for having no error."""
+    nodes = run(search(settings(method="random", budget=12)))
+    space = Space.of(settings())
+    lost = [replace(item, score=0.0, error=0.0, by_domain={"search": (0.0, 0.0)}, failed="no room") for item in nodes[6:]]
+    for kind in ("gp", "ridge"):
+        found = []
+        for given in (nodes[:6], [*nodes[:6], *lost]):
+            model = FittedValueModel(space, TASKS, kind)
+            model.fit(given)
+            found.append(model.predict(space.all()))
+        for one, other in zip(*found, strict=True):
+            assert np.array_equal(one, other)
+        model.fit(lost)
+        assert set(model.predict(space.all())[0]) == {0.5}
 
 
 def test_the_model_reads_the_task_as_well_as_the_design() -> None:

@@ -50,6 +50,15 @@ def engine_settings(params: Params, kind: str, port: int) -> Any:
     return settings
 
 
+def left_out(params: Params) -> list[str]:
+    """What evaluate has around the model and this server does not: lines to print."""
+    from stages.agent.scaffold import Scaffold
+
+    if Scaffold(**params.evaluate.scaffold.model_dump()) == Scaffold():
+        return []
+    return ["evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"]
+
+
 def serve(model: Served, params: Params, kind: str, listening: socket.socket) -> None:
     """Answer requests until told to end (SIGINT, SIGTERM), then finish those under way."""
     import torch
@@ -58,7 +67,6 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     from stages.agent.engine import Sampling
     from stages.agent.engines import open_player
     from stages.agent.rollout import action_key
-    from stages.agent.scaffold import Scaffold
     from stages.agent.selecting import SelectingEngine, by_logprob
     from stages.serving.app import Agent, make_app
     from stages.serving.turns import TurnServer
@@ -73,8 +81,8 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
-    if Scaffold(**params.evaluate.scaffold.model_dump()) != Scaffold():
-        print("serve: evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do", flush=True)
+    for line in left_out(params):
+        print(f"serve: {line}", flush=True)
     print(f"serve: Ctrl-C or 'kill {os.getpid()}' ends it", flush=True)
     try:
         server.run(sockets=[listening])

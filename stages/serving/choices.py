@@ -82,7 +82,8 @@ def served(wanted: str, root: Path, params: Params) -> Served:
     folder = named_or_folder(name, root, params)
     ways = choices(root, params, name)
     if plus + how not in ways:
-        near = difflib.get_close_matches(plus + how, list(ways), n=1)
+        alike = [way for way in ways if way.partition("@")[0] == plus + how.partition("@")[0]]
+        near = difflib.get_close_matches(plus + how, alike or list(ways), n=1)
         hint = f"; did you mean '{name}{near[0]}'?" if near else "."
         message = f"there is no '{wanted}'{hint} There are {', '.join(f'{name}{way}' for way in ways)}"
         for by, lacking in LACKING.items():

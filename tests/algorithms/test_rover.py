@@ -85,6 +85,16 @@ def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
     torch.testing.assert_close(q[()], torch.full((4,), 0.0625), atol=1e-6, rtol=0)
     torch.testing.assert_close(q["A",], torch.tensor([0.0, 0.0, 0.25, 0.0]), atol=1e-6, rtol=0)
     assert float(q["A", "C"][3]) == pytest.approx(1.0)
+    # As it acts, it covers all four ways to succeed alike: 12.18 / 15.18 of the second letters, nearly all of the third ones.
+    acting = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 0.1, tokens)
+    right = torch.tensor([probability for one, probability in zip(STRINGS, acting.logprobs.sum(1).exp().tolist(), strict=True)
+                          if "".join(one) in RIGHT])  # fmt: skip
+    assert float(right.sum()) == pytest.approx(0.8024 * 0.99986, abs=1e-4)
+    share = right / right.sum()
+    assert float((-share * share.log()).sum().exp()) == pytest.approx(4.0, abs=1e-3), "effective ways"
+    greedy = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 1.0, tokens)
+    blunt = sum(float(told.exp()) for one, told in zip(STRINGS, greedy.logprobs.sum(1), strict=True) if "".join(one) in RIGHT)
+    assert blunt < 0.2, "the temperature is what makes it succeed"
     for first in "ABCD":  # the theorem: the best action of the random policy's Q never leaves a path that can still succeed
         second = "ABCD"[int(q[first,].argmax())]
         assert first + second + "ABCD"[int(q[first, second].argmax())] in RIGHT
@@ -192,11 +202,19 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
 
 @pytest.mark.parametrize(("rho", "most"), [(1.0, 0.5246), (0.1, 1.4e-4)])
 def test_how_often_the_softmax_fails(rho: float, most: float) -> None:
-    """Must hold 8: three actions of value 0 beside one of value 1, as the absolute form's policy acts."""
-    logits = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64) / rho
-    failing = 1 - float(logits.softmax(0)[0])
-    assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3))
-    assert failing == pytest.approx(most, rel=0.03)
+    """Must hold 8: three actions of value 0 beside one of value 1. Q that the absolute form reads from the policy's own scores is
+    that, up to a constant, and the policy takes another action no more often than this."""
+    algorithm = rover(2, form="absolute", rho=rho)
+    batch = algorithm.prepare(trajectory_batch([make_episode(f"{row}", "a", [1], float(row)) for row in range(4)]))
+    tokens = torch.tensor([[0, action] for action in range(4)])
+    mask = torch.tensor([[False, True]] * 4)
+    batch = batch.with_(token_ids=tokens, mask=mask, turn=mask.long() - 1, advantages=torch.zeros(4, 2))
+    told = scores(torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(4, 2, 4) / rho, tokens)
+    values, _ = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+    torch.testing.assert_close(values[:, 1], torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-5, rtol=0)
+    failing = -math.expm1(float(told.logprobs[0, 1]))
+    assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3), rel=1e-3)
+    assert float(f"{failing:.4g}") <= most
 
 
 @pytest.mark.parametrize("settings", [{}, {"beta_next": 5.0, "rho": 0.5}, {"form": "absolute"}])

@@ -217,7 +217,9 @@ def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: lis
     assert task_faults([tested, copied], domain, 640) == {}
 
 
-@pytest.mark.parametrize("source", ["1" + " + 1" * 20_000, "1" + " + 1" * 600, "-" * 50_000 + "1", "(" * 5_000 + "1" + ")" * 5_000])
+@pytest.mark.parametrize(
+    "source", ["1" + " + 1" * 20_000, "1" + " + 1" * 600, "-" * 50_000 + "1", "(" * 5_000 + "1" + ")" * 5_000]
+)
 def test_a_solution_too_deep_to_take_apart_is_its_text(source: str) -> None:
     """Contract: evaluate tells the solutions of every success apart, and nothing that a policy writes stops it."""
     assert canonical(f"{source}\n", "f", ("x",)) == source

@@ -369,6 +369,18 @@ def test_what_cannot_be_served_is_said_at_the_start(
     assert words in capsys.readouterr().err
 
 
+def test_what_is_left_out_is_said_at_the_start(project: Path) -> None:
+    from stages.params import load_params
+
+    params = load_params(project / "params.yaml")
+    assert serve.left_out(params) == []
+    scaffold = params.evaluate.scaffold.model_copy(update={"recall": "task"})
+    changed = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"scaffold": scaffold})})
+    assert serve.left_out(changed) == [
+        "evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"
+    ]
+
+
 def test_a_server_in_front_of_itself_is_refused(project: Path) -> None:
     from stages.params import load_params
 

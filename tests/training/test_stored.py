@@ -21,7 +21,7 @@ from stages.algorithms.compose import resolve
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
 from stages.training.loop import make_processes
-from stages.training.stored import StoredJob
+from stages.training.stored import StoredJob, read_reference
 from stages.training.stored_episodes import Dealer, StoredEpisode, shares, stored_episodes
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
@@ -168,6 +168,15 @@ def test_the_policy_begins_where_the_value_network_stands(make_context):
     assert torch.equal(batch.greedy[:, 1:][batch.mask[:, 1:]], expected[:, :-1][batch.mask[:, 1:]])
     mean = float(job.batch.returns.mean())
     torch.testing.assert_close(bounded(scores.value[batch.mask], 1.0), torch.full((int(batch.mask.sum()),), mean))
+
+
+def test_ties_of_the_likeliest_token_go_to_the_lowest() -> None:
+    """Contract: a^ is the same token wherever it is read."""
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [0.0, 1.0, 0.0, 2.0]])
+    taken, best, greedy = read_reference(logits, torch.tensor([3, 2, 0]))
+    assert greedy.tolist() == [1, 0, 3]
+    assert torch.equal(taken[:2], best[:2])
+    assert float(taken[2]) < float(best[2])
 
 
 def test_a_bound_below_the_returns_is_refused(make_context):

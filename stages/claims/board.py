@@ -19,7 +19,7 @@ SHARES = frozenset({"success", "difficulty", "pass_at_k", "solutions_differ", "w
 LANES = {
     "rl": "nothing is played: all learn from the same stored episodes",
     "annotate": "nothing is trained after annotate, and each seed has an SFT policy and trees of its own",
-    "designs": "nothing is trained: searches are replayed on one table of what every design scores, so that intervals are over searches",
+    "designs": "nothing is trained: searches are replayed on one table of what every design scores, and intervals are over them",
     "labels": "nothing is trained: trees are grown, and their labels and pairs judged by exact values",
     "offline_q": "each run learns from stored games of its own",
 }

@@ -18,8 +18,16 @@ from typing import Any
 
 import yaml
 
-from stages.claims.experiment import FOLDER, Experiment, check_experiment, common_values, load_experiment, slugs
-from stages.claims.results import Results, Run, metrics_of, planned_runs, result_path
+from stages.claims.experiment import (
+    FOLDER,
+    Experiment,
+    check_environments,
+    check_experiment,
+    common_values,
+    load_experiment,
+    slugs,
+)
+from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.parent import die_with_parent
 from stages.validation import ParamsError
@@ -72,7 +80,7 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
         success = workshop.start_success(values)
         if trains:
             results.starts[run.arm] = success  # the same for every seed
-        return workshop.play(name, values, metrics, trains)
+        return workshop.play(name, values, metrics, trains, required_of(experiment, run.arm))
 
     failed = 0
     for run, outcome in outcomes(missing, play, jobs):
@@ -82,7 +90,7 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
             continue
         results.outcomes[run.name] = {**outcome, "key": run.key}
         results.write(path, experiment)
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in outcome["metrics"].items())
+        shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome["metrics"].items())
         left = len(results.missing(runs))
         print(f"claim: {slug}: {run.name}: {shown}; {outcome['seconds']:.0f} s, {left} runs left", flush=True)
     for claim in results.write(path, experiment)["claims"]:
@@ -109,7 +117,8 @@ def main() -> int:
         params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
         experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
         for slug, experiment in experiments.items():
-            check_experiment(experiment, params, f"{FOLDER}/{slug}.yaml")
+            source = f"{FOLDER}/{slug}.yaml"
+            check_environments(check_experiment(experiment, params, source), source)
         device = params["resources"]["device"]
         jobs = options.jobs or default_jobs(device)
         if options.check:

@@ -38,9 +38,7 @@ def model_folders(context: StageContext) -> dict[str, Path]:
 def choosing(context: StageContext, name: str) -> BestOf | None:
     """How the model called `name` chooses among its actions, if it does."""
     _, plus, by = name.partition("+")
-    models, best_of = context.data / "models", context.params.evaluate.best_of
-    judges = models / ("rl" if by == "value" else "q")
-    return BestOf(by, best_of.n, judges, models / "sft", best_of.per_token and by != "q") if plus else None
+    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus else None
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:

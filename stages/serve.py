@@ -1,6 +1,6 @@
 """Serves a model of the run behind OpenAI's API, on 127.0.0.1: the policy itself, and the best of several of its actions.
 
-python -m stages.serve --model merged               the merged model, also as merged+logprob and merged+q@<domain>
+python -m stages.serve --model merged               the merged model, also as merged+logprob, merged+vote, merged+q@<domain> ...
 python -m stages.serve --model merged+q@search      the same; who asks for merged or data/models/merged gets the best of n
 python -m stages.serve --model path/to/folder       any save_pretrained folder
 """
@@ -50,6 +50,15 @@ def engine_settings(params: Params, kind: str, port: int) -> Any:
     return settings
 
 
+def left_out(params: Params) -> list[str]:
+    """What evaluate has around the model and this server does not: lines to print."""
+    from stages.agent.scaffold import Scaffold
+
+    if Scaffold(**params.evaluate.scaffold.model_dump()) == Scaffold():
+        return []
+    return ["evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"]
+
+
 def serve(model: Served, params: Params, kind: str, listening: socket.socket) -> None:
     """Answer requests until told to end (SIGINT, SIGTERM), then finish those under way."""
     import torch
@@ -72,6 +81,8 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
+    for line in left_out(params):
+        print(f"serve: {line}", flush=True)
     print(f"serve: Ctrl-C or 'kill {os.getpid()}' ends it", flush=True)
     try:
         server.run(sockets=[listening])

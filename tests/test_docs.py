@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, readme_block
-from stages.params import ROOT, Annotate, ParamsError, check_domains, load_params
+from stages.params import ROOT, Annotate, ParamsError, check_domains, deep_merge, load_params, parse_params
 from stages.reporting.readme import replace_block
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -56,6 +58,16 @@ def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, v
     with pytest.raises(ParamsError) as error:
         check_domains(load_params(path))
     assert f"| `{error.value}` |" in TROUBLESHOOTING
+
+
+def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
+    """Contract: written over params.yaml, it is what `python -m stages.params` takes."""
+    text = (ROOT / "docs" / "values.md").read_text(encoding="utf-8").split("\n## Values of tokens")[1]
+    lines = itertools.takewhile(lambda line: line.startswith("    "), text.splitlines()[2:])
+    recipe = yaml.safe_load(textwrap.dedent("\n".join(lines)).replace(", ...", ""))
+    assert recipe["rl"] == {"algorithm": "b_coder"}
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    check_domains(parse_params(deep_merge(values, {"domains": ["code"], **recipe}), "docs/values.md"))
 
 
 @pytest.mark.parametrize(

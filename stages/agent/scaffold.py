@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stages.environments.protocol import Environment, Observation, Step, Task
+
+if TYPE_CHECKING:
+    from stages.agent.episode import TurnRecord
 
 ASK_PLAN = "First write a plan in one line."
 ASK_WHY = "That was not understood. Write in one line why."
 GO_ON = "Now act."
+
+THINKING = "#thinking"
+"""What the state's key ends with while a thought is asked for."""
 
 Recall = Literal["none", "action", "task", "both"]
 Think = Literal["none", "plan", "reflect", "both"]
@@ -40,6 +46,10 @@ class Scaffold:
     def talks(self) -> bool:
         """Whether it comes between the environment and the agent."""
         return self.recall != "none" or self.think != "none"
+
+    def acted(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
+        """The turns that were played, without thoughts."""
+        return [turn for turn in turns if self.think == "none" or not turn.state_key.endswith(THINKING)]
 
     def brief(self, task: Task) -> Task:
         """The task as the agent reads it."""
@@ -92,7 +102,7 @@ class ScaffoldedEnvironment:
         self.environment.restore(inner)
 
     def state_key(self) -> str:
-        return self.environment.state_key() + ("#thinking" if self._thinking else "")
+        return self.environment.state_key() + (THINKING if self._thinking else "")
 
     def admissible(self) -> Sequence[str]:
         return self.environment.admissible()

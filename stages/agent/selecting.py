@@ -77,7 +77,7 @@ class _Session:
     tokens: list[int]
     inner: list[int]
     n: int
-    rank: Ranking
+    rank: Ranking | None
     drawn: dict[int, Turn] = field(default_factory=dict)
 
 
@@ -110,8 +110,8 @@ class SelectingEngine:
         self._next += 1
         return self._next - 1
 
-    def choose_by(self, session: int, n: int, rank: Ranking) -> None:
-        """Let the session's next turns be the best of `n` by `rank`. Raises ValueError for n below 1."""
+    def choose_by(self, session: int, n: int, rank: Ranking | None) -> None:
+        """Let the session's next turns be the best of `n` by `rank`, or by vote without one. Raises ValueError for n below 1."""
         _check_draws(n)
         state = self._sessions[session]
         state.n, state.rank = n, rank

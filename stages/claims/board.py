@@ -19,7 +19,7 @@ SHARES = frozenset({"success", "difficulty", "pass_at_k", "solutions_differ", "w
 LANES = {
     "rl": "nothing is played: all learn from the same stored episodes",
     "annotate": "nothing is trained after annotate, and each seed has an SFT policy and trees of its own",
-    "designs": "nothing is trained: searches are replayed on one table of what every design scores",
+    "designs": "nothing is trained: searches are replayed on one table of what every design scores, and intervals are over them",
     "labels": "nothing is trained: trees are grown, and their labels and pairs judged by exact values",
     "offline_q": "each run learns from stored games of its own",
 }
@@ -132,11 +132,11 @@ def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
 
 
 def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
-    """The mean over seeds of what `measured` names, arm by arm; a dash where runs are missing."""
+    """The mean over seeds of what `measured` names, arm by arm; a dash where runs are missing or do not have it."""
 
     def mean(arm: str, metric: str) -> str:
         runs = [saved["runs"].get(f"{arm}/{seed}") for seed in experiment.seeds]
-        values = [run["metrics"][metric] for run in runs if run is not None]
+        values = [run["metrics"][metric] for run in runs if run is not None and run["metrics"][metric] is not None]
         if len(values) < len(runs):
             return "–"
         average = sum(values) / len(values)

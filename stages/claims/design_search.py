@@ -47,7 +47,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
     name, _, by = (params.evaluate.models or ["sft"])[0].partition("+")
     if name != "sft":
         raise ParamsError(f"lane designs plays by the SFT policy, and design.space.model names {name}; let it be [sft]")
-    best_of = BestOf(by, params.evaluate.best_of.n, Path(models) / "q", Path(folder)) if by else None
+    best_of = BestOf.of(by, params.evaluate, Path(models)) if by else None
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**params.evaluate.sampling.model_dump()),

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 from stages.algorithms.registry import composition
 from stages.control.settings import OfflineQ
 from stages.parameters.rl import Rl
-from stages.params import Params, deep_merge, parse_params
+from stages.params import Params, check_domains, deep_merge, parse_params
 from stages.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
@@ -46,10 +46,10 @@ class Claim(Section):
     `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
     `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
     of the one model that plays it.
-    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>`: of
-    reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a
-    run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of
-    lane designs (stages/claims/design_metrics.py)."""
+    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>.<key>
+    ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json.
+    `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane
+    offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
     threshold: float = 0.0
     """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
     by more than that."""
@@ -90,7 +90,7 @@ class Experiment(Section):
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     measured: list[Metric] = Field(default_factory=list)
-    """Metrics to keep and show of every run, beside those of the claims."""
+    """Metrics to keep and show of every run that has them, beside those of the claims."""
     claims: Annotated[list[Claim], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -236,3 +236,12 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
                 f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"
             )
     return checked
+
+
+def check_environments(checked: Mapping[str, Params], source: str) -> None:
+    """Raise ParamsError where an arm of `check_experiment` has what its environment refuses (needs the domain's package)."""
+    for arm, params in checked.items():
+        try:
+            check_domains(params)
+        except ParamsError as error:
+            raise ParamsError(f"{source}: arm '{arm}': {str(error).removeprefix('params.yaml: ')}") from error

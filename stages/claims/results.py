@@ -51,6 +51,12 @@ def metrics_of(experiment: Experiment) -> list[str]:
     return sorted({*always, *experiment.measured, *(claim.metric for claim in experiment.claims)})
 
 
+def required_of(experiment: Experiment, arm: str) -> list[str]:
+    """The metrics that runs of the arm must have: those measured always, and those of the claims that name it."""
+    claimed = {claim.metric for claim in experiment.claims if arm in (claim.arm, claim.against)}
+    return [metric for metric in metrics_of(experiment) if metric in ALWAYS or metric in claimed]
+
+
 def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that shape a run, as far as they differ from their defaults: a setting that is new in params.yaml and leaves
     everything as it was makes no finished run another one."""

@@ -88,13 +88,11 @@ def measure(name: str, folder: Path, domain: str) -> float:
             if counted in ("pass_at_k", "distinct_at_k"):
                 return float(found[counted][k])
             return float(found[key]["mean"])
-        if kind == "annotate":
-            value = read_json(folder / "reports" / "annotate" / f"{domain}.json")
+        if kind in ("annotate", "report"):
+            value = read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json")
             for part in key.split("."):
                 value = value[part]
             return float(value)
-        if kind == "report":
-            return float(read_json(folder / "reports" / "rl" / f"{domain}.json")[key])
         column, _, part = key.rpartition(".")
         with (folder / "reports" / "rl" / f"{domain}_history.csv").open(encoding="utf-8") as handle:
             values = [float(row[column]) for row in csv.DictReader(handle) if row[column]]
@@ -210,12 +208,28 @@ class Workshop:
         outcome = {"metrics": {metric: found[metric.removeprefix("offline.")] for metric in sorted(set(metrics))}}
         return {**outcome, "environment_steps": 0, "seconds": round(time.monotonic() - began, 1), "commit": self.commit}
 
-    def play(self, name: str, values: Mapping[str, Any], metrics: Sequence[str], trains: bool = True) -> dict[str, Any]:
+    def play(
+        self,
+        name: str,
+        values: Mapping[str, Any],
+        metrics: Sequence[str],
+        trains: bool = True,
+        required: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
         """Train (unless the SFT policy is what plays) and evaluate one run; its metrics, the environment steps it took and its
-        seconds.
+        seconds. Metrics that are not among `required` (None: all are) are None where the run does not have them.
 
         Where a run of this name was killed before, it goes on; the seconds are then those since. Raises RunFailedError.
         """
+
+        def found(metric: str) -> float | None:
+            try:
+                return measure(metric, folder, domain)
+            except RunFailedError:
+                if required is None or metric in required:
+                    raise
+                return None
+
         domain = values["domains"][0]
         folder = self.folder / name
         start = self.start(values)
@@ -232,7 +246,7 @@ class Workshop:
         command(["-m", "stages.evaluate"], folder, self.threads)
         report = read_json(told)
         outcome = {
-            "metrics": {metric: measure(metric, folder, domain) for metric in sorted(set(metrics))},
+            "metrics": {metric: found(metric) for metric in sorted(set(metrics))},
             "environment_steps": report["environment_steps"],
             "seconds": round(time.monotonic() - began, 1),
             "commit": self.commit,

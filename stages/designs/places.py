@@ -58,11 +58,27 @@ def link_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
 
 
+def bring_code(root: Path, target: Path) -> None:
+    """Let the place `target` have the code of the checkout `root`. What changes no score is not in `place_key`, but a copy of it
+    that is older than params.yaml could refuse that."""
+
+    def files(folder: Path) -> dict[Path, bytes]:
+        return {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+
+    if files(target / "stages") != files(root / "stages"):
+        shutil.rmtree(target / "stages", ignore_errors=True)
+        shutil.copytree(root / "stages", target / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(root / "dvc.yaml", target / "dvc.yaml")
+
+
 def make_place(root: Path, target: Path, params: Params, tasks: Mapping[str, tuple[Chosen, Sequence[Task]]]) -> None:
     """The copy `target` of the checkout, with code, models and panels, whose validation tasks are `tasks` (domain -> what was
     chosen, and which of it)."""
-    shutil.copytree(root / "stages", target / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(root / "dvc.yaml", target / "dvc.yaml")
+    bring_code(root, target)
     for name in {"data/models", params.model.path if not params.model.path.startswith("hub:") else "data/models"}:
         link_tree(root / name, target / name)
     for name, (chosen, which) in tasks.items():
@@ -123,9 +139,12 @@ class Places:
 
     @classmethod
     def prepared(cls, root: Path, values: Mapping[str, Any], params: Params, space: Space) -> Places:
-        """Make the places unless they are there. Raises ParamsError, FileNotFoundError, ValueError for what is missing."""
+        """Make the places unless they are there, with the present code in any case. Raises ParamsError, FileNotFoundError,
+        ValueError for what is missing."""
         made = cls(root / FOLDER / place_key(root, params), values, params, space)
         if (made.folder / PLAN).exists():
+            for place in PLACES:
+                bring_code(root, made.folder / place)
             return made
         from stages.agent.policy import check_folder
 

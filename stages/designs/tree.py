@@ -50,7 +50,7 @@ class Node:
     std: float | None = None
     """... its standard deviation."""
     failures: Mapping[str, float] = field(default_factory=dict)
-    """Shares: `refused` of its turns, `cut` of its episodes (by a limit)."""
+    """Shares: `refused` of its actions, `cut` of its episodes (by a limit)."""
     failed: str = ""
     reused: int = 0
     """Proposals before it that had been evaluated already."""

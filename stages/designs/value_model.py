@@ -82,10 +82,12 @@ class FittedValueModel:
         return [*own, *self._task(domain), *apart]
 
     def fit(self, nodes: Sequence[Node]) -> None:
+        """Designs that could not be run are left out: their score says nothing of how good they are."""
+        nodes = [node for node in nodes if not node.failed]
         pairs = [(node.design, domain, *node.by_domain[domain]) for node in nodes for domain in self.domains]
         y = np.array([score for _, _, score, _ in pairs])
         errors = np.array([error for _, _, _, error in pairs])
-        self._mean, self._model = float(y.mean()), None
+        self._mean, self._model = float(y.mean()) if pairs else 0.5, None
         if len(nodes) < FEWEST:
             return
         self._scale = max(float(y.std()), 0.05)

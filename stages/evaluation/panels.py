@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stages.agent.engine import Engine, Sampling
 from stages.agent.engines import EngineSettings, Player, open_player
-from stages.agent.episode import Episode, episode_row, read_tasks
+from stages.agent.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
 from stages.environments.protocol import Domain, Split, Task
@@ -26,6 +26,7 @@ from stages.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.agent.selecting import Ranking
+    from stages.params import Evaluate
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -51,7 +52,7 @@ EVALUATION_SCHEMA = pa.schema(
         ("solution", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of turns the environment understood;
+"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of actions the environment understood;
 `answer`: what the attempt's last action gave for one, in domains that tell answers from other actions; `solution`: of a success,
 the same for attempts that solved the task in the same way (see `solution_of`), null for a failure."""
 
@@ -85,11 +86,18 @@ class BestOf:
     per_token: bool = False
     """value, logprob: scores per token."""
 
+    @classmethod
+    def of(cls, by: str, evaluate: Evaluate, models: Path) -> BestOf:
+        """As `evaluate` in params.yaml has it, with what lies in the folder `models`."""
+        judges, best_of = models / ("rl" if by == "value" else "q"), evaluate.best_of
+        return cls(by, best_of.n, judges, models / "sft", best_of.per_token and by in ("value", "logprob"))
+
     def hash(self, policy_hash: str, domains: Sequence[str]) -> str:
         """16 hex digits that name a model together with how it chooses."""
-        files = [file for domain in domains for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
+        read = domains if self.by in ("q", "value") else []
+        files = [file for domain in read for file in sorted((self.judges / domain).rglob("*")) if file.is_file()]
         digest = hashlib.sha256(f"{policy_hash}+{self.by}{self.n}{' per token' * self.per_token}".encode())
-        for file in files if self.by != "logprob" else []:
+        for file in files:
             digest.update(file.relative_to(self.judges).as_posix().encode())
             with file.open("rb") as handle:
                 while block := handle.read(1 << 22):
@@ -186,20 +194,19 @@ def _unload() -> None:
     _loaded.clear()
 
 
-def solution_of(episode: Episode, task: Task, domain: Domain) -> str | None:
-    """16 hex digits that name how an episode solved its task, as the domain tells solutions apart, or by the actions taken (lower
-    case, single spaces); None for a failure."""
+def solution_of(episode: Episode, task: Task, domain: Domain, acted: Sequence[TurnRecord]) -> str | None:
+    """16 hex digits that name how an episode solved its task, as the domain tells solutions apart, or by the actions `acted`
+    (lower case, single spaces); None for a failure."""
     if not episode.success:
         return None
-    actions = [turn.action for turn in episode.turns]
     told = getattr(domain, "solution", None)
-    named = told(task, actions) if told is not None else "\n".join(turn.action_key for turn in episode.turns)
+    named = told(task, [turn.action for turn in acted]) if told is not None else "\n".join(turn.action_key for turn in acted)
     return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
-def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain) -> dict[str, Any]:
-    """An episode as an evaluation row, but for the model's name."""
-    turns, answer = len(episode.turns), getattr(domain, "answer", None)
+def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain, scaffold: Scaffold) -> dict[str, Any]:
+    """An episode as an evaluation row, but for the model's name. Thoughts are turns, and no actions."""
+    acted, answer = scaffold.acted(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,
         "task_id": task.task_id,
@@ -209,14 +216,14 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
         "policy_hash": episode.policy_hash,
         "success": episode.success,
         "reward": episode.reward,
-        "turns": turns,
+        "turns": len(episode.turns),
         "tokens": episode.policy_tokens,
-        "accepted": sum(turn.accepted for turn in episode.turns) / turns if turns else 0.0,
+        "accepted": sum(turn.accepted for turn in acted) / len(acted) if acted else 0.0,
         "cost": sum(turn.cost for turn in episode.turns),
         "difficulty": task.difficulty,
         "stop_reason": episode.stop_reason,
-        "answer": answer(episode.turns[-1].action) if answer is not None and turns else None,
-        "solution": solution_of(episode, task, domain),
+        "answer": answer(acted[-1].action) if answer is not None and acted else None,
+        "solution": solution_of(episode, task, domain, acted),
     }
 
 
@@ -275,7 +282,7 @@ def play(job: Job, settings: Settings) -> Outcome:
     samples = []
     for episode in episodes:
         request = attempt_of[episode.episode_id]
-        rows.append(row_of(episode, request.task, request.attempt, job.panel, domain))
+        rows.append(row_of(episode, request.task, request.attempt, job.panel, domain, scaffold))
         if kept[episode.success] < SAMPLES:
             kept[episode.success] += 1
             samples.append(episode_row(episode))

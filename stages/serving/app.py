@@ -71,6 +71,9 @@ class Agent:
             raise RefusedError(message, "max_tokens", "context_length_exceeded")
         if asked.stop_token_ids not in (None, [], [self.chat.end_of_turn]):
             raise RefusedError(f"turns end with token {self.chat.end_of_turn} alone; leave stop_token_ids out", "stop_token_ids")
+        if asked.ignore_eos and not asked.stop_token_ids:
+            message = f"turns end with token {self.chat.end_of_turn}: name it in stop_token_ids too, or leave ignore_eos out"
+            raise RefusedError(message, "ignore_eos")
         given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
         settings: dict[str, Any] = {
             name: getattr(self.sampling, name) if value is None else value for name, value in given.items()

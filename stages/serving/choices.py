@@ -1,8 +1,9 @@
 """The names that a served model answers to, and how each chooses its actions.
 
-`merged` and its folder `data/models/merged` are the policy itself; `merged+logprob` plays the best of n actions by the policy's
-own log-probability, `merged+q@search` by the Q-model of a domain. A server that was started as `merged+q@search` gives that the
-plain names, so that whoever asks for a model by its folder (`resources.engine`) gets it.
+`merged` and its folder `data/models/merged` are the policy itself; what `evaluate.models` names `merged+logprob` and so on is
+served under that name: the best of n actions by the policy's own log-probability, by vote, by the Q-model of a domain
+(`merged+q@search`) or by the values of tokens that its specialist has learnt (`merged+value@code`). A server that was started as
+`merged+q@search` gives that the plain names, so that whoever asks for a model by its folder (`resources.engine`) gets it.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from stages.agent.named import named_or_folder
-from stages.agent.selecting import Ranking, by_logprob, by_scorer
+from stages.agent.selecting import Ranking, by_logprob
+from stages.evaluation.panels import BestOf, ranking
 from stages.params import Params, model_names
 from stages.validation import ParamsError
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A turn is the best of `n` draws; `rank` gives the ranking, reading a Q-model the first time."""
+    """A turn is the best of `n` draws; `rank` gives the ranking, reading what ranks the first time, or None for a vote."""
 
     n: int
-    rank: Callable[[], Ranking]
+    rank: Callable[[], Ranking | None]
 
 
 @dataclass(frozen=True)
@@ -36,36 +38,40 @@ class Served:
 
 
 PLAIN = Choice(1, lambda: by_logprob)
+LACKING = {
+    "q": "No domain has a Q-model: annotate makes them where annotate.q_model.kind is not none",
+    "value": "No domain has values of tokens: rl learns them with rl.algorithm b_coder",
+}
 
 
-def q_folders(root: Path, params: Params) -> dict[str, Path]:
-    """Domain -> folder of its Q-model, for those that have one."""
+def judges(root: Path, params: Params) -> dict[str, list[str]]:
+    """q, value -> the domains that have something to rank by so."""
     from stages.values.q_model import q_model_kind
+    from stages.values.token_q import has_token_q
 
-    folders = {domain: root / "data" / "models" / "q" / domain for domain in params.domains}
-    return {domain: folder for domain, folder in folders.items() if q_model_kind(folder) != "none"}
+    models = root / "data" / "models"
+    return {
+        "q": [domain for domain in params.domains if q_model_kind(models / "q" / domain) != "none"],
+        "value": [domain for domain in params.domains if has_token_q(models / "rl" / domain)],
+    }
 
 
 def choices(root: Path, params: Params, name: str) -> dict[str, Choice]:
-    """What may stand behind a model's name, "" for nothing -> how it then chooses. A bare `+q` is there where it is clear whose
-    Q-model is meant: a specialist's own domain's, or the only one."""
+    """What may stand behind a model's name, "" for nothing -> how it then chooses: as in evaluate. A bare `+q` or `+value` is
+    there where it is clear whose is meant: a specialist's own domain's, or the only one."""
 
-    def reader(folder: Path) -> Callable[[], Ranking]:
-        @cache
-        def read() -> Ranking:
-            from stages.values.q_model import load_q_model
+    def choice(by: str, domain: str = "") -> Choice:
+        best_of = BestOf.of(by, params.evaluate, root / "data" / "models")
+        return Choice(best_of.n, cache(partial(ranking, best_of, domain, params.resources.device)))
 
-            return by_scorer(load_q_model(folder, root / "data" / "models" / "sft", params.resources.device))
-
-        return read
-
-    n = params.evaluate.best_of.n
-    by_domain = {domain: Choice(n, reader(folder)) for domain, folder in q_folders(root, params).items()}
-    found = {"": PLAIN, "+logprob": Choice(n, lambda: by_logprob)}
+    found = {"": PLAIN, "+logprob": choice("logprob"), "+vote": choice("vote")}
     own = name.partition("@")[2] if name in model_names(params.domains) else ""
-    if own in by_domain or len(by_domain) == 1:
-        found["+q"] = by_domain[own] if own in by_domain else next(iter(by_domain.values()))
-    return found | {f"+q@{domain}": choice for domain, choice in by_domain.items()}
+    for by, domains in judges(root, params).items():
+        of_domain = {domain: choice(by, domain) for domain in domains}
+        if own in of_domain or len(of_domain) == 1:
+            found[f"+{by}"] = of_domain.get(own) or next(iter(of_domain.values()))
+        found |= {f"+{by}@{domain}": one for domain, one in of_domain.items()}
+    return found
 
 
 def served(wanted: str, root: Path, params: Params) -> Served:
@@ -76,11 +82,13 @@ def served(wanted: str, root: Path, params: Params) -> Served:
     folder = named_or_folder(name, root, params)
     ways = choices(root, params, name)
     if plus + how not in ways:
-        near = difflib.get_close_matches(plus + how, list(ways), n=1)
+        alike = [way for way in ways if way.partition("@")[0] == plus + how.partition("@")[0]]
+        near = difflib.get_close_matches(plus + how, alike or list(ways), n=1)
         hint = f"; did you mean '{name}{near[0]}'?" if near else "."
         message = f"there is no '{wanted}'{hint} There are {', '.join(f'{name}{way}' for way in ways)}"
-        if not any(way.startswith("+q") for way in ways):
-            message += ". No domain has a Q-model: annotate makes them where annotate.q_model.kind is not none"
+        for by, lacking in LACKING.items():
+            if how.startswith(by) and not any(way.startswith(f"+{by}") for way in ways):
+                message += f". {lacking}"
         raise ParamsError(message)
     plain = ways[plus + how]
     path = served_name(folder)

@@ -51,9 +51,9 @@ class Asked(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    skip_special_tokens: bool = True
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    """Taken with the policy's own end of turn in `stop_token_ids`, since turns end there."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,6 +73,7 @@ class CompletionAsked(Asked):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
     """Those of the tokens that were drawn; of others none are kept."""
+    skip_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

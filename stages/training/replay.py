@@ -13,7 +13,7 @@ from stages.agent.episode import Episode, read_episodes
 from stages.algorithms.contract import TrajectoryBatch
 from stages.seeding import stream
 from stages.training.batches import padded, trajectory_batch, turn_boundaries, turn_ends
-from stages.training.demonstrations import as_external
+from stages.training.demonstrations import as_external, is_part
 from stages.values.utterance import Turns
 
 FILES = {
@@ -64,7 +64,8 @@ class Replay:
 def read_records(
     data: Path, domain: str, kinds: Sequence[str], tasks: Collection[str], chat: Chat, max_length: int
 ) -> dict[str, list[Episode]]:
-    """Recorded episodes of `tasks` with their tokens, by kind, sorted by id; a kind that the domain does not have is left out.
+    """Recorded episodes of `tasks` with their tokens, by kind, sorted by id, without imported parts of episodes, whose return is
+    not known; a kind that the domain does not have is left out.
 
     Raises ValueError where there is none at all, and for one of more than `max_length` tokens.
     """
@@ -73,7 +74,7 @@ def read_records(
         path = data / FILES[kind].format(domain=domain)
         if not path.exists():
             continue
-        episodes = [episode for episode in read_episodes(path) if episode.task_id in tasks]
+        episodes = [episode for episode in read_episodes(path) if episode.task_id in tasks and not is_part(episode)]
         episodes = [episode if episode.token_ids else as_external(episode, chat) for episode in episodes]
         for episode in episodes:
             if len(episode.token_ids) > max_length:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.chat import Chat
-from stages.agent.episode import EXPERT, Episode, Owner, TurnRecord, read_episodes
+from stages.agent.episode import EXPERT, IMPORTED, Episode, Owner, TurnRecord, read_episodes
 from stages.environments.protocol import Environment, Task, opening
 from stages.seeding import permutation
-from stages.training.demonstrations import as_external
+from stages.training.demonstrations import as_external, is_part
 
 KINDS = ("real", "other", "own")
 """Ground truth; what others did; the SFT policy's own."""
+TRUE = (EXPERT, IMPORTED, "known")
+"""Whose successes are ground truth, beside those of players (imported ones were played in the environment)."""
 _CHOSEN = (int(Owner.POLICY), int(Owner.EXTERNAL))
 
 
@@ -65,18 +67,18 @@ def stored_episodes(
     data: Path, name: str, domain: Any, tasks: Mapping[str, Task], chat: Chat, max_length: int
 ) -> dict[str, list[StoredEpisode]]:
     """Kind -> all that is stored of the tasks of domain `name` below `data`, in a fixed order; among ground truth and what others
-    did, each only once. Longer ones than `max_length` are left out.
+    did, each only once. Longer ones than `max_length` are left out, and so are imported parts of episodes, which have no return.
 
     Raises ValueError if there is nothing.
     """
     folder, games = data / "curated" / name, data / "curated" / name / "games.parquet"
-    shown = [one for one in read_episodes(folder / "demonstrations.parquet") if one.task_id in tasks]
+    shown = [one for one in read_episodes(folder / "demonstrations.parquet") if one.task_id in tasks and not is_part(one)]
     shown += known_episodes(domain, folder / "worlds", [tasks[task_id] for task_id in sorted(tasks)])
     shown += [one for one in read_episodes(games) if one.task_id in tasks] if games.exists() else []
     found: dict[str, list[StoredEpisode]] = {kind: [] for kind in KINDS}
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for episode in shown:
-        truth = episode.success and (episode.policy_hash in (EXPERT, "known") or episode.policy_hash.startswith("player:"))
+        truth = episode.success and (episode.policy_hash in TRUE or episode.policy_hash.startswith("player:"))
         stored = StoredEpisode.of(as_external(episode, chat), "real" if truth else "other")
         if (stored.task_id, stored.token_ids) not in seen:
             seen.add((stored.task_id, stored.token_ids))

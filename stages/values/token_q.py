@@ -114,6 +114,11 @@ class TokenQ(nn.Module):
         (target / _SETTINGS).write_text(json.dumps(asdict(self.scale), sort_keys=True, indent=1) + "\n", encoding="utf-8")
 
 
+def has_token_q(folder: Path) -> bool:
+    """Whether the policy in `folder` has learnt values of tokens."""
+    return (folder / FOLDER / _SETTINGS).exists()
+
+
 def load_token_q(folder: Path, device: str = "cpu") -> TokenQ:
     """Read what was saved below the policy in `folder`, and that policy, in evaluation mode. Raises FileNotFoundError if there is
     none."""
@@ -123,7 +128,7 @@ def load_token_q(folder: Path, device: str = "cpu") -> TokenQ:
     from stages.agent.policy import load_policy
 
     source = folder / FOLDER
-    if not (source / _SETTINGS).exists():
+    if not has_token_q(folder):
         raise FileNotFoundError(
             f"{source / _SETTINGS} is missing: the policy in {folder} has learnt no values of tokens; set rl.algorithm to "
             f"b_coder and run rl again"

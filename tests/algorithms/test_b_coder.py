@@ -102,11 +102,17 @@ def test_the_last_token_has_its_reward_alone() -> None:
 
 
 def test_the_operator_contracts() -> None:
-    """Must hold 4."""
+    """Must hold 4: 0.72 by hand, and between any two value functions never more than gamma times their largest difference."""
     mask = torch.tensor([[False, True, True]])
     one, other = (targets(torch.zeros(1, 3), torch.tensor([[0.0, 0.0, q]]), mask, 0.9) for q in (1.0, 0.2))
     assert abs(float(one[0, 1] - other[0, 1])) == pytest.approx(0.72)
-    assert 0.72 <= 0.9 * 0.8 + 1e-9
+    generator = torch.Generator().manual_seed(1)
+    batch, logits = stored([[0, 0, 1.0], [0, -0.3]], [True, False])
+    free = advantages(*(one.view(2, -1) for one in standing(logits.flatten(0, 1), batch.greedy.flatten())), 1.0)
+    for gamma in (0.9, 1.0):
+        first, second = (torch.randn(2, 4, generator=generator) for _ in range(2))
+        found = [targets(batch.rewards, value + free, batch.mask, gamma) for value in (first, second)]
+        assert float((found[0] - found[1]).abs().max()) <= gamma * float((first - second).abs().max()) + 1e-6
 
 
 def test_no_advantage_is_lost_where_the_ground_truth_is_likeliest() -> None:
@@ -135,9 +141,14 @@ def test_values_are_bounded() -> None:
     """Must hold 8, and the network's output that stands for a value."""
     found = 1.0 - bounded(torch.tensor([0.0, 3.0, -3.0]), 1.0)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.8555, 0.8555]), atol=1e-4, rtol=0)
-    anything = torch.linspace(-80, 80, 4001)
-    assert float(bounded(anything, 1.0).max()) == pytest.approx(1.0)
-    assert bool((bounded(anything, 1.0) <= 1.0 + 1e-6).all())
+    anything = torch.linspace(-80, 80, 60_001)
+    value = bounded(anything, 1.0)
+    assert float(value.max()) == pytest.approx(1.0)
+    assert bool((value <= 1.0).all())
+    logits = torch.randn(60_001, 5, generator=torch.Generator().manual_seed(6))
+    q = value + advantages(*standing(logits, torch.arange(60_001) % 5), 1.0)
+    assert bool((q <= 1.0).all()), "Q too: advantages are at most 0"
+    assert float(q.max()) > 0.9
     for value in (0.3, -0.6, 0.9):
         assert float(bounded(torch.tensor(raw_of(value, 1.0)), 1.0)) == pytest.approx(value, abs=1e-5)
     assert float(bounded(torch.tensor(raw_of(1.0, 1.0)), 1.0)) == pytest.approx(0.95, abs=1e-5)

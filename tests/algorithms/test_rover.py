@@ -29,7 +29,7 @@ ABSOLUTE = {"advantage": {"mean": "none"}}
 
 def rover(size: int = 4, **settings) -> Algorithm:
     shared = ABSOLUTE if settings.get("form") == "absolute" else {}
-    return resolve(Rl(algorithm="rover", group_size=size, settings=settings, **shared))
+    return resolve(Rl(algorithm="rover", group_size=size, minibatches=4, settings=settings, **shared))
 
 
 def still(batch: TrajectoryBatch) -> Vocabulary:
@@ -85,6 +85,16 @@ def test_values_of_the_random_policy_on_a_tree(make_batch) -> None:
     torch.testing.assert_close(q[()], torch.full((4,), 0.0625), atol=1e-6, rtol=0)
     torch.testing.assert_close(q["A",], torch.tensor([0.0, 0.0, 0.25, 0.0]), atol=1e-6, rtol=0)
     assert float(q["A", "C"][3]) == pytest.approx(1.0)
+    # As it acts, it covers all four ways to succeed alike: 12.18 / 15.18 of the second letters, nearly all of the third ones.
+    acting = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 0.1, tokens)
+    right = torch.tensor([probability for one, probability in zip(STRINGS, acting.logprobs.sum(1).exp().tolist(), strict=True)
+                          if "".join(one) in RIGHT])  # fmt: skip
+    assert float(right.sum()) == pytest.approx(0.8024 * 0.99986, abs=1e-4)
+    share = right / right.sum()
+    assert float((-share * share.log()).sum().exp()) == pytest.approx(4.0, abs=1e-3), "effective ways"
+    greedy = scores(torch.stack([torch.stack([q[one[:place]] for place in (0, 0, 1, 2)]) for one in STRINGS]) / 1.0, tokens)
+    blunt = sum(float(told.exp()) for one, told in zip(STRINGS, greedy.logprobs.sum(1), strict=True) if "".join(one) in RIGHT)
+    assert blunt < 0.2, "the temperature is what makes it succeed"
     for first in "ABCD":  # the theorem: the best action of the random policy's Q never leaves a path that can still succeed
         second = "ABCD"[int(q[first,].argmax())]
         assert first + second + "ABCD"[int(q[first, second].argmax())] in RIGHT
@@ -192,11 +202,19 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
 
 @pytest.mark.parametrize(("rho", "most"), [(1.0, 0.5246), (0.1, 1.4e-4)])
 def test_how_often_the_softmax_fails(rho: float, most: float) -> None:
-    """Must hold 8: three actions of value 0 beside one of value 1, as the absolute form's policy acts."""
-    logits = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64) / rho
-    failing = 1 - float(logits.softmax(0)[0])
-    assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3))
-    assert failing == pytest.approx(most, rel=0.03)
+    """Must hold 8: three actions of value 0 beside one of value 1. Q that the absolute form reads from the policy's own scores is
+    that, up to a constant, and the policy takes another action no more often than this."""
+    algorithm = rover(2, form="absolute", rho=rho)
+    batch = algorithm.prepare(trajectory_batch([make_episode(f"{row}", "a", [1], float(row)) for row in range(4)]))
+    tokens = torch.tensor([[0, action] for action in range(4)])
+    mask = torch.tensor([[False, True]] * 4)
+    batch = batch.with_(token_ids=tokens, mask=mask, turn=mask.long() - 1, advantages=torch.zeros(4, 2))
+    told = scores(torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(4, 2, 4) / rho, tokens)
+    values, _ = values_and_targets(told.logprobs, batch, algorithm.rl, told.vocabulary)
+    torch.testing.assert_close(values[:, 1], torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-5, rtol=0)
+    failing = -math.expm1(float(told.logprobs[0, 1]))
+    assert failing == pytest.approx(3 / (math.exp(1 / rho) + 3), rel=1e-3)
+    assert float(f"{failing:.4g}") <= most
 
 
 @pytest.mark.parametrize("settings", [{}, {"beta_next": 5.0, "rho": 0.5}, {"form": "absolute"}])
@@ -257,6 +275,9 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
         ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
         ({"loss": {"clip_high": 0.3}}, "clips nothing"),
         ({"advantage": {"estimator": "gae"}}, "mean group and std none belong to estimator: group"),
+        ({"settings": {"beta_next": 5.0}}, r"beta_next has no effect of its own with one update.*set rl\.minibatches to 4"),
+        ({"settings": {"rho": 0.5}}, r"rho has no effect of its own with one update"),
+        ({"settings": {"across_turns": True}}, r"across_turns has no effect of its own with one update"),
         ({"settings": {"form": "absolute"}}, "set mean and std to none"),
         ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
         ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
@@ -267,6 +288,14 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
 def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate({"algorithm": "rover", **values}))
+
+
+def test_several_updates_a_step_are_what_its_settings_are_for() -> None:
+    """Contract: refused where they would be ignored, and nowhere else; by its name alone it resolves."""
+    assert resolve(Rl(algorithm="rover")).rl.settings.beta_next == 1.0
+    for more in ({"minibatches": 4}, {"epochs": 2}):
+        assert resolve(Rl(algorithm="rover", settings={"beta_next": 5.0, "rho": 0.5}, **more)).rl.settings.beta_next == 5.0
+    assert resolve(Rl(algorithm="rover", settings={"form": "absolute", "rho": 0.1}, **ABSOLUTE)).rl.settings.rho == 0.1
 
 
 def test_a_vocabulary_is_handed_to_those_alone_that_ask(make_batch) -> None:

@@ -17,6 +17,7 @@ from stages.claims.experiment import (
     FOLDER,
     Experiment,
     arm_values,
+    check_environments,
     check_experiment,
     digest,
     load_experiment,
@@ -24,7 +25,7 @@ from stages.claims.experiment import (
     slugs,
     start_values,
 )
-from stages.claims.results import Results, metrics_of, planned_runs, result_path
+from stages.claims.results import Results, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit, measure
 from stages.params import ROOT
 from stages.validation import ParamsError
@@ -116,6 +117,15 @@ def test_a_bad_override_names_the_arm() -> None:
         check_experiment(experiment(arms=bad), PARAMS, "x.yaml")
 
 
+def test_what_its_environment_does_not_allow_names_the_arm() -> None:
+    """Contract: runs are made by parameters that a user may use, too: `python -m stages.params` would refuse these."""
+    arms = {"rloo": {}, "grpo": {"annotate": {"returns": [-1.0, 1.0]}}}
+    checked = check_experiment(experiment(arms=arms, start="own"), PARAMS, "x.yaml")
+    with pytest.raises(ParamsError, match=r"x\.yaml: arm 'grpo': in per_domain\.search: .*annotate\.returns to \[0\.0, 1\.0\]"):
+        check_environments(checked, "x.yaml")
+    check_environments({"rloo": checked["rloo"]}, "x.yaml")
+
+
 def outcome(run: Any, success: float) -> dict[str, Any]:
     metrics = dict.fromkeys(metrics_of(experiment()), success)
     return {"metrics": metrics, "environment_steps": 1010, "seconds": 2.0, "commit": "c" * 40, "key": run.key}
@@ -175,6 +185,48 @@ def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) ->
     text = board.page(tmp_path)
     assert "| arm | `panel.pass_at_k.1` | `panel.turns` |" in text
     assert "| `grpo` | 40.0 % | 3 |" in text
+
+
+def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path: Path) -> None:
+    """Contract: metrics of claims must be in the runs of the arms that they name; of the others no run fails."""
+    values = "report.recovered.accuracy"
+    arms = {"a": {}, "b": {"rl": {"epochs": 2}}, "c": {"rl": {"epochs": 3}}}
+    claims = [{**SPEC["claims"][0], "arm": "a", "against": against, "threshold": -0.1} for against in ("b", "c")]
+    claims[0]["metric"] = values
+    one = write(tmp_path, arms=arms, claims=claims, measured=[values])
+    needed = {arm: set(required_of(one, arm)) for arm in arms}
+    assert values in needed["a"] & needed["b"]
+    assert needed["c"] == {"panel.success", "panel.turns", "panel.cost", "panel.tokens"}
+    runs, results = planned_runs(one, PARAMS), Results()
+    for run in runs:
+        metrics = {**dict.fromkeys(metrics_of(one), 0.5), values: None if run.arm == "c" else 0.75}
+        results.outcomes[run.name] = {**outcome(run, 0.5), "metrics": metrics}
+    results.write(result_path(tmp_path, "rloo"), one)
+    text = board.page(tmp_path)
+    assert "| `c` | – |" in text
+    assert "| `b` | 0.75 |" in text
+
+
+class Copies(Workshop):
+    """Runs of which the stages have already written what there is to measure."""
+
+    def start(self, values: Any) -> Path:
+        folder = self.root / "start"
+        (folder / "reports/rl").mkdir(parents=True, exist_ok=True)
+        found = {"success": {"mean": 0.5}}
+        (folder / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
+        (folder / "reports/rl/search.json").write_text(json.dumps({"environment_steps": 9}))
+        return folder
+
+
+def test_a_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.claims.workshop.command", lambda *arguments: None)
+    workshop, values = Copies(tmp_path, "c" * 40), {"domains": ["search"]}
+    metrics = ["panel.success", "report.recovered.accuracy"]
+    found = workshop.play("one", values, metrics, required=["panel.success"])["metrics"]
+    assert found == {"panel.success": 0.5, "report.recovered.accuracy": None}
+    with pytest.raises(RunFailedError, match=r"no metric 'report\.recovered\.accuracy'"):
+        workshop.play("other", values, metrics, required=metrics)
 
 
 def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
@@ -250,7 +302,7 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
     found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}, "pass_at_k": {"1": 0.5, "64": 0.9}}
     found |= {"distinct_at_k": {"16": 2.5}, "solutions_differ": {"mean": 0.4, "n": 9}}
     (tmp_path / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
-    (tmp_path / "reports/rl/search.json").write_text(json.dumps({"dead_groups": 0.25}))
+    (tmp_path / "reports/rl/search.json").write_text(json.dumps({"dead_groups": 0.25, "recovered": {"accuracy": 0.8}}))
     rows = "\n".join(f"{step},{step / 10},{'' if step < 3 else 1.5}" for step in range(10))
     (tmp_path / "reports/rl/search_history.csv").write_text(f"step,success,entropy\n{rows}\n")
     for name, value in {
@@ -260,13 +312,17 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
         "panel.distinct_at_k.16": 2.5,
         "panel.solutions_differ": 0.4,
         "report.dead_groups": 0.25,
+        "report.recovered.accuracy": 0.8,
         "history.success.mean": 0.45,
         "history.success.first": 0.05,
         "history.success.last": 0.85,
         "history.entropy.first": 1.5,
     }.items():
         assert measure(name, tmp_path, "search") == pytest.approx(value), name
-    for name in ("panel.speed", "panel.pass_at_k.32", "history.speed.mean", "history.success.median", "report.speed"):
+    for name in (
+        *("panel.speed", "panel.pass_at_k.32", "history.speed.mean", "history.success.median", "report.speed"),
+        *("report.recovered", "report.recovered.speed", "report.dead_groups.mean"),
+    ):
         with pytest.raises(RunFailedError, match=re.escape(f"no metric '{name}'")):
             measure(name, tmp_path, "search")
 
@@ -280,7 +336,7 @@ class FakeWorkshop(Workshop):
     def start_success(self, values: Any) -> float:
         return 0.25
 
-    def play(self, name: str, values: Any, metrics: Any, trains: bool = True) -> dict[str, Any]:
+    def play(self, name: str, values: Any, metrics: Any, trains: bool = True, required: Any = ()) -> dict[str, Any]:
         arm = name.split("-")[1]
         self.played.append(f"{arm}/{values['rl']['seed']}")
         if self.failing == self.played[-1]:
@@ -323,7 +379,7 @@ def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for slug in slugs(ROOT):
         path = ROOT / FOLDER / f"{slug}.yaml"
-        check_experiment(load_experiment(path), params, str(path))
+        check_environments(check_experiment(load_experiment(path), params, str(path)), str(path))
     pipeline = yaml.safe_load((ROOT / FOLDER / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["claim"]
     assert pipeline["matrix"]["method"] == slugs(ROOT)
 

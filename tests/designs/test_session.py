@@ -152,6 +152,25 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
         session_of(source, attempts=1)[0].step(1.0)
 
 
+def test_a_place_has_the_present_code(source: Path) -> None:
+    """Contract: what the key leaves out, since it changes no score, is brought up to date, or an old copy of it would refuse what
+    is new in params.yaml; where nothing changed, nothing is copied."""
+    session, _ = session_of(source, attempts=1)
+    places = [session.places.folder / place for place in ("search", "confirm")]
+    module = source / "stages" / "params.py"
+    try:
+        module.write_text("KEY = 1\n")
+        assert session_of(source, attempts=1)[0].places.folder == session.places.folder
+        assert all((place / "stages/params.py").read_text() == "KEY = 1\n" for place in places)
+        kept = [(place / "stages/code.py").stat().st_ino for place in places]
+        session_of(source, attempts=1)
+        assert [(place / "stages/code.py").stat().st_ino for place in places] == kept
+    finally:
+        module.unlink()
+    session_of(source, attempts=1)
+    assert not any((place / "stages/params.py").exists() for place in places)
+
+
 def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> None:
     """Contract: score 0, told why, in the tree; but if it is the design of params.yaml there is nothing to search from."""
     design = {"tasks": 5, "method": "random", "budget": 3}

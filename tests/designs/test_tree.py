@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from stages.designs.covering import combinations_of, covering_array, uncovered
 from stages.designs.search import Search, remedies
-from stages.designs.space import FACTORS, PLACE, Design, Space
+from stages.designs.space import COMPONENTS, DECODING, FACTORS, PLACE, Design, Space
 from stages.designs.tree import (
     Node,
     backed_up,
@@ -236,14 +237,34 @@ class Perfect:
 
 
 def test_a_perfect_model_climbs_greedily() -> None:
-    """Contract: with the truth for a model and beta 0, every proposal made from the best design is the best of its candidates,
-    and the optimum is found in fewer evaluations than at random."""
+    """Contract: with the truth for a model and beta 0, every proposal is the best of its candidates, operation by operation, and
+    the optimum is found in fewer evaluations than at random."""
     given = settings(
         labels={"strength": 0, "balanced": 0}, tree={"beta": 0.0, "lam": 0.0, "alpha": 1e6, "proposals": 50}, budget=8
     )
     space = Space.of(given)
     best = max(worth(space, design) for design in space.all())
-    nodes = run(search(given, value_model=Perfect(space)))
+    one = search(given, value_model=Perfect(space))
+    nodes = run(one)
+
+    def climbed(candidates: Sequence[Design]) -> Design:
+        return max(sorted(set(candidates), key=space.order), key=lambda design: worth(space, design))
+
+    for place, item in enumerate(nodes[1:], start=1):
+        before, parent, rng = nodes[:place], nodes[item.parent], stream("any")  # of so few candidates, all are looked at
+        if item.origin == "random":
+            assert max(done.score for done in before) == best, "nothing new is left to climb to"
+            continue
+        design = climbed([parent.design, *one.recombined(parent.design, [done.design for done in before], rng)])
+        design = climbed([design, *one.mutated(design, rng)])
+        last = {design, *one.refined(design, parent, rng)} - {done.design for done in before}
+        assert item.design == climbed(list(last))
+
+    def evaluations(found: list[Node]) -> int:
+        return next(count for count, item in enumerate(found, start=1) if item.score == best)
+
+    drawn = [evaluations(run(search(settings(method="random", budget=100), seed=seed))) for seed in range(8)]
+    assert evaluations(nodes) < np.mean(drawn) / 2
     assert max(item.score for item in nodes[:4]) == best, "three changes a proposal, each the best there is"
     assert [item.predicted for item in nodes[1:]] == [item.score for item in nodes[1:]]
     assert uncertainties(nodes, given.design.tree) == [0.0] * len(nodes)
@@ -251,12 +272,24 @@ def test_a_perfect_model_climbs_greedily() -> None:
 
 def test_one_random_proposal_is_random_local_search() -> None:
     """Contract: unguided with one proposal changes a component, a factor and a decoding factor at most, and all changes occur."""
-    one = search(settings(method="unguided", tree={"proposals": 1}, budget=60))
-    nodes = run(one)
+    wide = {**SPACE, "think": ["none", "plan"], "temperature": [0.0, 0.25, 0.5, 1.0]}
+    one = search(settings(wide, method="unguided", tree={"proposals": 1}, budget=60))
+    nodes, space = run(one), one.space
+    decoding = COMPONENTS[DECODING]
+
+    def near(parent: Design, child: Design) -> bool:
+        """Whether a component, a factor and a decoding factor of the child, put into the parent, make the child."""
+        changes = product(COMPONENTS.values(), set(range(len(FACTORS))) - set(decoding), decoding)
+        taken = ({*component, factor, step} for component, factor, step in changes)
+        mixed = ([child[place] if place in own else value for place, value in enumerate(parent)] for own in taken)
+        return any(space.canonical(tuple(one)) == child for one in mixed)
+
+    assert not all(near(space.root, design) for design in space.all()), "it is a bound"
     changed = Counter()
     for item in nodes[1:]:
         if item.origin == "tree":
             parent = nodes[item.parent].design
+            assert near(parent, item.design)
             differing = [place for place in range(len(FACTORS)) if item.design[place] != parent[place]]
             changed.update(FACTORS[place].name for place in differing)
             assert item.predicted is None
@@ -300,6 +333,23 @@ def test_the_value_model_learns_from_few_labels() -> None:
         assert std.mean() > model.predict(seen)[1].mean()
         model.fit(nodes[: FEWEST - 1])
         assert np.ptp(model.predict(unseen)[0]) == 0.0
+
+
+def test_designs_that_could_not_be_run_teach_the_value_model_nothing() -> None:
+    """Contract: their score of 0 is no score, and no less sure for having no error."""
+    nodes = run(search(settings(method="random", budget=12)))
+    space = Space.of(settings())
+    lost = [replace(item, score=0.0, error=0.0, by_domain={"search": (0.0, 0.0)}, failed="no room") for item in nodes[6:]]
+    for kind in ("gp", "ridge"):
+        found = []
+        for given in (nodes[:6], [*nodes[:6], *lost]):
+            model = FittedValueModel(space, TASKS, kind)
+            model.fit(given)
+            found.append(model.predict(space.all()))
+        for one, other in zip(*found, strict=True):
+            assert np.array_equal(one, other)
+        model.fit(lost)
+        assert set(model.predict(space.all())[0]) == {0.5}
 
 
 def test_the_model_reads_the_task_as_well_as_the_design() -> None:

@@ -18,7 +18,7 @@ from stages.curation.raw import RawRecord, configured_domain, make_raw
 from stages.environments.code import CodeDomain, CodeFolderDomain, CodeSettings, FolderSettings, stored_programs
 from stages.environments.code.environment import Judge, unfenced
 from stages.environments.code.families import STYLES, Family, families
-from stages.environments.code.fingerprint import fingerprint, phrases
+from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.folder import folder_records
 from stages.environments.code.problems import Problem, called, compiled, make_problem
 from stages.environments.code.settings import Rewards
@@ -202,7 +202,8 @@ def test_shipped_train_and_test_share_nothing(tasks: list[Task]) -> None:
 
 
 def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: list[Task]) -> None:
-    """Contract: renaming, other constants and another layout do not hide it."""
+    """Contract: renaming and other constants do not hide it; what does is another form of the program, a module where the other
+    is the expression that its function returns."""
     tested = next(task for task in tasks if task.split == "test" and task.spec["family"].startswith("list"))
     solution = tested.spec["references"][0]["source"].replace("b", "item")
     copied = by_hand(
@@ -213,7 +214,16 @@ def test_a_training_problem_with_a_test_problems_solution_is_rejected(tasks: lis
     (reason, detail) = task_faults([tested, renamed], domain, 640)["hand"]
     assert reason == "split_overlap"
     assert tested.task_id in detail
-    assert task_faults([tested, copied], domain, 640) == {}  # a module is not the expression that one of its functions returns
+    assert task_faults([tested, copied], domain, 640) == {}
+
+
+@pytest.mark.parametrize(
+    "source", ["1" + " + 1" * 20_000, "1" + " + 1" * 600, "-" * 50_000 + "1", "(" * 5_000 + "1" + ")" * 5_000]
+)
+def test_a_solution_too_deep_to_take_apart_is_its_text(source: str) -> None:
+    """Contract: evaluate tells the solutions of every success apart, and nothing that a policy writes stops it."""
+    assert canonical(f"{source}\n", "f", ("x",)) == source
+    assert canonical("x  +  1", "f", ("x",)) == canonical("return x + 1", "f", ("x",)) != canonical("x + 2", "f", ("x",))
 
 
 def test_fingerprints() -> None:

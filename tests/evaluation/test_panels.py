@@ -15,12 +15,13 @@ from stages import evaluate
 from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
+from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
 from stages.environments.protocol import Task
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
-from stages.evaluation.panels import Settings, jobs_of, load_panels, play, solution_of
+from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_of, solution_of
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
 from stages.resources import Resources
@@ -144,6 +145,9 @@ def test_how_a_model_chooses_is_part_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "q/search/q_model.json").write_text("[]")
     assert len({*names, own, best.hash("h", ["search"]), "h"}) == 6
     assert replace(best, by="logprob").hash("h", ["search"]) == own
+    vote = replace(best, by="vote").hash("h", ["search"])
+    (tmp_path / "q/search/q_model.json").write_text("{ }")
+    assert replace(best, by="vote").hash("h", ["search"]) == vote, "a Q-model has no say there"
     scaled = replace(best, by="logprob", per_token=True).hash("h", ["search"])
     assert len({own, scaled, replace(best, by="value").hash("h", ["search"]), best.hash("h", ["search"])}) == 4
 
@@ -250,7 +254,8 @@ def test_what_makes_two_solutions_the_same() -> None:
 
     def named(domain: Any, *actions: str, reward: float = 1.0) -> str | None:
         turns = [TurnRecord(one, "", True, 0.0, 1.0, "", " ".join(one.lower().split()), 0, 0) for one in actions]
-        return solution_of(Episode("e", "t", "d", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=reward), task, domain)
+        episode = Episode("e", "t", "d", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=reward)
+        return solution_of(episode, task, domain, turns)
 
     assert named(plain, "search A", "answer b") == named(plain, "search  a", "Answer b") != named(plain, "answer b")
     assert named(plain, "answer b", reward=0.5) is None
@@ -260,6 +265,25 @@ def test_what_makes_two_solutions_the_same() -> None:
     for other in ("return a * 2", "import math\ndef f(x: int) -> int:\n    return x*2", "\t(a*2)\n"):
         assert named(code, other) == named(code, expression)
     assert len({named(code, one) for one in (body, expression, "a*3", "2*a", "a+a", "def g(a): return a*2")}) == 6
+
+
+def test_thoughts_are_turns_and_no_actions() -> None:
+    """Contract: a plan before an action makes it neither better understood nor another solution; its turn counts."""
+    task, domain = Task("t", "search", "test", 0, "", {}, 1.0), load_domain("search", {})
+
+    def row(plan: str, key: str = THINKING, think: Any = "plan") -> dict[str, Any]:
+        said = ((plan, True, f"start{key}"), ("look", False, "start"), ("answer b", True, "start"))
+        turns = [TurnRecord(one, "", accepted, 0.0, 0.0, state, one, 0, 0) for one, accepted, state in said]
+        episode = Episode("e", "t", "search", "t", 0, "", "", 1.0, 1.0, 0, turns=turns, reward=1.0)
+        return row_of(episode, task, 0, "p", domain, Scaffold(think=think))
+
+    one, other = row("first look"), row("think hard")
+    assert (one["turns"], one["accepted"]) == (3, 0.5)
+    assert one["solution"] == other["solution"]
+    plain = row("first look", key="")
+    assert plain["accepted"] == pytest.approx(2 / 3)
+    assert plain["solution"] != one["solution"]
+    assert row("first look", think="none")["accepted"] == pytest.approx(2 / 3), "without a scaffold no turn is a thought"
 
 
 def test_an_attempts_answer_is_its_last_actions() -> None:

@@ -27,13 +27,15 @@ from stages.agent.episode import Episode
 from stages.agent.openai_engine import seed_of
 from stages.agent.policy import load_policy, policy_hash, save_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
-from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose
+from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose, per_token
 from stages.agent.torch_engine import TorchEngine
 from stages.environments.protocol import Observation, Step, Task
 from stages.parameters.values import QModel
 from stages.resources import EngineParams, Resources
 from stages.seeding import key64
+from stages.serving.choices import choices
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
+from stages.values.token_q import Scale, TokenQ, load_token_q
 
 openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
 pytestmark = pytest.mark.timeout(WAIT_S)
@@ -125,7 +127,7 @@ def complete(server: SimpleNamespace, model: str, token_ids: Sequence[int], seed
 def test_names_are_those_that_there_is_something_behind(server: SimpleNamespace) -> None:
     """Contract: a Q-model is offered where there is one; the bare +q where it is clear whose."""
     names = [model.id for model in server.client.models.list()]
-    assert names == ["merged", "data/models/merged", "merged+logprob", "merged+q", "merged+q@toy"]
+    assert names == ["merged", "data/models/merged", "merged+logprob", "merged+vote", "merged+q", "merged+q@toy"]
     assert server.said[1] == f"serve: models {', '.join(names)}\n"
     assert server.client.models.retrieve("data/models/merged").id == "data/models/merged"
 
@@ -151,12 +153,17 @@ def test_a_completion_is_the_engines_turn_token_for_token(server: SimpleNamespac
 
 
 def test_the_best_of_n_is_chosen_as_in_evaluate(server: SimpleNamespace, own: SimpleNamespace) -> None:
-    """Contract: `+q@toy` and `+logprob` play what `evaluate.models` plays under those names, from the same key; requests under
-    different names may be under way together."""
+    """Contract: `+q@toy`, `+logprob` and `+vote` play what `evaluate.models` plays under those names, from the same key; requests
+    under different names may be under way together."""
     from concurrent.futures import ThreadPoolExecutor
 
     prompt = own.chat.prompt_tokens("open the box")
-    ranks = {"merged": (1, by_logprob), "merged+logprob": (3, by_logprob), "merged+q@toy": (3, own.q_model)}
+    ranks = {
+        "merged": (1, by_logprob),
+        "merged+logprob": (3, by_logprob),
+        "merged+vote": (3, None),
+        "merged+q@toy": (3, own.q_model),
+    }
     wanted = {(name, seed): own.drawn(prompt, seed, SAMPLING, *how) for name, how in ranks.items() for seed in range(6)}
     with ThreadPoolExecutor(8) as pool:
         replies = dict(zip(wanted, pool.map(lambda key: complete(server, key[0], prompt, key[1]), wanted), strict=True))
@@ -208,6 +215,8 @@ def test_chat_is_laid_out_as_in_rollouts(server: SimpleNamespace, own: SimpleNam
             *("BadRequestError", "context_length_exceeded", "which leaves no room for an answer"),
         ),
         ({"stop": ["."]}, "BadRequestError", None, "stop is not supported"),
+        ({"extra_body": {"ignore_eos": True}}, "BadRequestError", None, "name it in stop_token_ids too, or leave ignore_eos out"),
+        ({"extra_body": {"skip_special_tokens": False}}, "BadRequestError", None, "skip_special_tokens: unknown field"),
         ({"extra_body": {"temprature": 1}}, "BadRequestError", None, "temprature: unknown field"),
         ({"temperature": -1}, "BadRequestError", None, "temperature: Input should be greater than or equal to 0"),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "go"}]}, "BadRequestError", None, "must end with what"),
@@ -220,6 +229,34 @@ def test_what_cannot_be_answered_is_refused_in_words(
     with pytest.raises(getattr(openai, error), match=words) as refused:
         server.client.chat.completions.create(**{"model": "merged", "messages": MESSAGES, **fields})
     assert refused.value.code == code
+
+
+def test_every_way_of_choosing_is_evaluates_own(project: Path, tmp_path: Path) -> None:
+    """Contract: log-probabilities and values count per token where evaluate.best_of.per_token says so; a specialist's values are
+    its own under the bare name; votes have no ranking; a Q-model's scores stay as they are."""
+    from stages.params import load_params
+
+    params = load_params(project / "params.yaml")
+    turns = [Turn(0, (5, 6), (-1.0, -2.0), "stop"), Turn(0, (7,), (-2.0,), "stop")]
+    backbone, heads = load_policy(project / "data/models/sft").model, [torch.nn.Linear(32, 1) for _ in range(2)]
+    for domain in ("toy", "other"):
+        policy, folder = load_policy(project / "data/models/sft"), tmp_path / "data/models/rl" / domain
+        save_policy(policy.model, policy.tokenizer, folder)
+        TokenQ(policy.model, backbone.model, *heads, Scale(1.0, 1.0, 1.0)).save(folder)
+    for scaled in (False, True):
+        best_of = params.evaluate.best_of.model_copy(update={"per_token": scaled})
+        changed = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"best_of": best_of})})
+        ways = choices(tmp_path, changed, "rl@toy")
+        assert list(ways) == ["", "+logprob", "+vote", "+value", "+value@toy", "+value@other"]
+        assert "+value" not in choices(tmp_path, changed, "merged")
+        assert ways["+value"] is ways["+value@toy"]
+        assert ways["+vote"].rank() is None
+        own = by_scorer(load_token_q(tmp_path / "data/models/rl/toy"))
+        for how, rank in (("+logprob", by_logprob), ("+value", own)):
+            expected = (per_token(rank) if scaled else rank)([3, 4], turns)
+            assert ways[how].n == 3
+            assert ways[how].rank()([3, 4], turns) == expected
+            assert expected != (rank if scaled else per_token(rank))([3, 4], turns)
 
 
 class Rooms:
@@ -302,7 +339,11 @@ def test_choosing_in_front_of_another_server(
         (["--model", "mergd"], "there is no model 'mergd'; did you mean 'merged'?"),
         (["--model", "merged_linear"], "data/models/merged_linear does not exist"),
         (["--model", "models/mine"], "models/mine does not exist"),
-        (["--model", "merged+q@other"], "there is no 'merged+q@other'. There are merged, merged+logprob, merged+q, merged+q@toy"),
+        (
+            ["--model", "merged+q@other"],
+            "there is no 'merged+q@other'. There are merged, merged+logprob, merged+vote, merged+q, merged+q@toy",
+        ),
+        (["--model", "merged+value@toy"], "No domain has values of tokens: rl learns them with rl.algorithm b_coder"),
         (["--port", "TAKEN"], "is not to be had (Address already in use); --port names another"),
     ],
 )
@@ -326,6 +367,18 @@ def test_what_cannot_be_served_is_said_at_the_start(
         finally:
             signal.signal(signal.SIGTERM, handler)
     assert words in capsys.readouterr().err
+
+
+def test_what_is_left_out_is_said_at_the_start(project: Path) -> None:
+    from stages.params import load_params
+
+    params = load_params(project / "params.yaml")
+    assert serve.left_out(params) == []
+    scaffold = params.evaluate.scaffold.model_copy(update={"recall": "task"})
+    changed = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"scaffold": scaffold})})
+    assert serve.left_out(changed) == [
+        "evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"
+    ]
 
 
 def test_a_server_in_front_of_itself_is_refused(project: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.episode import NOISY, Owner, read_episodes, read_rows, write_episodes
+from stages.agent.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
 from stages.agent.policy import load_policy, token_logprobs
 from stages.algorithms.compose import resolve
 from stages.params import Resources, Rl
@@ -25,6 +25,7 @@ from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates
+from stages.training.replay import read_records
 from training.toys import FirstLetterEnvironment, demonstration, letter_tasks, make_episode
 
 RL: dict[str, Any] = {
@@ -183,3 +184,15 @@ def test_it_learns_where_groups_of_its_own_are_all_dead(make_context, monkeypatc
         run(plain)
         trained, start = (load_file(folder / "model.safetensors") for folder in (plain.root / "data/models/rl/toy", tiny_policy))
         assert all(trained[name].equal(start[name]) for name in start)
+
+
+def test_imported_parts_of_episodes_are_no_records(policy, tmp_path):
+    """Contract: one row per turn (`--format turns`) says nothing of returns; a replay would take each for a failure."""
+    tasks = letter_tasks(2)
+    names = {task.task_id for task in tasks}
+    whole = [replace(demonstration(task), policy_hash=IMPORTED, terminated=True) for task in tasks]
+    first = replace(demonstration(tasks[0], ("open the door",)), episode_id="first", policy_hash=IMPORTED, reward=0.0)
+    last = replace(whole[0], episode_id="last", inherited=1)
+    write_episodes(tmp_path / "curated/toy/demonstrations.parquet", [*whole, first, last])
+    found = read_records(tmp_path, "toy", ["demonstrations"], names, Chat(policy.tokenizer), 128)
+    assert {episode.episode_id for episode in found["demonstrations"]} == {episode.episode_id for episode in whole}

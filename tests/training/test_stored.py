@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.episode import NOISY, Episode, Owner, read_tasks, write_episodes
+from stages.agent.episode import IMPORTED, NOISY, Episode, Owner, read_tasks, write_episodes
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
 from stages.training.loop import make_processes
-from stages.training.stored import StoredJob
+from stages.training.stored import StoredJob, read_reference
 from stages.training.stored_episodes import Dealer, StoredEpisode, shares, stored_episodes
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
@@ -170,6 +170,15 @@ def test_the_policy_begins_where_the_value_network_stands(make_context):
     torch.testing.assert_close(bounded(scores.value[batch.mask], 1.0), torch.full((int(batch.mask.sum()),), mean))
 
 
+def test_ties_of_the_likeliest_token_go_to_the_lowest() -> None:
+    """Contract: a^ is the same token wherever it is read."""
+    logits = torch.tensor([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0], [0.0, 1.0, 0.0, 2.0]])
+    taken, best, greedy = read_reference(logits, torch.tensor([3, 2, 0]))
+    assert greedy.tolist() == [1, 0, 3]
+    assert torch.equal(taken[:2], best[:2])
+    assert float(taken[2]) < float(best[2])
+
+
 def test_a_bound_below_the_returns_is_refused(make_context):
     with pytest.raises(ValueError, match=r"r_max \(0\.5\).*a return of 1"):
         job_of(make_context, "b_coder", r_max=0.5)
@@ -186,14 +195,21 @@ def test_without_the_language_models_start_the_policy_is_drawn_anew(make_context
 
 
 def test_what_is_stored(make_context):
-    """Contract: demonstrations of the expert and known successes are ground truth, what else others did is kept apart, each once;
-    rollouts are the policy's own; rewards stand on the last token of their turn."""
+    """Contract: demonstrations of the expert, imported ones that were played to their end and known successes are ground truth,
+    what else others did is kept apart, each once; imported parts of episodes, which have no return, are left out; rollouts are
+    the policy's own; rewards stand on the last token of their turn."""
     context = made(make_context, algorithm="stored_pg")
     root = context.root
     tasks = {task.task_id: task for task in read_tasks(root / "data/curated/toy/tasks.parquet", "train")}
     shown = [demonstration(task) for task in tasks.values()]
     first = shown[0].task_id
     shown.append(replace(demonstration(tasks[first], ("open the box", "take the key")), episode_id="noisy", policy_hash=NOISY))
+    for name, actions, more in (
+        ("whole", ("open the lamp", "take the key"), {"terminated": True}),
+        ("first", ("open the lamp",), {"reward": 0.0}),
+        ("last", ("open the key", "take the key"), {"terminated": True, "inherited": 1}),
+    ):
+        shown.append(replace(demonstration(tasks[first], actions), episode_id=f"imported-{name}", policy_hash=IMPORTED, **more))
     write_episodes(root / "data/curated/toy/demonstrations.parquet", shown)
     lost = demonstration(tasks[first], WRONG)
     lost.turns[-1].reward = lost.reward = 0.0
@@ -204,7 +220,7 @@ def test_what_is_stored(make_context):
     known = {first: [("take the lamp", 1.0), ("put the key", -0.3), ("put the key", -0.3)]}
     domain = SimpleNamespace(make=lambda worlds: FirstLetterEnvironment(), known_actions=lambda task: known.get(task.task_id, []))
     found = stored_episodes(root / "data", "toy", domain, tasks, chat, 128)
-    assert {kind: len(all_) for kind, all_ in found.items()} == {"real": 14, "other": 3, "own": 24}
+    assert {kind: len(all_) for kind, all_ in found.items()} == {"real": 15, "other": 3, "own": 24}
     returns = Counter(sum(one.rewards) for one in found["other"])
     assert returns == {1.0: 1, -0.3: 1, 0.0: 1}
     for episode in (*found["real"], *found["own"]):

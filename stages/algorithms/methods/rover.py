@@ -94,6 +94,12 @@ def check(given: Rl, resolved: Rl) -> None:
     for key, value in ignored.items():
         if value is not None:
             raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values and clips nothing; set it to null")
+    if settings.form == "relative" and resolved.epochs * resolved.minibatches == 1:
+        for key in sorted({"rho", "beta_next", "across_turns"} & settings.model_fields_set):
+            raise ParamsError(
+                f"rl.settings.{key} has no effect of its own with one update a step, at which the policy has not moved and "
+                f"the loss is REINFORCE's: set rl.minibatches to 4 (the paper's), or leave it out"
+            )
     if settings.form == "absolute":
         if advantage.mean != "none" or advantage.std != "none" or advantage.whiten:
             raise ParamsError(

@@ -58,11 +58,17 @@ def fingerprint(source: str, parameters: tuple[str, ...] = ()) -> str:
 
 def canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
     """The same text for programs that differ in names and layout alone, whether they are written as the function `entry` in a
-    module, as its body or as the expression that it returns. `parameters`: its own where the program does not name them."""
+    module, as its body or as the expression that it returns. `parameters`: its own where the program does not name them. Of what
+    cannot be taken apart here, it is the text with single spaces."""
     try:
-        body: list[ast.stmt] = ast.parse(textwrap.dedent(source).strip()).body
-    except (SyntaxError, ValueError, RecursionError):  # the sandbox puts up with some more layouts
+        return _canonical(source, entry, parameters)
+    # The sandbox puts up with some more layouts, and has more room for what is nested deeply.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return " ".join(source.split())
+
+
+def _canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
+    body: list[ast.stmt] = ast.parse(textwrap.dedent(source).strip()).body
     body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom)]
     match body:
         case [ast.FunctionDef(name=name) as function] if name == entry:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.parameters.across import check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
 from stages.parameters.rl import Rl
@@ -313,81 +314,8 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
-        if resolve_section(params.section("rl", domain))[1].credit.kind == "progress":
-            credit = params.section("rl", domain).credit
-            if credit.step_reward != "rloo_broadcast" and params.section("annotate", domain).progress.kind == "none":
-                raise ParamsError(
-                    f"{source}: in per_domain.{domain}: rl.credit.kind: progress needs the estimator that annotate fits, and "
-                    f"annotate.progress.kind is none: set it to spa"
-                )
-        _check_value_model(params, domain, source)
-        by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
-        if by_q and params.section("annotate", domain).q_model.kind == "none":
-            raise ParamsError(
-                f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
-                f"annotate.q_model.kind is none: set it to step_dpo or regression"
-            )
-        _check_token_values(params, domain, source)
-        leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
-        method, rl = resolve_section(params.section("rl", domain))
-        whole = method.data == "pairs" and rl.preference.level == "trajectory"
-        if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
-            raise ParamsError(
-                f"{source}: in per_domain.{domain}: rl.preference.level: trajectory learns from whole episodes, which "
-                f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
-            )
-        if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
-            raise ParamsError(
-                f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
-                f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
-            )
-        pairs_of = params.section("rl", domain).preference.source
-        if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
-            raise ParamsError(
-                f"{source}: in per_domain.{domain}: rl.preference.source is {pairs_of}, and curate.imports names no file that "
-                f"pairs could come from"
-            )
-        if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
-            raise ParamsError(
-                f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
-                f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
-            )
+        check_sections(params, domain, source)
     return params
-
-
-def _check_token_values(params: Params, domain: str, source: str) -> None:
-    """Raise ParamsError where a model would choose by values that rl does not learn, or rl would learn some it can't save."""
-    method, _ = resolve_section(params.section("rl", domain), params.model.max_length)
-    learns = method.stored is not None and method.stored.value is not None
-    by_value = [model for model in params.evaluate.models or [] if model.endswith("+value")]
-    if by_value and not learns:
-        raise ParamsError(
-            f"{source}: evaluate.models: {by_value[0]} chooses by the values of tokens that rl learns in each domain, and in "
-            f"per_domain.{domain} rl.algorithm is {method.card.slug}: set it to b_coder, or leave out the models with +value"
-        )
-    if learns and params.model.lora.rank:
-        raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, "
-            f"and model.lora.rank is {params.model.lora.rank}: set it to 0"
-        )
-
-
-def _check_value_model(params: Params, domain: str, source: str) -> None:
-    """Raise ParamsError where the critic cannot start from annotate's step-value model."""
-    critic = resolve_section(params.section("rl", domain))[1].critic
-    if critic.init != "value_model":
-        return
-    fitted = params.section("annotate", domain).value_model.head
-    if critic.head != fitted:
-        raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.critic.init: value_model takes over the model that annotate fits with head "
-            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump() if critic.head else None}; make them equal"
-        )
-    if params.model.lora.rank:
-        raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.critic.init: value_model is a model with weights of its own, and with "
-            f"model.lora.rank {params.model.lora.rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
-        )
 
 
 class _OnceLoader(yaml.SafeLoader):
@@ -487,6 +415,7 @@ def main() -> int:
         params = load_params(options.file)
         check_domains(params)
         check_model(params)
+        check_launch(params, ROOT)
     except ParamsError as error:
         print(error, file=sys.stderr)
         return 2

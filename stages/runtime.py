@@ -17,6 +17,7 @@ from typing import Any
 
 from stages.costs import measured
 from stages.lineage import identity, input_hashes, output_hashes, stage_entry
+from stages.parameters.across import check_launch
 from stages.params import Params, load_params
 from stages.parent import die_with_parent
 from stages.progress import FOLDER as PROGRESS
@@ -130,12 +131,7 @@ LAUNCHED = "LOCAL_RANK"
 
 
 def launch(root: Path, name: str, config: str) -> None:
-    """Start this stage again under `accelerate launch`, in place of this process. Raises ParamsError without the file."""
-    if not (root / config).is_file():
-        raise ParamsError(
-            f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
-            "profiles/accelerate/ddp.yaml, or null for one process"
-        )
+    """Start this stage again under `accelerate launch`, in place of this process."""
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(root / config)]
     sys.stdout.flush()
     os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
@@ -164,6 +160,7 @@ def stage_run(
             raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
         shard = Shard.parse(options.shard) if sharded and options.shard else None
         if launched and params.resources.launch and LAUNCHED not in os.environ:
+            check_launch(params, root)
             launch(root, name, params.resources.launch)
     except ParamsError as error:
         print(f"{name}: {error}", file=sys.stderr)

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.parameters.across import check_launch
 from stages.params import apply_overlay, deep_merge, load_params, params_hash, parse_params
 from stages.tracking import flatten
 from stages.validation import ParamsError
@@ -232,3 +233,21 @@ def test_the_command_line_checks_and_prints(tmp_path: Path) -> None:
     unknown = check(tmp_path / "bad.yaml")
     assert unknown.returncode == 2
     assert "unknown domain 'serch'; did you mean 'search'?" in unknown.stderr
+
+
+def test_a_launcher_that_splits_networks_is_refused_before_the_first_stage_trains(tmp_path: Path) -> None:
+    """Contract: what rl could not do under resources.launch is refused when sft starts; FSDP goes with other critics."""
+    (tmp_path / "split.yaml").write_text("distributed_type: FSDP\n")
+    (tmp_path / "copies.yaml").write_text("distributed_type: MULTI_CPU\n")
+
+    def check(launch: str | None, algorithm: str) -> None:
+        check_launch(
+            parse_params(deep_merge(MINIMAL, {"resources": {"launch": launch}, "rl": {"algorithm": algorithm}})), tmp_path
+        )
+
+    for launch, algorithm in (("split.yaml", "ppo"), ("copies.yaml", "archer"), (None, "archer")):
+        check(launch, algorithm)
+    with pytest.raises(ParamsError, match=r"resources.launch: split.yaml FSDP splits.*use profiles/accelerate/ddp.yaml"):
+        check("split.yaml", "archer")
+    with pytest.raises(ParamsError, match=r"none\.yaml does not exist"):
+        check("none.yaml", "grpo")

@@ -57,6 +57,9 @@ def _check_effects(given: Rl, resolved: Rl, method: Composition) -> None:
     slug = method.card.slug
     if method.data != "episodes" and given.curriculum.kind == "value":
         raise ParamsError(f"rl.curriculum.kind: value has no effect: algorithm {slug} plays no tasks; set it to difficulty")
+    chosen = given.selection.kind
+    if method.data != "episodes" and chosen != "all":
+        raise ParamsError(f"rl.selection.kind: {chosen} has no effect: algorithm {slug} plays no tasks; set it to all")
     sections = ("reward", "branching", "filling", "external", "horizon", "advantage", "credit", "loss", "critic", "replay")
     if method.data in SOURCES:
         for section in sections:

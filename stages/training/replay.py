@@ -22,6 +22,12 @@ FILES = {
     "games": "curated/{domain}/games.parquet",
 }
 """Where recorded episodes are, below data/; not every domain has game records."""
+REMEDIES = {
+    "rollouts": "raise rollout.tasks",
+    "demonstrations": "raise curate.expert_demonstrations",
+    "games": "{domain} has no game records: leave 'games' out",
+}
+"""What to do about a kind of which there are no episodes."""
 
 
 class Replay:
@@ -65,7 +71,7 @@ def read_records(
     data: Path, domain: str, kinds: Sequence[str], tasks: Collection[str], chat: Chat, max_length: int
 ) -> dict[str, list[Episode]]:
     """Recorded episodes of `tasks` with their tokens, by kind, sorted by id, without imported parts of episodes, whose return is
-    not known; a kind that the domain does not have is left out.
+    not known; none of a kind that the domain does not have.
 
     Raises ValueError where there is none at all, and for one of more than `max_length` tokens.
     """
@@ -73,6 +79,7 @@ def read_records(
     for kind in kinds:
         path = data / FILES[kind].format(domain=domain)
         if not path.exists():
+            found[kind] = []
             continue
         episodes = [episode for episode in read_episodes(path) if episode.task_id in tasks and not is_part(episode)]
         episodes = [episode if episode.token_ids else as_external(episode, chat) for episode in episodes]
@@ -82,12 +89,13 @@ def read_records(
                     f"{path}: episode {episode.episode_id} has {len(episode.token_ids)} tokens, over model.max_length "
                     f"({max_length}); raise that, or leave '{kind}' out of rl.replay.records"
                 )
-        if episodes:
-            found[kind] = sorted(episodes, key=lambda episode: episode.episode_id)
-    if kinds and not found:
+        found[kind] = sorted(episodes, key=lambda episode: episode.episode_id)
+    if kinds and not any(found.values()):
+        remedies = ", or ".join(REMEDIES[kind].format(domain=domain) for kind in kinds)
+        others = "" if len(kinds) == len(FILES) else f"; or name {' or '.join(kind for kind in FILES if kind not in kinds)}"
         raise ValueError(
-            f"rl.replay.records names {', '.join(kinds)}, and there are none of the training tasks of {domain}; raise "
-            f"rollout.tasks or curate.expert_demonstrations"
+            f"rl.replay.records names {', '.join(kinds)}, and there are none of the training tasks of {domain}; "
+            f"{remedies}{others}"
         )
     return found
 

@@ -1,10 +1,10 @@
 """Scalar heads: mse, two_hot, hl_gauss, c51. How a scalar target becomes a loss, and logits become a value.
 
 Critic, step-value model, Q-models and progress estimator all have one of them. Their targets are scalars, for which c51 is
-two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py). Everything is
-computed in float32, also under autocast. Categorical heads clamp targets to their support and count how often (`clamped` of
-`seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values; two-hot and C51 have m locations that include
-both ends of the support.
+two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py,
+stages/values/utterance.py). Everything is computed in float32, also under autocast. Categorical heads clamp targets to their
+support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values;
+two-hot and C51 have m locations that include both ends of the support.
 """
 
 from __future__ import annotations

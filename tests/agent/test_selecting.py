@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,28 @@ def test_equal_actions_are_one_and_a_turn_without_room_is_the_last_resort() -> N
     assert choose((), [turn((1, 9), -3.0), turn((1,), -0.5)], fixed(), first) == 0
     assert choose((), [Turn(0, (), (), "context"), turn((1,), -0.5)], fixed(), first) == 1
     assert choose((), [Turn(0, (), (), "context")] * 2, fixed(), first) == 0
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 27 / 81), (2, 55 / 81), (3, None)])
+def test_an_oracle_makes_the_policy_better_the_more_it_draws(n: int, expected: float | None) -> None:
+    """Limit of step_q: with exact Q of the policy, choosing is greedy improvement. A game of two turns with three actions each,
+    drawn uniformly: success by enumeration of all draws is the policy's own at n = 1, and grows with n towards the best."""
+    wins = {1: {3}, 2: {1, 2}, 3: set()}
+
+    def played(q: dict[int, float]) -> dict[int, float]:
+        """Action -> how often it is the one of n draws that is taken."""
+        taken = dict.fromkeys(q, 0.0)
+        for draws in itertools.product(q, repeat=n):
+            turns = [turn((action,), 0.0) for action in draws]
+            place = choose((), turns, lambda history, some: [q[one.token_ids[0]] for one in some], str)
+            taken[draws[place]] += len(q) ** -n
+        return taken
+
+    second = {first: played({action: float(action in won) for action in wins}) for first, won in wins.items()}
+    first = played({action: len(won) / 3 for action, won in wins.items()})
+    success = sum(first[one] * sum(second[one][action] for action in wins[one]) for one in wins)
+    assert 1 / 3 <= success < 1
+    assert success == pytest.approx(expected) if expected else success > 55 / 81
 
 
 class Preferring:

@@ -123,11 +123,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays no episodes"),
     ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays none"),
     ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, "plays no tasks"),
+    ({"algorithm": "archer_offline", "selection": {"kind": "model_aware"}}, r"rl\.selection\.kind: model_aware has no effect"),
     ({"algorithm": "archer_offline", "advantage": {"estimator": "group"}}, "judges episodes that the policy played"),
     ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, "weighs likelihoods"),
     ({"algorithm": "archer_offline", "settings": {"inv_temp": 0.0}}, "known: inv_temp, max_weight"),
     ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "stored pairs"),
     ({"algorithm": "dpo", "curriculum": {"kind": "value"}}, "plays no tasks"),
+    ({"algorithm": "dpo", "selection": {"kind": "model_aware"}}, "plays no tasks; set it to all"),
 ]
 
 

@@ -96,3 +96,23 @@ def test_returns_of_dense_rewards_are_counted_on():
     Annotate(returns=[-6.0, 0.0])
     Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
     Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
+
+
+def test_the_value_model_speaks_the_scale_of_what_reads_it():
+    """Contract: a curriculum reads shares of success, step credit values on the scale of the rewards; what would be clamped or
+    added up across scales is refused, and the message says what to set."""
+
+    def given(rl: dict[str, Any], **annotate: Any) -> None:
+        own = {"rl": rl, "annotate": {"returns": [-6.0, 0.0], **annotate}}
+        parse_params({"domains": ["wordle"], "per_domain": {"wordle": own}})
+
+    tree = {"labels": {"q": "tree"}, "reward_range": [-6.0, 0.0], **WIDE}
+    curriculum, credit = {"curriculum": {"kind": "value"}}, {"credit": {"kind": "annotated"}}
+    given(curriculum)
+    with pytest.raises(ParamsError, match=r"rl.curriculum.kind: value draws.*'tree'.*\[-6, 0\]: set that to rollout"):
+        given(curriculum, **tree)
+    given(credit, **tree)
+    given({**credit, "reward": {"density": "single"}})
+    with pytest.raises(ParamsError, match=r"rl.credit.kind: annotated adds.*'rollout'.*\[-6, 0\]: set that to tree or best"):
+        given(credit)
+    given({**curriculum, **credit}, returns=[0.0, 1.0])

@@ -30,6 +30,7 @@ from stages.claims.known_tree import (
     value,
 )
 from stages.params import Annotate
+from stages.seeding import key64
 
 EAGER = {"expansion": {"kind": "eager"}}
 MODEL = {**EAGER, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}
@@ -221,7 +222,7 @@ def test_bisection_finds_the_first_error(error: int):
     assert work == [Play(0, number) for number in range(8)]
 
     def step(name: str, end: bool, reward: float = 0.0) -> Edge:
-        return Edge(name, (hash(name) % 10**6,), (), "", () if end else (11,), reward, end, False, "")
+        return Edge(name, (key64(name) % 10**9,), (), "", () if end else (11,), reward, end, False, "")
 
     wrong = [step(f"w{depth}", depth == 16) for depth in range(1, 17)]
     results = [wrong, *([step(f"r{number}", True, 1.0)] for number in range(7))]

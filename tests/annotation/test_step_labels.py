@@ -172,6 +172,15 @@ def test_pairs_of_the_other_rules():
     assert found(siblings((4, 4), (4, 4)), rule="best_path", min_margin=0.0) == [], "all ends are worth the same"
 
 
+def test_the_best_path_is_set_against_the_worst_visited_sibling():
+    """step_q 3: children of Q {0.8 on the best path, 0.5, 0.2, unvisited}: 0.8 against 0.2, and the unvisited never."""
+    rows = siblings((10, 8), (10, 5), (10, 2))
+    rows.append(row(len(rows), 0, 0, 0))
+    assert found(rows, rule="best_path", min_margin=0.0, min_visits=1) == [(0, 1, 3, 1.0)]
+    pairs = pair_rows(rows, Annotate(pairs={"rule": "best_path", "min_margin": 0.0, "min_visits": 1}))
+    assert [pair["margin"] for pair in pairs if pair["parent"] == 0] == [pytest.approx(0.6)]
+
+
 def test_the_best_path_may_start_with_a_lesser_action():
     """Contract: winners of best_path are chosen by outcome; where their Q is not above the sibling's there is no pair."""
     rows = siblings((4, 1), (4, 3))

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from stages.reporting import blocks
 from stages.reporting.figures.curves import running_mean
-from stages.reporting.figures.trees import _layout, most_visited_path, telling_tree
+from stages.reporting.figures.trees import _layout, most_visited_path, search_tree, telling_tree
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY
 from stages.reporting.sections.learning import PAIRS_INTRO, RECORDS_INTRO, rl_section
@@ -79,7 +79,7 @@ def test_no_text_is_cut_and_no_tick_labels_collide(full_run, monkeypatch):
 
 
 def node(number: int, parent: int, depth: int, n: int, w: float, task: str = "t") -> dict:
-    return {"task_id": task, "node": number, "parent": parent, "depth": depth, "N": n, "W": w}
+    return {"task_id": task, "node": number, "parent": parent, "depth": depth, "N": n, "W": w, "terminal": False}
 
 
 TREE = [node(0, -1, 0, 10, 5.0), node(1, 0, 1, 4, 1.0), node(2, 0, 1, 6, 4.0), node(3, 2, 2, 3, 2.0), node(4, 2, 2, 3, 3.0)]
@@ -97,6 +97,12 @@ def test_layout_puts_parents_between_their_children():
 def test_the_drawn_tree_is_neither_hopeless_nor_trivial():
     others = [node(0, -1, 0, 10, 0.0, "a"), node(0, -1, 0, 10, 10.0, "b")]
     assert telling_tree([*others, *TREE])[0]["task_id"] == "t"
+
+
+def test_a_nodes_fill_is_its_place_between_the_worst_and_the_best_value():
+    figure = search_tree(TREE, 0, limits=(-1.0, 1.0))
+    fills = {mark.get_alpha() for mark in figure.axes[0].collections} - {None}
+    assert sorted(fills) == pytest.approx([0.625, 0.75, 5 / 6, 1.0])
 
 
 def test_running_mean_looks_back_only():

@@ -10,7 +10,8 @@ import pytest
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.params import Annotate
-from stages.reporting.trees import Grown, choose, forest, opening_text, pack
+from stages.reporting.tree_words import BACKUPS, LABELS, meanings
+from stages.reporting.trees import EVEN, Grown, choose, forest, opening_text, pack
 
 PARAMS = Annotate()
 
@@ -41,7 +42,7 @@ def grown(*trees: list[dict[str, Any]]) -> Grown:
 def test_a_tree_with_all_that_the_viewer_shows() -> None:
     """Contract: values, visits, priors among siblings, ends, the most visited way and the pairs, as they are stored."""
     given = grown(tree("a"))
-    packed = pack("search", "in the balance", given, None)
+    packed = pack("search", EVEN, given, None)
     first, second = packed["nodes"][1], packed["nodes"][2]
     assert (first["N"], first["Q"], first["right"], first["rollouts"]) == (4, 1, 4, 4)
     assert first["prior"] + second["prior"] == pytest.approx(1.0, abs=2e-3)
@@ -55,9 +56,10 @@ def test_a_tree_with_all_that_the_viewer_shows() -> None:
     told = packed["story"]
     assert "succeeds in 4 of 6 rollouts" in told
     assert "1 solves the task" in told
-    assert "“go 1” rather than “go 2”, 1.00 apart" in told
+    assert "“go 1” rather than “go 2”, 1.00 apart in q" in told
     alone = pack("search", "at random", grown(tree("a")[:1]), None)
-    assert "No two actions differ enough" in alone["story"]
+    assert "No two actions pass what annotate.pairs asks" in alone["story"]
+    assert "No success was found" in alone["story"]
     assert alone["path"] == [0]
 
 
@@ -67,7 +69,10 @@ def test_a_pair_is_as_far_apart_as_its_sides_say() -> None:
     nodes = tree("a")
     nodes[0]["W"], nodes[1]["W"], nodes[2]["W"] = 2.0, 1.0, -2.0
     packed = pack("search", "", Grown(nodes, label_rows(nodes, params), pair_rows(nodes, params), params), None)
-    assert (packed["range"], packed["by"]) == ([-1.0, 1.0], "hard")
+    assert packed["range"] == [-1.0, 1.0]
+    assert packed["words"]["scale"] == "−1 fails, 1 solves"
+    assert packed["words"]["q"] == LABELS["hard"]
+    assert "“go 1”, worth 0.25 (−1 fails, 1 solves), against 0.33 before it" in packed["story"]
     first, second = packed["nodes"][1], packed["nodes"][2]
     assert (first["Q"], first["q"], second["Q"], second["q"]) == (0.25, 1, -1, 0)
     ((win, lose, apart, _),) = packed["pairs"]
@@ -94,7 +99,7 @@ def test_trees_are_chosen_by_what_they_tell_and_then_at_random() -> None:
     trees[2] += [more, row("c", 6, 5, 4, 0, end=True)]
     given = grown(*trees)
     picked = choose(given.nodes, given.pairs, 4, 0)
-    assert picked[:2] == [("b", "in the balance"), ("c", "most pairs")]
+    assert picked[:2] == [("b", EVEN), ("c", "most pairs")]
     assert sorted(task for task, _ in picked) == ["a", "b", "c", "d"]
     assert picked == choose(given.nodes[::-1], given.pairs[::-1], 4, 0)
     assert len({tuple(choose(given.nodes, given.pairs, 4, seed)) for seed in range(8)}) > 1
@@ -118,3 +123,68 @@ def test_a_story_counts_ends_by_kind() -> None:
     cut = tree("a")
     cut[4] |= {"terminal": False, "truncated": True}
     assert "1 solves the task, 1 is cut off" in pack("search", "", grown(cut), None)["story"]
+
+
+def test_a_story_says_where_the_ways_part_and_how_the_task_is_solved() -> None:
+    """Contract: an action that every visit began with is no preference; what is told of is the first choice among several."""
+    nodes = [
+        row("a", 0, -1, 4, 2),
+        row("a", 1, 0, 4, 2),
+        row("a", 2, 1, 3, 2, depth=2),
+        row("a", 3, 1, 1, 0, depth=2, end=True),
+        row("a", 4, 2, 3, 2, depth=3),
+        row("a", 5, 4, 2, 2, depth=4, end=True),
+    ]
+    packed = pack("search", "", grown(nodes), None)
+    told = packed["story"]
+    assert "All visits begin with “go 1”; there, 2 actions were tried: most visits (3) took “go 2”, worth 0.67" in told
+    assert "(0 fails, 1 solves), against 0.50 before it" in told
+    assert "Nearest success: “go 1” → “go 2” → “go 4” → “go 5”." in told
+    assert [node.get("prior") is None for node in packed["nodes"]] == [True, True, False, False, True, True]
+    assert all("logprob" in node for node in packed["nodes"][1:])
+    chain = pack("search", "", grown([nodes[0], nodes[1]]), None)["story"]
+    assert "All visits take one way, “go 1”: worth 0.50" in chain
+    assert "At the start, 2 actions were tried" in pack("search", "", grown(tree("a")), None)["story"]
+
+
+def test_long_ways_are_cut() -> None:
+    nodes = [row("a", node, node - 1, 2, 2, depth=node, end=node == 12) for node in range(13)]
+    assert "“go 7” → … → “go 12”." in pack("search", "", grown(nodes), None)["story"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"backup": "max"}, "best of the actions after it"),
+        ({"backup": "discounted_max", "gamma": 0.9}, "from an action on"),
+        ({"backup": "children_mean"}, "by visits"),
+        (
+            {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}},
+            "step-value model says",
+        ),
+        ({"expansion": {"kind": "eager"}, "evaluation": {"kind": "mixed"}}, "counts beside the rollout's"),
+        ({"evaluation": {"critic": "prior"}}, "the policy's ranking"),
+    ],
+)
+def test_q_is_named_for_what_it_is(changes: dict[str, Any], said: str) -> None:
+    """Contract: the key says what this search's Q is, not what another's would be."""
+    assert said in meanings(Annotate(**changes))["Q"]
+    assert said not in meanings(PARAMS)["Q"]
+
+
+def test_every_setting_has_words_and_every_scale_its_ends() -> None:
+    fields = Annotate.model_fields
+    assert set(BACKUPS) == set(fields["backup"].annotation.__args__)
+    assert set(LABELS) == set(type(PARAMS.labels).model_fields["q"].annotation.__args__)
+    assert meanings(PARAMS)["scale"] == "0 fails, 1 solves"
+    assert meanings(Annotate(returns=[-6.0, 0.0], reward_range=[-6.0, 0.0]))["scale"] == "−6 is the worst, 0 the best"
+    assert "stretched" in meanings(Annotate(labels={"scale": "min_max"}))["q"]
+
+
+def test_the_middle_is_that_of_the_trees_values() -> None:
+    """Contract: where a failure counts as -1, the tree nearest half solved has value 0."""
+    given = grown(tree("even", 2), tree("good", 4))
+    for node in given.nodes:
+        node["W"] = 2.0 * node["n_success"] - node["N"]
+    assert choose(given.nodes, [], 1, 0, limits=(-1.0, 1.0)) == [("even", EVEN)]
+    assert choose(given.nodes, [], 1, 0) == [("good", EVEN)]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +23,11 @@ from stages.agent.episode import Episode, Owner, TurnRecord, read_episodes, read
 from stages.agent.fresh import Asked, draw_turns
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
+from stages.algorithms.compose import resolve
+from stages.params import Rl
 from stages.training import reinforcement
 from stages.training.demonstrations import as_external
+from stages.training.off_policy import OffPolicy
 from stages.training.replay import Replay, as_turns, read_records
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
@@ -171,13 +177,17 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
 
 def test_records_are_needed_and_must_fit(make_context, tiny_policy):
     context = make_context("rl", rl=section(algorithm="archer_offline", replay={"records": ["games"]}))
-    with pytest.raises(ValueError, match=r"rl\.replay\.records names games"):
+    with pytest.raises(ValueError, match=r"names games.*toy has no game records: leave 'games' out; or name rollouts"):
         rl.run(context)
     tasks, chat = {task.task_id for task in letter_tasks(16) if task.split == "train"}, Chat(load_policy(tiny_policy).tokenizer)
     with pytest.raises(ValueError, match=r"over model\.max_length \(20\)"):
         read_records(context.data, "toy", ["demonstrations"], tasks, chat, 20)
     found = read_records(context.data, "toy", ["rollouts", "demonstrations", "games"], tasks, chat, 128)
-    assert list(found) == ["demonstrations"]
+    assert {kind: len(episodes) for kind, episodes in found.items()} == {
+        "rollouts": 0,
+        "demonstrations": len(found["demonstrations"]),
+        "games": 0,
+    }
     assert {episode.task_id for episode in found["demonstrations"]} == tasks
     assert all(episode.token_ids and episode.turns[0].end for episode in found["demonstrations"])
     write_episodes(
@@ -224,10 +234,48 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
             (expected,) = alone.advance()
             assert together[row][place].token_ids == expected.token_ids
             assert together[row][place].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert draw_turns(engine(), asked[::-1], sampling, 9)[::-1] is not None
+    backwards = draw_turns(engine(), asked[::-1], sampling, 9)[::-1]
+    assert [[turn.token_ids for turn in row] for row in backwards] == [[turn.token_ids for turn in row] for row in together]
     assert [turn.token_ids for turn in draw_turns(engine(), asked[3:], sampling, 1)[1]] == [
         turn.token_ids for turn in together[4]
     ]
+
+
+@pytest.mark.timeout(60)
+def test_two_processes_share_the_draws(tiny_policy):
+    """Contract: each of two processes draws turns of every other episode; gathered they are those that one process draws."""
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer)
+    episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
+    algorithm = resolve(Rl.model_validate(RL))
+    meeting, shared = Barrier(2), {}
+
+    class Half:
+        def __init__(self, index: int, count: int) -> None:
+            self.index, self.count = index, count
+
+        def gather(self, own: list[Any]) -> list[Any]:
+            if self.count == 1:
+                return own
+            shared[self.index] = own
+            meeting.wait(30)
+            return [*shared[0], *shared[1]]
+
+    def drawn(index: int, count: int) -> list[list[Episode]]:
+        models = SimpleNamespace(utterances=torch.nn.Linear(1, 1), processes=Half(index, count), refresh_player=lambda: None)
+        engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
+        return OffPolicy(models, algorithm, None, Replay([], 1), engine, chat, 4, 128, 7).drawn(episodes, 2, 7, 0, "critic")
+
+    with ThreadPoolExecutor(2) as threads:
+        halves = list(threads.map(drawn, (0, 1), (2, 2)))
+    (whole,) = map(drawn, (0,), (1,))
+    assert [len(own) for _, own in sorted(shared.items())] == [3, 2]
+
+    def tokens(found: list[list[Episode]]) -> list[list[list[int]]]:
+        return [[made.token_ids for made in row] for row in found]
+
+    assert tokens(halves[0]) == tokens(halves[1]) == tokens(whole)
+    assert [len(row) for row in whole] == [2 * len(episode.turns) for episode in episodes]
 
 
 def test_values_go_on_behind_an_episode_that_a_limit_cut(tiny_policy):

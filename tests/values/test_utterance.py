@@ -81,7 +81,7 @@ def test_expectile_by_hand(backbone) -> None:
             torch.testing.assert_close(found.v.flatten(), torch.tensor([expected, expected]))
 
 
-@pytest.mark.parametrize("loss", ["mse", "two_hot"])
+@pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss", "c51"])
 @pytest.mark.parametrize(("tau", "expected"), [(0.5, 0.4), (0.9, None), (0.999, 1.0)])
 def test_the_expectile_is_the_fixed_point_of_every_head(loss: str, tau: float, expected: float | None) -> None:
     """Three actions of Q 0, 0.2 and 1: V goes to their tau-expectile, found here by bisection; the mean at 0.5, the best at 1."""
@@ -96,7 +96,7 @@ def test_the_expectile_is_the_fixed_point_of_every_head(loss: str, tau: float, e
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
     if expected is not None:
         assert low == pytest.approx(expected, abs=0.005)
-    head = make_head(HeadParams(loss=loss, v_min=-0.2, v_max=1.2, bins=29))
+    head = make_head(HeadParams(loss=loss, v_min=-0.2, v_max=1.2, bins=43))
     logits = torch.zeros(head.outputs, requires_grad=True)
     optimiser = torch.optim.Adam([logits], lr=0.1)
     for step in range(600):
@@ -134,6 +134,32 @@ def test_v_is_the_policys_mean_over_its_actions(backbone) -> None:
     set_values(critic, (1.0, 1.0), (0.5, 0.5))
     (gradient,) = torch.autograd.grad(losses(critic, target, turns, 1.0, fresh, 0.5).v[0].sum(), bias)
     torch.testing.assert_close(gradient, torch.zeros(1), atol=1e-5, rtol=0)
+    # What the policy is told of its two actions once Q is the target's and V has come to the mean.
+    for learnt, known in zip(critic.q, target.q, strict=True):
+        learnt.load_state_dict(known.state_dict())
+    values = critic.values(ids, turns.before[:, :-1], turns.after)
+    q, v = values[..., :2].min(-1).values, values[..., 2:].min(-1).values
+    torch.testing.assert_close((q - v)[:, 0].float(), torch.tensor([0.5, -0.5]), atol=1e-4, rtol=0)
+
+
+def test_turns_that_all_end_are_worth_their_mean_reward(backbone) -> None:
+    """archer, limit: where every turn is the last, Q of an action is the mean of its rewards, here 1 and 0, and so is V; the
+    target's V, which says otherwise, has no part in it."""
+    turns = some_turns([[1.0], [0.0]])
+    ids = turns.token_ids.clone()
+    ids[1] = ids[0]  # one history and one action
+    turns = Turns(ids, turns.before, turns.after, turns.rewards)
+    critic, target = critic_of(backbone), critic_of(backbone)
+    biases = [reader.linear.bias for reader in (*critic.q, *critic.v)]
+    optimiser = torch.optim.Adam(biases, lr=0.02)
+    for _ in range(120):
+        set_values(target, (float(biases[0].detach()), float(biases[1].detach())), (-4.0, 9.0))
+        found = losses(critic, target, turns, 0.9, None, 0.5)
+        optimiser.zero_grad()
+        (found.q + found.v).sum().backward()
+        optimiser.step()
+    values = critic.values(ids, turns.before[:, :-1], turns.after)
+    torch.testing.assert_close(values, torch.full((2, 1, 4), 0.5), atol=0.01, rtol=0)
 
 
 def test_polyak_by_hand() -> None:

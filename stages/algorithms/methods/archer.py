@@ -16,7 +16,8 @@ CARD = Card(
     equation="Q_i(s,a) to r + gamma (1-d) V'_i(s'), V_i(s) to Q'_i(s, a_pi), i = 1, 2, primes the target network "
     "(replay.tau); loss = -A sum_j log pi(a_j), A = min Q - min V, on actions drawn anew",
     assumptions="a turn is one action, its end token included; the turn limit is an end (replay.bootstrap_truncated). Gradients "
-    "are averaged over a batch and clipped per network, where the authors' code sums them and clips both networks' at once",
+    "are averaged over a batch and clipped per network, where the authors' code sums them and clips both networks' at once. The "
+    "loss is a mean over turns under actions: fresh; under played and recorded over episodes, each the sum of its turns",
     reduces_to="every turn terminal: a contextual bandit's REINFORCE with a learnt baseline; one token per turn: an "
     "actor-critic of tokens; critic_updates alone (critic.warmup_steps): the policy stays as it is",
     tested_by="tests/algorithms/test_archer.py, tests/values/test_utterance.py, tests/training/test_archer.py",

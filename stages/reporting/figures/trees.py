@@ -27,13 +27,20 @@ def trees_of(nodes: Sequence[Node]) -> dict[str, list[Node]]:
     return dict(trees)
 
 
-def telling_tree(nodes: Sequence[Node]) -> list[Node]:
-    """The tree whose root value is nearest one half (neither hopeless nor trivial); of those the largest, then by task id."""
+def share_of(value: float, limits: tuple[float, float]) -> float:
+    """How far `value` is on the way from the worst to the best value of a tree, in [0, 1]."""
+    low, high = limits
+    return min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+def telling_tree(nodes: Sequence[Node], limits: tuple[float, float] = (0.0, 1.0)) -> list[Node]:
+    """The tree whose root value is nearest the middle of `limits` (neither hopeless nor trivial); of those the largest, then by
+    task id."""
     trees = trees_of(nodes)
 
     def rank(task: str) -> tuple[float, int, str]:
         root = min(trees[task], key=lambda node: node["depth"])
-        return (round(abs(node_value(root) - 0.5), 1), -len(trees[task]), task)
+        return (round(abs(share_of(node_value(root), limits) - 0.5), 1), -len(trees[task]), task)
 
     return trees[min(trees, key=rank)]
 
@@ -74,8 +81,9 @@ def _layout(tree: Sequence[Node]) -> dict[int, float]:
     return places
 
 
-def search_tree(tree: Sequence[Node], index: int) -> Figure:
-    """A search tree, root at the left: a node's area is its visits, its fill the mean value; squares end the task."""
+def search_tree(tree: Sequence[Node], index: int, limits: tuple[float, float] = (0.0, 1.0)) -> Figure:
+    """A search tree, root at the left: a node's area is its visits, its fill the mean value within `limits` (empty without
+    visits); squares end the task."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -107,9 +115,8 @@ def search_tree(tree: Sequence[Node], index: int) -> Figure:
             where = (node["depth"], places[node["node"]])
             # An opaque base hides the edges below the translucent fill.
             axes.scatter(*where, s=size, marker=marker, color=colour("surface"), edgecolors=tint, linewidths=1, zorder=3)
-            axes.scatter(
-                *where, s=size, marker=marker, color=tint, alpha=min(1.0, max(0.0, node_value(node))), linewidths=0, zorder=4
-            )
+            fill = share_of(node_value(node), limits) if node["N"] else 0.0
+            axes.scatter(*where, s=size, marker=marker, color=tint, alpha=fill, linewidths=0, zorder=4)
     axes.set_ylim(leaves - 0.2, -0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

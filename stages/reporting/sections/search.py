@@ -116,7 +116,7 @@ def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -
     return drawings
 
 
-def _domain_blocks(domain: str, index: int, given: DomainInputs) -> list[Block]:
+def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[float, float]) -> list[Block]:
     blocks: list[Block] = [Heading(domain)]
     if given.annotate is None:
         blocks.append(missing(f"reports/annotate/{domain}.json", f"annotate@{domain}"))
@@ -134,12 +134,12 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs) -> list[Block]:
     if drawings:
         blocks.append(Figures(drawings))
     if given.nodes:
-        tree = telling_tree(given.nodes)
+        tree = telling_tree(given.nodes, limits)
         caption = (
             f"One tree ({tree[0]['task_id']}, {len(tree)} nodes). Left is the start; area is visits, fill the mean value (empty "
-            "0, full 1), squares end the task, the strong line is the most visited way."
+            f"{limits[0]:g}, full {limits[1]:g}), squares end the task, the strong line is the most visited way."
         )
-        blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index)]))
+        blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index, limits)]))
         if len(most_visited_path(tree)) > 1:
             blocks.append(_path_table(tree))
     return blocks + all_numbers(given.annotate, f"reports/annotate/{domain}.json")
@@ -159,6 +159,7 @@ def search_section(inputs: Inputs) -> Section:
     if trees:
         section.blocks += [Heading("Walk through a tree"), TreeViewer(trees, asked)]
     for index, (domain, given) in enumerate(inputs.domains.items()):
-        section.blocks += _domain_blocks(domain, index, given)
+        annotate = inputs.params.section("annotate", domain)
+        section.blocks += _domain_blocks(domain, index, given, (annotate.low, annotate.high))
     section.blocks += use_blocks(inputs)
     return section

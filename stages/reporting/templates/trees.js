@@ -19,6 +19,7 @@
     onPath = {};
     tree.path.forEach(function (number) { onPath[number] = true; });
     root.querySelector(".story").textContent = tree.story;
+    root.querySelectorAll("[data-word]").forEach(function (place) { place.textContent = tree.words[place.dataset.word]; });
     current = 0;
     unfold("path");
   }
@@ -64,7 +65,7 @@
     made.appendChild(bar);
     made.appendChild(element("span", "number", node.Q === undefined ? "–" : format(node.Q, 2)));
     made.appendChild(element("span", "number", String(node.N)));
-    made.appendChild(element("span", "number", node.prior === undefined ? "" : format(100 * node.prior, 0) + " %"));
+    made.appendChild(element("span", "number", node.prior === undefined ? (number ? "–" : "") : format(100 * node.prior, 0) + " %"));
     return made;
   }
 
@@ -126,12 +127,12 @@
     }
     if (node.end) panel.appendChild(element("p", "ending " + node.end, { success: "✓ The task is solved here.", failure: "✗ The task ends here, not solved.", truncated: "… Cut off here by a limit." }[node.end]));
     fact(facts, "visits N", String(node.N));
-    if (node.Q !== undefined) fact(facts, "value Q", format(node.Q, 3) + " in the search");
-    if (node.q !== undefined) fact(facts, "label q", format(node.q, 3) + " (" + tree.by + ")" + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " on what was expected before"));
-    if (node.rollouts) fact(facts, "policy alone", node.right + " of " + node.rollouts + " rollouts succeed" + (node.error ? " (± " + format(node.error, 2) + ")" : ""));
-    if (node.prior !== undefined) fact(facts, "prior P", format(100 * node.prior, 0) + " % among " + children[node.parent].length + " tried; " + format(node.logprob, 2) + " nats per token");
-    if (node.model !== undefined) fact(facts, "value model", format(node.model, 3));
-    if (node.process !== undefined) fact(facts, "process value", format(node.process, 3));
+    if (node.Q !== undefined) fact(facts, "value Q", format(node.Q, 3) + " (" + tree.words.scale + ")");
+    if (node.q !== undefined) fact(facts, "label q", format(node.q, 3) + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " on that of the state before"));
+    if (node.rollouts) fact(facts, "policy alone", node.right + " of " + node.rollouts + " rollouts succeed" + (node.error ? " (standard error " + format(node.error, 2) + ")" : ""));
+    if (node.logprob !== undefined) fact(facts, "prior P", (node.prior === undefined ? "the one action tried here" : format(100 * node.prior, 0) + " % among " + children[node.parent].length + " tried") + "; log-probability " + format(node.logprob, 2) + " per token");
+    if (node.model !== undefined) fact(facts, "value model", format(node.model, 3) + " expected when the search came here");
+    if (node.process !== undefined) fact(facts, "process value", format(node.process, 3) + ", by the steps to a success");
     if (node.away !== undefined) fact(facts, "nearest success", node.away === 1 ? "1 action away" : node.away + " actions away");
     if (node.reward !== undefined) fact(facts, "reward", format(node.reward, 2));
     panel.appendChild(facts);
@@ -145,7 +146,7 @@
       var won = pair[0] === current, other = won ? pair[1] : pair[0], line = element("p", "pair");
       line.appendChild(element("span", won ? "win" : "lose", won ? "▲ preferred to " : "▼ rejected for "));
       line.appendChild(link(other, tree.nodes[other].action || "(nothing)"));
-      line.appendChild(document.createTextNode(", label q " + format(node.q, 2) + " against " + format(tree.nodes[other].q, 2) + ": " + format(pair[2], 2) + " apart, weight " + format(pair[3], 2)));
+      line.appendChild(document.createTextNode(", label q " + format(node.q, 2) + " against " + format(tree.nodes[other].q, 2) + ": " + format(pair[2], 2) + " apart; counts " + format(pair[3], 2) + " in training"));
       panel.appendChild(line);
     });
   }

@@ -1,0 +1,136 @@
+"""What makes no sense between sections of params.yaml, of one domain. Light to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from stages.algorithms.needs import needs_utterances
+from stages.algorithms.resolve import resolve_section
+from stages.algorithms.reward_checks import shapes_returns
+from stages.validation import ParamsError
+
+if TYPE_CHECKING:
+    from stages.params import Params
+
+
+def check_sections(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where sections of `domain`, each right for itself, contradict one another."""
+    if resolve_section(params.section("rl", domain))[1].credit.kind == "progress":
+        credit = params.section("rl", domain).credit
+        if credit.step_reward != "rloo_broadcast" and params.section("annotate", domain).progress.kind == "none":
+            raise ParamsError(
+                f"{source}: in per_domain.{domain}: rl.credit.kind: progress needs the estimator that annotate fits, and "
+                f"annotate.progress.kind is none: set it to spa"
+            )
+    _check_value_model(params, domain, source)
+    _check_scales(params, domain, source)
+    by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
+    if by_q and params.section("annotate", domain).q_model.kind == "none":
+        raise ParamsError(
+            f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
+            f"annotate.q_model.kind is none: set it to step_dpo or regression"
+        )
+    _check_token_values(params, domain, source)
+    leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
+    method, rl = resolve_section(params.section("rl", domain))
+    whole = method.data == "pairs" and rl.preference.level == "trajectory"
+    if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.preference.level: trajectory learns from whole episodes, which "
+            f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
+        )
+    if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
+            f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
+        )
+    pairs_of = params.section("rl", domain).preference.source
+    if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.preference.source is {pairs_of}, and curate.imports names no file that "
+            f"pairs could come from"
+        )
+    if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
+            f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
+        )
+
+
+def check_launch(params: Params, root: Path) -> None:
+    """Raise ParamsError if the file that `resources.launch` names is not there, or splits networks that must stay whole."""
+    config = params.resources.launch
+    if config is None:
+        return
+    if not (root / config).is_file():
+        raise ParamsError(
+            f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
+            "profiles/accelerate/ddp.yaml, or null for one process"
+        )
+    said = yaml.safe_load((root / config).read_text(encoding="utf-8"))
+    if not isinstance(said, dict) or said.get("distributed_type") != "FSDP":
+        return
+    for domain in params.domains:
+        if needs_utterances(resolve_section(params.section("rl", domain))[1]):
+            raise ParamsError(
+                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network beside the "
+                f"critic, and under resources.launch: {config} FSDP splits networks over processes: use "
+                f"profiles/accelerate/ddp.yaml"
+            )
+
+
+def _check_token_values(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where a model would choose by values that rl does not learn, or rl would learn some it can't save."""
+    method, _ = resolve_section(params.section("rl", domain), params.model.max_length)
+    learns = method.stored is not None and method.stored.value is not None
+    by_value = [model for model in params.evaluate.models or [] if model.endswith("+value")]
+    if by_value and not learns:
+        raise ParamsError(
+            f"{source}: evaluate.models: {by_value[0]} chooses by the values of tokens that rl learns in each domain, and in "
+            f"per_domain.{domain} rl.algorithm is {method.card.slug}: set it to b_coder, or leave out the models with +value"
+        )
+    if learns and params.model.lora.rank:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, "
+            f"and model.lora.rank is {params.model.lora.rank}: set it to 0"
+        )
+
+
+def _check_value_model(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where the critic cannot start from annotate's step-value model."""
+    critic = resolve_section(params.section("rl", domain))[1].critic
+    if critic.init != "value_model":
+        return
+    fitted = params.section("annotate", domain).value_model.head
+    if critic.head != fitted:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.critic.init: value_model takes over the model that annotate fits with head "
+            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump() if critic.head else None}; make them equal"
+        )
+    if params.model.lora.rank:
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.critic.init: value_model is a model with weights of its own, and with "
+            f"model.lora.rank {params.model.lora.rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
+        )
+
+
+def _check_scales(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where rl would take the step-value model's word as one of another scale."""
+    annotate, rl = params.section("annotate", domain), resolve_section(params.section("rl", domain))[1]
+    says, returns = annotate.value_range, (annotate.returns[0], annotate.returns[1])
+    if rl.curriculum.kind == "value" and says != (0.0, 1.0):
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.curriculum.kind: value draws tasks by shares of success, and with "
+            f"annotate.labels.q '{annotate.labels.q}' the step-value model says returns in [{says[0]:g}, {says[1]:g}]: set that "
+            f"to rollout, or kind to difficulty"
+        )
+    if rl.credit.kind == "annotated" and says != returns and not shapes_returns(rl):
+        raise ParamsError(
+            f"{source}: in per_domain.{domain}: rl.credit.kind: annotated adds differences of values to rewards, and with "
+            f"annotate.labels.q '{annotate.labels.q}' the step-value model says shares of success while returns lie in "
+            f"[{returns[0]:g}, {returns[1]:g}]: set that to tree or best, or give success alone as reward (rl.reward.density: "
+            f"single)"
+        )

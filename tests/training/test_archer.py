@@ -248,7 +248,8 @@ def test_two_processes_share_the_draws(tiny_policy):
     chat = Chat(policy.tokenizer)
     episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
     algorithm = resolve(Rl.model_validate(RL))
-    meeting, shared = Barrier(2), {}
+    meeting = Barrier(2)
+    shared: dict[int, list[Any]] = {}
 
     class Half:
         def __init__(self, index: int, count: int) -> None:

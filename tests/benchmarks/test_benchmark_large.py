@@ -26,6 +26,7 @@ def _other_precision() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_with_trl", "_other_precision")
 def test_both_sides_in_bfloat16(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Contract: loss and gradients agree in bfloat16, prompts shared or layers recomputed; other scenarios' results are kept."""

@@ -162,6 +162,7 @@ def test_rewards_are_the_environments(options: Options, tasks: search_domain.Sea
     assert rl_iteration.reward(completions, [right, wrong]) == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_merges_of_both_sides(options: Options):
     """Contract: the merged models are the same before any time is compared."""
     folder = options.scratch / "merge"
@@ -191,6 +192,7 @@ def test_start_up(options: Options):
             scenario(Options(options.scratch, options.scratch))
 
 
+@pytest.mark.slow
 def test_what_tracking_costs(options: Options):
     results = tracking.measure(options)
     assert list(results) == ["tracking_stage_seconds", "tracking_outage_seconds"]

@@ -47,9 +47,7 @@ def attach(spool: Spool, event: dict[str, Any], name: str, text: str) -> None:
 def spooled(root: Path, stage: str = "rl", domain: str | None = "search") -> Spool:
     """A stage's spool with its header, and no follower."""
     header = Lifecycle.now(root, parse_params(PARAMS)).header(stage, domain)
-    spool = Spool.create(root, header["title"])
-    spool.append(header)
-    return spool
+    return Spool.create(root, header)
 
 
 def runs(server: Server) -> dict[str, Any]:

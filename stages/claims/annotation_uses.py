@@ -19,7 +19,7 @@ def files(root: Path) -> dict[Path, str]:
     """FILE and what it should hold: every claim with its state, those that have not been run among them."""
     claims = [
         {
-            "checked": row.claim.checked,
+            "checked": row.claim.checked if row.state == "not reproduced" else None,
             "difference": row.difference,
             "gain": row.claim.against in WITHOUT and row.claim.threshold > 0,
             "says": row.claim.says,

@@ -95,15 +95,14 @@ def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:
 class SpoolTracker(Tracker):
     """Writes events and keeps a follower running. An event that cannot be written (full disk) is reported once and let go."""
 
-    def __init__(self, root: Path, spool: Spool, header: dict[str, Any], here: Path | None = None) -> None:
+    def __init__(self, root: Path, spool: Spool, title: str, here: Path | None = None) -> None:
         self.root, self.spool, self.here = root, spool, here or root
-        self.title = header["title"]
+        self.title = title
         self.broken = False
         self.spent_s = 0.0
         """Seconds of the stage's own time that went into tracking."""
         self.started = 0
         self.follower: subprocess.Popen[bytes] | None = None
-        self._event(header)
         self._follow()
 
     def _follow(self) -> None:
@@ -246,7 +245,7 @@ def open_tracker(root: Path, name: str, domain: str | None, params: Params) -> T
         if os.environ.get("DVC_STAGE"):  # by hand, what dvc.lock says need not be what is there
             tell_what_came_before(lifecycle, root, name, domain)
         note(lifecycle, header["title"])
-        tracker = SpoolTracker(home, Spool.create(home, header["title"]), header, root)
+        tracker = SpoolTracker(home, Spool.create(home, header), header["title"], root)
     except OSError as error:
         print(f"tracking: cannot start ({error}); this run is not tracked", file=sys.stderr)
         return Tracker()

@@ -36,8 +36,7 @@ def tell(lifecycle: Lifecycle, stages: Iterable[Locked], states: Mapping[str, st
     """Spool a finished run for each stage; `states` by title, "cached" where not given. Returns the titles. Raises OSError."""
     told = []
     for stage in stages:
-        spool = Spool.create(lifecycle.root, stage.title)
-        spool.append(lifecycle.header(stage.name, stage.domain, states.get(stage.title, "cached")))
+        spool = Spool.create(lifecycle.root, lifecycle.header(stage.name, stage.domain, states.get(stage.title, "cached")))
         tags = {f"in:{path}": value for path, value in stage.inputs.items()}
         tags.update({f"out:{path}": value for path, value in stage.outputs.items()})
         spool.append({"kind": "tags", "values": tags})

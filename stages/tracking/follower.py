@@ -88,6 +88,10 @@ def follow(path: Path) -> int:
     root = path.parents[len(FOLDER.parts)]
     spool, parent = Spool(path), os.getppid()
     with locked(path.with_suffix(".lock"), wait=True):
+        if not path.exists():
+            # A short stage's end may have been seen, and all of it sent, by another stage's follower while this one started.
+            spool.remove()
+            return 0
         return Follower(root, spool, parent).run()
 
 

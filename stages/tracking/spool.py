@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +39,10 @@ class Sent:
     """Why the last attempt failed; empty when it did not."""
 
 
+def _line(event: Mapping[str, Any]) -> bytes:
+    return json.dumps({"t": time.time_ns() // 1_000_000, **event}).encode() + b"\n"
+
+
 class Spool:
     """One file of events, written by a stage and read by whoever sends it."""
 
@@ -48,17 +52,24 @@ class Spool:
         self.files_path = path.with_suffix(".files")
 
     @classmethod
-    def create(cls, root: Path, title: str) -> Spool:
-        """A new file named by time, process and stage, so that names sort by age. Raises OSError if it cannot be made."""
+    def create(cls, root: Path, header: Mapping[str, Any]) -> Spool:
+        """A new file that begins with `header`, named by time, process and the header's title, so that names sort by age. It is
+        there under its name with its header or not at all: whoever looks after files that were left would take one without for
+        that of a stage that died. Raises OSError if it cannot be made."""
         folder = root / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        spool = cls(folder / f"{time.time_ns():020d}-{os.getpid()}-{title}.jsonl")
-        spool.path.touch(exist_ok=False)
+        spool = cls(folder / f"{time.time_ns():020d}-{os.getpid()}-{header['title']}.jsonl")
+        partial = spool.path.with_suffix(".partial")
+        try:
+            partial.write_bytes(_line(header))
+            os.replace(partial, spool.path)
+        finally:
+            partial.unlink(missing_ok=True)
         return spool
 
-    def append(self, event: dict[str, Any]) -> None:
+    def append(self, event: Mapping[str, Any]) -> None:
         """Add one event. A single write to a file opened for appending is not torn apart by another writer's."""
-        line = json.dumps({"t": time.time_ns() // 1_000_000, **event}).encode() + b"\n"
+        line = _line(event)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.write(handle, line) < len(line):
@@ -108,7 +119,7 @@ class Spool:
         return events, position
 
     def header(self) -> dict[str, Any] | None:
-        """The first event, which says what run this is; None if the stage died before writing it."""
+        """The first event, which says what run this is; None if a full disk cut it short."""
         events, _ = self.read(0)
         return events[0][1] if events else None
 

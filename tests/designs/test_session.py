@@ -307,6 +307,7 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     assert found["metrics"] == numbers
 
 
+@pytest.mark.slow
 def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: end to end with a policy: every design of a small space plays both sets of tasks, what is there is not played
     again, and the default's row is that of the stage itself."""

@@ -1,4 +1,4 @@
-"""Whole pipelines on the tiny profile: what a run leaves, what an edit re-runs, and that a killed run ends like any other.
+"""Whole pipelines on the tiny profile: what a run leaves, and what an edit re-runs.
 
 The runs take most of this file's time, so one undisturbed run serves all tests, and each other run shows more than one thing.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sqlite3
-from pathlib import Path
 
 import pytest
 from checkout import Checkout
@@ -80,16 +79,6 @@ def test_every_stage_and_domain_is_a_child_of_one_run(undisturbed: Checkout) -> 
         assert points.get(run), f"{name} logged no metric"
         assert params.get(run), f"{name} logged no parameter"
     assert not list((undisturbed.root / ".bellwether" / "tracking").glob("*.jsonl"))
-
-
-def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(undisturbed: Checkout, tmp_path: Path, source: Path) -> None:
-    """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
-    killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
-    disturbed = Checkout.make(tmp_path / "disturbed", source, PYTHONHASHSEED="1")
-    for stage in ("sft", "rollout@textworld", "annotate@search", "rl@search"):
-        disturbed.repro_killed_in(stage)
-    disturbed.repro()
-    assert (disturbed.root / "dvc.lock").read_bytes() == (undisturbed.root / "dvc.lock").read_bytes()
 
 
 def test_an_edit_runs_what_depends_on_it_alone_and_taking_it_back_runs_nothing(done: Checkout) -> None:

@@ -160,8 +160,7 @@ def test_leftovers_of_dead_stages_are_sent_and_marked_killed(root: Path, server:
     header = Lifecycle.now(root, parse_params(PARAMS)).header("rl", "search")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    spool = Spool.create(root, "rl@search")
-    spool.append({**header, "pid": dead.pid})
+    spool = Spool.create(root, {**header, "pid": dead.pid})
     spool.append({"kind": "metric", "name": "loss", "value": 1.0, "step": 0})
     with spool.path.open("ab") as handle:
         handle.write(b'{"kind": "cut off by the ki')
@@ -169,6 +168,33 @@ def test_leftovers_of_dead_stages_are_sent_and_marked_killed(root: Path, server:
     assert replay(root, server) == 1
     assert [item.path for item in spools(root)] == [living.path]
     assert runs(server)["rl@search"].info.status == "KILLED"
+
+
+def test_a_file_is_there_with_its_header_or_not_at_all(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for what was left while a stage starts must not take its file for one of a stage that died."""
+    rename, seen = os.replace, []
+
+    def late(source: Path, target: Path) -> None:
+        seen.append(([item.path for item in spools(root)], replay(root, server)))
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.tracking.spool.os.replace", late)
+        spool = spooled(root, "report", None)
+    assert seen == [([], 0)]
+    assert replay(root, server) == 0
+    header = spool.header()
+    assert header is not None
+    assert header["title"] == "report"
+
+
+def test_a_follower_whose_file_another_has_sent_leaves_nothing(root: Path) -> None:
+    spool = spooled(root, "report", None)
+    spool.remove()
+    command = [sys.executable, "-m", "stages.tracking", "--follow", str(spool.path)]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not [path for path in spool.path.parent.iterdir() if path.is_file()]
 
 
 def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> None:

@@ -1,0 +1,24 @@
+"""A pipeline that is killed again and again ends in the same bytes as one that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkout import Checkout
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(200)]
+
+
+def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(
+    request: pytest.FixtureRequest, tmp_path: Path, source: Path
+) -> None:
+    """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
+    killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
+    disturbed = Checkout.make(tmp_path / "disturbed", source, PYTHONHASHSEED="1")
+    for stage in ("sft", "rollout@textworld", "annotate@search", "rl@search"):
+        disturbed.repro_killed_in(stage)
+    disturbed.repro()
+    # Asked for at last, since another worker makes it in the meantime.
+    undisturbed: Checkout = request.getfixturevalue("undisturbed")
+    assert (disturbed.root / "dvc.lock").read_bytes() == (undisturbed.root / "dvc.lock").read_bytes()

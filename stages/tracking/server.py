@@ -84,15 +84,15 @@ class Server:
         self.root = root
         self.local = not os.environ.get("MLFLOW_TRACKING_URI")
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-        mlflow.set_tracking_uri(self.uri)
-        if self.local:
-            del os.environ["MLFLOW_TRACKING_URI"]  # set_tracking_uri wrote it; another root has another file
         self.mlflow = mlflow
-        self.client = mlflow.MlflowClient()
-        # Two stages that start together must not both create the database or the experiment.
+        # Two stages that start together must not both create the database or the experiment; a client makes the database, too.
         with self.alone():
             if self.local:
                 create_database(root / "mlflow.db", root / "mlartifacts")
+            mlflow.set_tracking_uri(self.uri)
+            if self.local:
+                os.environ.pop("MLFLOW_TRACKING_URI", None)  # set_tracking_uri wrote it; another root has another file
+            self.client = mlflow.MlflowClient()
             self.experiment = self._experiment()
 
     def alone(self) -> Any:

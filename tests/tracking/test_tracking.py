@@ -314,3 +314,21 @@ def test_files_are_kept_as_they_were_and_a_missing_one_costs_nothing_but_itself(
     events, _ = tracker.spool.read(0)
     (event,) = [event for _, event in events if event["kind"] == "artifact"]
     assert (tracker.spool.files_path / event["files"] / "report.json").read_text() == "first"
+
+
+CONNECT = """
+import sys
+from pathlib import Path
+from stages.tracking.server import Server
+Server(Path(sys.argv[1]))
+"""
+
+
+def test_stages_that_start_together_make_one_database(tmp_path: Path) -> None:
+    """Contract: MLflow's tables are made by one process alone; two at once would leave them half made for good."""
+    command = [sys.executable, "-c", CONNECT, str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+    both = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0, 0], told
+    assert sum(text.count("Creating initial MLflow database tables") for text in told) == 1

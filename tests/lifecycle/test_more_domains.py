@@ -8,9 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from checkout import ROOT, Checkout
-from test_named_methods import METHODS
+from test_named_methods import METHODS, changes
 
 from stages.params import apply_overlay, load_params
+
+ROOM = {"model": {"max_length": 1024}}
+"""The tiny tokenizer, which knows few words, makes long episodes of the shop's pages."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(200)]
 
@@ -19,6 +22,7 @@ def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> 
     """Contract: the shipped profile gives a specialist per domain, one merge of all three, panels of all three, and a report."""
     checkout = Checkout.make(tmp_path / "checkout", source)
     apply_overlay(checkout.root / "params.yaml", ROOT / "profiles" / "three-domains.yaml")
+    checkout.edit(ROOM)
     ran, restored = checkout.repro()
     assert {"curate@shop", "rollout@shop", "annotate@shop", "rl@textworld", "rl@search", "rl@shop", "merge"} <= set(ran)
     assert restored == []
@@ -34,11 +38,11 @@ def test_the_methods_train_on_the_worlds_that_the_default_run_leaves_out(source:
     from stages.runtime import StageContext
 
     checkout = Checkout.make(tmp_path / "checkout", source)
-    checkout.edit({"domains": ["shop", "keydoor"]})
+    checkout.edit({"domains": ["shop", "keydoor"], **ROOM})
     checkout.repro("annotate@shop", "annotate@keydoor")
     nothing = dict.fromkeys(("params", "metric", "artifact", "episodes"), lambda *_, **__: None)
     for name in METHODS:
-        checkout.edit({"rl": {"algorithm": name}})
+        checkout.edit({"rl": changes(name)})
         params = load_params(checkout.root / "params.yaml")
         for domain in params.domains:
             rl.run(StageContext("rl", domain, params, checkout.root, SimpleNamespace(**nothing)))

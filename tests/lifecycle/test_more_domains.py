@@ -12,8 +12,8 @@ from test_named_methods import METHODS, changes
 
 from stages.params import apply_overlay, load_params
 
-ROOM = {"model": {"max_length": 1024}}
-"""The tiny tokenizer, which knows few words, makes long episodes of the shop's pages."""
+ROOM = {"model": {"max_length": 1024}, "curate": {"noisy_demonstrations": 0}}
+"""The tiny tokenizer, which knows few words, makes long episodes of the shop's pages and of detours in keydoor."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(200)]
 

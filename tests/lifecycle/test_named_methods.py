@@ -56,4 +56,5 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
 def test_the_lifecycle_runs_to_its_end_with_a_method(done: Checkout, name: str) -> None:
     """`dvc repro` after the edit: rl of every domain and what follows, and nothing before."""
     done.edit({"rl": changes(name)})
-    assert done.repro()[0] == ["rl@textworld", "rl@search", "merge", "evaluate", "report"]
+    follows = [] if name == "salt" else ["merge", "evaluate"]  # no two steps of these few episodes are equal: GRPO, bit for bit
+    assert done.repro()[0] == ["rl@textworld", "rl@search", *follows, "report"]

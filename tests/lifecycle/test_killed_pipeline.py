@@ -10,13 +10,16 @@ from checkout import Checkout
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(200)]
 
 
-def test_killed_in_every_long_stage_it_ends_with_the_same_hashes(
-    request: pytest.FixtureRequest, tmp_path: Path, source: Path
+@pytest.mark.parametrize(
+    "stages", [("sft", "rl@search"), pytest.param(("rollout@textworld", "annotate@search"), marks=pytest.mark.slow)]
+)
+def test_killed_in_long_stages_it_ends_with_the_same_hashes(
+    request: pytest.FixtureRequest, tmp_path: Path, source: Path, stages: tuple[str, ...]
 ) -> None:
     """Two runs from clean checkouts give the same dvc.lock, byte for byte, under another hash seed, and also when one of them is
-    killed with kill -9 in sft, rollout, annotate and rl and started again each time."""
+    killed with kill -9 in stages that train or play, and started again each time."""
     disturbed = Checkout.make(tmp_path / "disturbed", source, PYTHONHASHSEED="1")
-    for stage in ("sft", "rollout@textworld", "annotate@search", "rl@search"):
+    for stage in stages:
         disturbed.repro_killed_in(stage)
     disturbed.repro()
     # Asked for at last, since another worker makes it in the meantime.

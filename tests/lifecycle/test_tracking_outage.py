@@ -13,7 +13,7 @@ import pytest
 from checkout import Checkout
 from mlflow_server import serving
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long(30)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long(30)]
 STEPS = 40
 
 

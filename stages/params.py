@@ -286,6 +286,10 @@ class Params(Section):
         merged = deep_merge(shared.model_dump(exclude_unset=True), override)
         return type(shared).model_validate(merged)
 
+    def seed_of(self, section: Rl | Design) -> int:
+        """The section's own seed, or that of all where it is null."""
+        return self.seed if section.seed is None else section.seed
+
 
 def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """`lower` with the values of `upper` over it, key by key."""

@@ -289,7 +289,8 @@ class TorchEngine:
         while left:
             sizes = {session.id: min(len(session.tokens) - keep - session.cached, CHUNK) for session in left}
             left.sort(key=lambda session: (-sizes[session.id], session.id))
-            chosen, tokens = [], 0
+            chosen: list[Session] = []
+            tokens = 0
             for session in left:
                 tokens += round_up(sizes[session.id], QUERY_STEP)
                 if chosen and tokens > PASS_TOKENS:

@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self, places: Places) -> None:
         self.places, self.settings, self.space = places, places.params.design, places.space
-        self.seed = places.params.seed if self.settings.seed is None else self.settings.seed
+        self.seed = places.params.seed_of(self.settings)
         domains = {name: one["description"] for name, one in places.plan["domains"].items()}
         guided = self.settings.method == "agentswift"
         model = FittedValueModel(self.space, domains, self.settings.value_model) if guided else None

@@ -13,49 +13,51 @@ from stages.algorithms.reward_checks import shapes_returns
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.parameters.annotate import Annotate
+    from stages.parameters.rl import Critic, Rl
     from stages.params import Params
 
 
 def check_sections(params: Params, domain: str, source: str) -> None:
     """Raise ParamsError where sections of `domain`, each right for itself, contradict one another."""
-    if resolve_section(params.section("rl", domain))[1].credit.kind == "progress":
-        credit = params.section("rl", domain).credit
-        if credit.step_reward != "rloo_broadcast" and params.section("annotate", domain).progress.kind == "none":
-            raise ParamsError(
-                f"{source}: in per_domain.{domain}: rl.credit.kind: progress needs the estimator that annotate fits, and "
-                f"annotate.progress.kind is none: set it to spa"
-            )
-    _check_value_model(params, domain, source)
-    _check_scales(params, domain, source)
+    where = f"{source}: in per_domain.{domain}"
+    method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
+    annotate = params.section("annotate", domain)
+    if rl.credit.kind == "progress" and rl.credit.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
+        raise ParamsError(
+            f"{where}: rl.credit.kind: progress needs the estimator that annotate fits, and annotate.progress.kind is none: set "
+            f"it to spa"
+        )
+    _check_value_model(rl.critic, annotate, params.model.lora.rank, where)
+    _check_scales(rl, annotate, where)
     by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
-    if by_q and params.section("annotate", domain).q_model.kind == "none":
+    if by_q and annotate.q_model.kind == "none":
         raise ParamsError(
             f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
             f"annotate.q_model.kind is none: set it to step_dpo or regression"
         )
-    _check_token_values(params, domain, source)
-    leaves, engine = params.section("annotate", domain).evaluation, params.resources.engine.kind
-    method, rl = resolve_section(params.section("rl", domain))
+    _check_token_values(params, domain, method, source)
+    leaves, engine = annotate.evaluation, params.resources.engine.kind
     whole = method.data == "pairs" and rl.preference.level == "trajectory"
     if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.preference.level: trajectory learns from whole episodes, which "
+            f"{where}: rl.preference.level: trajectory learns from whole episodes, which "
             f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
         )
     if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
+            f"{where}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
             f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
         )
-    pairs_of = params.section("rl", domain).preference.source
+    pairs_of = rl.preference.source
     if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.preference.source is {pairs_of}, and curate.imports names no file that "
-            f"pairs could come from"
+            f"{where}: rl.preference.source is {pairs_of}, and curate.imports names no file that pairs could come from"
         )
-    if params.section("rl", domain).selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
+    if rl.selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
+            f"{where}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
             f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
         )
 
@@ -82,9 +84,8 @@ def check_launch(params: Params, root: Path) -> None:
             )
 
 
-def _check_token_values(params: Params, domain: str, source: str) -> None:
+def _check_token_values(params: Params, domain: str, method: Composition, source: str) -> None:
     """Raise ParamsError where a model would choose by values that rl does not learn, or rl would learn some it can't save."""
-    method, _ = resolve_section(params.section("rl", domain), params.model.max_length)
     learns = method.stored is not None and method.stored.value is not None
     by_value = [model for model in params.evaluate.models or [] if model.endswith("+value")]
     if by_value and not learns:
@@ -99,37 +100,35 @@ def _check_token_values(params: Params, domain: str, source: str) -> None:
         )
 
 
-def _check_value_model(params: Params, domain: str, source: str) -> None:
+def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where: str) -> None:
     """Raise ParamsError where the critic cannot start from annotate's step-value model."""
-    critic = resolve_section(params.section("rl", domain))[1].critic
     if critic.init != "value_model":
         return
-    fitted = params.section("annotate", domain).value_model.head
+    fitted = annotate.value_model.head
     if critic.head != fitted:
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.critic.init: value_model takes over the model that annotate fits with head "
+            f"{where}: rl.critic.init: value_model takes over the model that annotate fits with head "
             f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump() if critic.head else None}; make them equal"
         )
-    if params.model.lora.rank:
+    if lora_rank:
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.critic.init: value_model is a model with weights of its own, and with "
-            f"model.lora.rank {params.model.lora.rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
+            f"{where}: rl.critic.init: value_model is a model with weights of its own, and with "
+            f"model.lora.rank {lora_rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
         )
 
 
-def _check_scales(params: Params, domain: str, source: str) -> None:
+def _check_scales(rl: Rl, annotate: Annotate, where: str) -> None:
     """Raise ParamsError where rl would take the step-value model's word as one of another scale."""
-    annotate, rl = params.section("annotate", domain), resolve_section(params.section("rl", domain))[1]
     says, returns = annotate.value_range, (annotate.returns[0], annotate.returns[1])
     if rl.curriculum.kind == "value" and says != (0.0, 1.0):
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.curriculum.kind: value draws tasks by shares of success, and with "
+            f"{where}: rl.curriculum.kind: value draws tasks by shares of success, and with "
             f"annotate.labels.q '{annotate.labels.q}' the step-value model says returns in [{says[0]:g}, {says[1]:g}]: set that "
             f"to rollout, or kind to difficulty"
         )
     if rl.credit.kind == "annotated" and says != returns and not shapes_returns(rl):
         raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.credit.kind: annotated adds differences of values to rewards, and with "
+            f"{where}: rl.credit.kind: annotated adds differences of values to rewards, and with "
             f"annotate.labels.q '{annotate.labels.q}' the step-value model says shares of success while returns lie in "
             f"[{returns[0]:g}, {returns[1]:g}]: set that to tree or best, or give success alone as reward (rl.reward.density: "
             f"single)"

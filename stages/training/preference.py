@@ -17,8 +17,8 @@ from stages.algorithms.contract import LossTerms
 from stages.algorithms.needs import REFERENCE_FREE
 from stages.algorithms.preference import LOSSES, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
-from stages.seeding import permutation
 from stages.training.batches import padded, plan_micro_batches
+from stages.training.dealing import Dealer
 from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models, make_learners
@@ -64,7 +64,6 @@ class PreferenceJob:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
         self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
-        self.key = (params.seed if rl.seed is None else rl.seed, f"pairs@{context.domain}")
         self.tokens_per_batch = params.resources.tokens_per_batch
         source = self.preference.source or "trees"
         self.pairs: list[Pair] = []
@@ -74,6 +73,7 @@ class PreferenceJob:
             folder = context.data / "curated" / context.domain
             self.pairs += imported_pairs(folder, Chat(policy.tokenizer), params.model.max_length)
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
+        self.dealer = Dealer(len(self.pairs), self.per_step, params.seed_of(rl), f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
         self.learners = make_learners(self.models, rl)
@@ -97,14 +97,6 @@ class PreferenceJob:
             result[torch.tensor(rows)] = scores.cpu()
         return result
 
-    def dealt(self, step: int) -> list[int]:
-        """The pairs of a step, whatever was dealt before."""
-        first = step * self.per_step
-        passes = range(first // len(self.pairs), (first + self.per_step - 1) // len(self.pairs) + 1)
-        order = [pair for number in passes for pair in permutation(range(len(self.pairs)), *self.key, number)]
-        start = first - passes[0] * len(self.pairs)
-        return order[start : start + self.per_step]
-
     def mismatched(self, chosen: Sequence[int]) -> float:
         """KTO's z0: max(0, mean h) of each pair's history with the next one's continuations, under the policy as it is."""
         following = [*chosen[1:], chosen[0]]
@@ -118,7 +110,7 @@ class PreferenceJob:
         return max(0.0, float(h.mean()))
 
     def updates(self, step: int) -> Iterator[Update]:
-        chosen = self.dealt(step)
+        chosen = self.dealer.dealt(step)
         documents = self.documents.rows([2 * pair + side for pair in chosen for side in (0, 1)])
         reference = self.reference[torch.tensor([2 * pair + side for pair in chosen for side in (0, 1)])]
         weights = torch.tensor([self.pairs[pair].weight for pair in chosen])

@@ -80,7 +80,7 @@ class RlJob:
         if algorithm.external_per_group:
             shown = read_episodes(folder / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
-        seed = params.seed if rl.seed is None else rl.seed
+        seed = params.seed_of(rl)
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch, seed)
         self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()

@@ -67,27 +67,32 @@ class Replay:
         self.played = list(state["played"])
 
 
+def recorded_episodes(data: Path, domain: str, kind: str, tasks: Collection[str]) -> list[Episode]:
+    """Recorded episodes of `tasks` of a kind of FILES below `data`, as they are stored; none of a kind that the domain does not
+    have. Imported parts of episodes are left out: their return is not known."""
+    path = data / FILES[kind].format(domain=domain)
+    if not path.exists():
+        return []
+    return [episode for episode in read_episodes(path) if episode.task_id in tasks and not is_part(episode)]
+
+
 def read_records(
     data: Path, domain: str, kinds: Sequence[str], tasks: Collection[str], chat: Chat, max_length: int
 ) -> dict[str, list[Episode]]:
-    """Recorded episodes of `tasks` with their tokens, by kind, sorted by id, without imported parts of episodes, whose return is
-    not known; none of a kind that the domain does not have.
+    """`recorded_episodes` with their tokens, by kind, sorted by id.
 
     Raises ValueError where there is none at all, and for one of more than `max_length` tokens.
     """
     found: dict[str, list[Episode]] = {}
     for kind in kinds:
-        path = data / FILES[kind].format(domain=domain)
-        if not path.exists():
-            found[kind] = []
-            continue
-        episodes = [episode for episode in read_episodes(path) if episode.task_id in tasks and not is_part(episode)]
+        episodes = recorded_episodes(data, domain, kind, tasks)
         episodes = [episode if episode.token_ids else as_external(episode, chat) for episode in episodes]
         for episode in episodes:
             if len(episode.token_ids) > max_length:
                 raise ValueError(
-                    f"{path}: episode {episode.episode_id} has {len(episode.token_ids)} tokens, over model.max_length "
-                    f"({max_length}); raise that, or leave '{kind}' out of rl.replay.records"
+                    f"{data / FILES[kind].format(domain=domain)}: episode {episode.episode_id} has "
+                    f"{len(episode.token_ids)} tokens, over model.max_length ({max_length}); raise that, or leave '{kind}' "
+                    f"out of rl.replay.records"
                 )
         found[kind] = sorted(episodes, key=lambda episode: episode.episode_id)
     if kinds and not any(found.values()):

@@ -25,12 +25,13 @@ from stages.parameters.heads import HeadParams
 from stages.seeding import seed_torch
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.critic import Critic
+from stages.training.dealing import Dealer
 from stages.training.ledger import Ledger
 from stages.training.loop import Learner, Sums, Update
 from stages.training.models import Models, make_learners
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.processes import Processes
-from stages.training.stored_episodes import KINDS, Dealer, returns_by_task, shares, stored_episodes
+from stages.training.stored_episodes import KINDS, returns_by_task, shares, stored_episodes
 from stages.values.token_q import Scale, TokenQ, advantages, bounded, raw_of, recovered, standing
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class StoredJob:
         self.stored = stored_episodes(
             context.data, context.domain, domain, known, Chat(policy.tokenizer), params.model.max_length
         )
-        seed = params.seed if rl.seed is None else rl.seed
+        seed = params.seed_of(rl)
         self._deal(seed, f"stored@{context.domain}")
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
         self._ask_reference()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.chat import Chat
-from stages.agent.episode import EXPERT, IMPORTED, Episode, Owner, TurnRecord, read_episodes
+from stages.agent.episode import EXPERT, IMPORTED, Episode, Owner, TurnRecord
 from stages.environments.protocol import Environment, Task, opening
-from stages.seeding import permutation
-from stages.training.demonstrations import as_external, is_part
+from stages.training.demonstrations import as_external
+from stages.training.replay import recorded_episodes
 
 KINDS = ("real", "other", "own")
 """Ground truth; what others did; the SFT policy's own."""
@@ -71,10 +71,9 @@ def stored_episodes(
 
     Raises ValueError if there is nothing.
     """
-    folder, games = data / "curated" / name, data / "curated" / name / "games.parquet"
-    shown = [one for one in read_episodes(folder / "demonstrations.parquet") if one.task_id in tasks and not is_part(one)]
-    shown += known_episodes(domain, folder / "worlds", [tasks[task_id] for task_id in sorted(tasks)])
-    shown += [one for one in read_episodes(games) if one.task_id in tasks] if games.exists() else []
+    shown = recorded_episodes(data, name, "demonstrations", tasks)
+    shown += known_episodes(domain, data / "curated" / name / "worlds", [tasks[task_id] for task_id in sorted(tasks)])
+    shown += recorded_episodes(data, name, "games", tasks)
     found: dict[str, list[StoredEpisode]] = {kind: [] for kind in KINDS}
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for episode in shown:
@@ -83,9 +82,7 @@ def stored_episodes(
         if (stored.task_id, stored.token_ids) not in seen:
             seen.add((stored.task_id, stored.token_ids))
             found[stored.kind].append(stored)
-    for episode in read_episodes(data / "rollouts" / name / "episodes.parquet"):
-        if episode.task_id in tasks:
-            found["own"].append(StoredEpisode.of(episode, "own"))
+    found["own"] = [StoredEpisode.of(episode, "own") for episode in recorded_episodes(data, name, "rollouts", tasks)]
     kept = {kind: [one for one in all_ if 0 < len(one.token_ids) <= max_length] for kind, all_ in found.items()}
     if not any(kept.values()):
         raise ValueError(
@@ -109,25 +106,6 @@ def shares(sizes: Mapping[str, int], per_step: int, real_share: float, other_sha
     for kind in ordered[: per_step - sum(counts.values())]:
         counts[kind] += 1
     return counts
-
-
-class Dealer:
-    """Deals places of a pool of `size`, `count` in each step, every one of them once a pass, in an order drawn for each pass."""
-
-    def __init__(self, size: int, count: int, *key: object) -> None:
-        self.size, self.count, self.key = size, count, key
-        self._orders: dict[int, list[int]] = {}
-
-    def _order(self, number: int) -> list[int]:
-        if number not in self._orders:
-            self._orders = {**dict(list(self._orders.items())[-1:]), number: permutation(range(self.size), *self.key, number)}
-        return self._orders[number]
-
-    def dealt(self, step: int) -> list[int]:
-        """Places of a step, whatever was dealt before."""
-        if not self.count:
-            return []
-        return [self._order(place // self.size)[place % self.size] for place in range(step * self.count, (step + 1) * self.count)]
 
 
 def returns_by_task(episodes: Sequence[StoredEpisode]) -> dict[str, float]:

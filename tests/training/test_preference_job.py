@@ -80,17 +80,17 @@ def test_the_micro_batch_split_changes_nothing(make_context, name: str):
 
 def test_every_pair_is_dealt_once_a_pass(make_context):
     job = job_of(make_context, "dpo", pairs_per_step=4)
-    dealt = [pair for step in range(3) for pair in job.dealt(step)]
+    dealt = [pair for step in range(3) for pair in job.dealer.dealt(step)]
     assert sorted(dealt[:PAIRS]) == list(range(PAIRS))
     assert sorted(dealt[PAIRS:]) == list(range(PAIRS))
-    assert job.dealt(1) == job.dealt(1)
+    assert job.dealer.dealt(1) == job.dealer.dealt(1)
 
 
 def test_rl_seed_decides_the_order_of_the_pairs(make_context):
     """The board's seeds are those of rl alone."""
-    orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).dealt(0) for seed in (None, 0, 1)]
+    orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).dealer.dealt(0) for seed in (None, 0, 1)]
     assert orders[1] != orders[2]
-    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).dealt(0), "null: the seed of all"
+    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).dealer.dealt(0), "null: the seed of all"
 
 
 def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):

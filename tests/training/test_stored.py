@@ -20,9 +20,10 @@ from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
+from stages.training.dealing import Dealer
 from stages.training.loop import make_processes
 from stages.training.stored import StoredJob, read_reference
-from stages.training.stored_episodes import Dealer, StoredEpisode, shares, stored_episodes
+from stages.training.stored_episodes import StoredEpisode, shares, stored_episodes
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 

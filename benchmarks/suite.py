@@ -141,17 +141,15 @@ def add(raw: dict[str, Any], name: str, outcome: dict[str, Any], commit: str, se
 
 
 def write(raw: dict[str, Any], out: Path) -> None:
-    """raw.json, summary.json and the tables, from what has been measured so far."""
-    from benchmarks import scaling
-
+    """raw.json and summary.json, from what has been measured so far."""
     write_json(out / "raw.json", raw)
     write_json(out / "summary.json", {key: {name: value[name] for name in SUMMARY} for key, value in raw["scenarios"].items()})
-    for name, table in raw["tables"].items():
-        scaling.write(out / f"{name}.csv", table["rows"])
 
 
 def run(names: list[str], options: Options, out: Path) -> list[str]:
     """Measure the scenarios and write the files after each; those not named keep what an earlier run measured. Failures."""
+    from benchmarks import scaling
+
     path = out / "raw.json"
     raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for key in ("scenarios", "tables", "skipped", "scenario_seconds"):
@@ -179,6 +177,8 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
         if "skipped" in outcome:
             print(f"  skipped: {outcome['skipped']}", flush=True)
         write(raw, out)
+        if "table" in outcome:
+            scaling.write(out / f"{name}.csv", outcome["table"])
     if not failures and set(names) == set(SCENARIOS):
         # What no scenario measures any more must not stay.
         raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if key in measured}

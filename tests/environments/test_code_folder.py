@@ -1,0 +1,169 @@
+"""Problems from files as a domain: shapes, splits, checks, contamination."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stages.curation.assemble import assemble
+from stages.curation.cleaning import task_faults
+from stages.curation.demonstrations import DemonstrationPlan, demonstrate
+from stages.curation.raw import RawRecord, make_raw
+from stages.environments.code import CodeFolderDomain, FolderSettings
+from stages.environments.code.environment import Judge
+from stages.environments.code.folder import folder_records
+from stages.environments.protocol import SPLITS, Domain
+from stages.params import Curate
+from stages.sandbox import Outcome, Program, Sandbox, TestResult, Tests
+
+pytestmark = pytest.mark.long(10)
+ROOT = Path(__file__).resolve().parents[2]
+
+MBPP = {
+    "task_id": 601,
+    "text": "Write a function to double a number.",
+    "code": "def twice(n):\n    return 2 * n",
+    "test_list": ["assert twice(1) == 2", "assert twice(4) == 8"],
+    "challenge_test_list": ["assert twice(-1) == -2"],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/7",
+    "prompt": 'import math\n\ndef area(r: float) -> float:\n    """ Of a circle.\n    >>> area(0)\n    0.0\n    """\n',
+    "entry_point": "area",
+    "canonical_solution": "    return math.pi * r * r\n",
+    "test": "\n\ndef check(candidate):\n    assert abs(candidate(1) - 3.14159) < 1e-3\n",
+}
+
+
+def folder_domain(folder: Path, sandbox: Sandbox, **settings) -> CodeFolderDomain:
+    domain = CodeFolderDomain(FolderSettings(folder=str(folder), **settings))
+    domain.__dict__["_judge"] = Judge(sandbox)
+    return domain
+
+
+def written(folder: Path, name: str, *problems: dict) -> None:
+    text = json.dumps(list(problems)) if name.endswith(".json") else "".join(json.dumps(one) + "\n" for one in problems)
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_problems_in_both_shapes(tmp_path: Path) -> None:
+    written(tmp_path, "mbpp_validation.json", MBPP)
+    written(tmp_path, "humaneval-test.jsonl", HUMANEVAL)
+    circle, twice = folder_records(tmp_path, 1)
+    assert (twice["task_id"], twice["split"], twice["entry"], twice["parameters"]) == ("mbpp-601", "valid", "twice", ["n"])
+    assert twice["prompt"] == "Write a function to double a number.\nYour code should pass:\nassert twice(1) == 2"
+    assert twice["hidden"] == ["assert twice(4) == 8", "assert twice(-1) == -2"]
+    assert (circle["task_id"], circle["split"], circle["context"]) == ("HumanEval-7", "test", "import math")
+    assert circle["shown"] == ["assert area(0) == 0.0"]
+    assert circle["hidden"] == [HUMANEVAL["test"] + "\ncheck(area)\n"]
+    assert circle["prompt"] == "Complete the function.\n" + HUMANEVAL["prompt"].rstrip()
+
+
+def test_splits_of_problems_that_do_not_say_it_follow_their_solutions(tmp_path: Path) -> None:
+    """Contract: two problems with one solution, but for names and constants, come to one split."""
+    copies = [
+        {**MBPP, "task_id": number, "code": f"def f{number}(v{number}):\n    return {number} * v{number}"} for number in range(9)
+    ]
+    for number, copy in enumerate(copies):
+        copy["test_list"] = [f"assert f{number}(1) == {number}"]
+    different = [{**MBPP, "task_id": 100 + n, "code": "def twice(n):\n    return 2 * n" + " * n" * n} for n in range(40)]
+    written(tmp_path, "problems.jsonl", *copies, *different)
+    records = folder_records(tmp_path, 1)
+    assert len({record["split"] for record in records[:9]}) == 1
+    assert {record["split"] for record in records} == set(SPLITS)
+
+
+def test_a_folder_is_a_domain(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Contract: the shipped folder, of both shapes, goes through curation without a raw file; its own solutions pass."""
+    domain = folder_domain(ROOT / "data/raw/code_folder", sandbox)
+    assert isinstance(domain, Domain)
+    records, rejections = make_raw(domain, {"train": 9, "valid": 9, "test": 9}, 0)
+    assert (len(records), rejections) == (9, [])
+    assembly = assemble(domain, records, {"train": 9, "valid": 9, "test": 9}, tmp_path / "worlds", 1, 640)
+    assert assembly.rejections == []
+    assert Counter(task.split for task in assembly.tasks) == {"train": 4, "valid": 2, "test": 3}
+    environment = domain.make(tmp_path)
+    plan = DemonstrationPlan(Curate(noisy_demonstrations=0), seed=0, max_length=640)
+    for task in assembly.tasks:
+        assert [episode.success for episode in demonstrate(domain, environment, task, plan).episodes] == [True], task.task_id
+    environment.reset(next(task for task in assembly.tasks if task.task_id == "Ours-1"))
+    assert environment.step("    return word[count:] + word[:count]").terms["fail"] == 1.0
+
+
+def test_a_problem_whose_solution_fails_is_rejected_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+    wrong = {**MBPP, "task_id": 1, "split": "train", "code": "def twice(n):\n    return 3 * n"}
+    objects = {**MBPP, "task_id": 2, "split": "train", "test_list": ["assert twice(print)", "assert twice(4) == 8"]}
+    written(tmp_path, "mbpp.jsonl", wrong, objects, {**MBPP, "split": "test"})
+    domain = folder_domain(tmp_path, sandbox)
+    records = [RawRecord(record, "here", number) for number, record in enumerate(domain.recipes(9, 0))]
+    assembly = assemble(domain, records, {"train": 2, "valid": 0, "test": 1}, tmp_path / "worlds", 1, 640)
+    told = {rejection.task_id: rejection.detail for rejection in assembly.rejections}
+    assert "does not pass its tests (fail: assert twice(1) == 2: AssertionError)" in told["mbpp-1"]
+    assert "does not pass its tests (broken: twice is called with what can't be handed to it" in told["mbpp-2"]
+    assert [task.task_id for task in assembly.tasks] == ["mbpp-601"]
+
+
+def test_contamination_between_problems_of_files(tmp_path: Path) -> None:
+    """Contract: a training problem that has a test problem's solution, or 13 words of its description, is rejected."""
+    text = "Write a function that returns the largest of all the numbers of a list of lists."
+    tested = {**MBPP, "task_id": 1, "split": "test", "text": text}
+    renamed = {
+        **MBPP,
+        "task_id": 2,
+        "split": "train",
+        "code": "def double(x):\n    return 7 * x",
+        "test_list": ["assert double(1) == 7"],
+    }
+    retold = {**MBPP, "task_id": 3, "split": "train", "text": "Please: " + text, "code": "def twice(n):\n    return n + n"}
+    fresh = {**MBPP, "task_id": 4, "split": "train", "code": "def twice(n):\n    return n - -n"}
+    written(tmp_path, "mbpp.jsonl", tested, renamed, retold, fresh)
+
+    class Passing:
+        def run(self, program: Program, tests: Tests) -> Outcome:
+            return Outcome("ok", results=tuple(TestResult("pass") for _ in tests.sources))
+
+    domain = folder_domain(tmp_path, Passing())  # type: ignore[arg-type]
+    faults = task_faults([domain.task(record, {}) for record in domain.recipes(9, 0)], domain, 640)
+    assert {task_id: reason for task_id, (reason, _) in faults.items()} == {"mbpp-2": "split_overlap", "mbpp-3": "split_overlap"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test_list": [], "challenge_test_list": []}, "mbpp.jsonl: problem 1: 'test_list' is empty"),
+        ({"code": "twice = 2"}, "its first test calls none of the functions"),
+        ({"code": "def twice(n:"}, "mbpp.jsonl: problem 1: "),
+        ({"code": None}, "mbpp.jsonl: problem 1: "),
+        ({"split": "dev2"}, "'split' must be one of"),
+    ],
+)
+def test_unreadable_problems_are_named(tmp_path: Path, change: dict, message: str) -> None:
+    written(tmp_path, "mbpp.jsonl", {**MBPP, **change})
+    with pytest.raises(ValueError, match=message):
+        folder_records(tmp_path, 1)
+
+
+def test_unreadable_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no .json or .jsonl file; put problems"):
+        folder_records(tmp_path, 1)
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"x.json must hold a list of problems"):
+        folder_records(tmp_path, 1)
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(ValueError, match=r"x.json is not JSON"):
+        folder_records(tmp_path, 1)
+    written(tmp_path, "x.json", {name: value for name, value in MBPP.items() if name != "code"})
+    with pytest.raises(ValueError, match="problem 1: 'code' is missing"):
+        folder_records(tmp_path, 1)
+    domain = CodeFolderDomain()
+    record = next(domain.recipes(1, 0))
+    for change, message in (
+        ({"hidden": []}, "'hidden' is empty"),
+        ({"solution": "def"}, "'solution' is no Python"),
+        ({"shown": [1]}, "list of texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            domain.check({**record, **change})

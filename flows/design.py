@@ -138,7 +138,8 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
         while step["kind"] != "done":
             title = " ".join(filter(None, (step["kind"], step["count"])))
             say(f"design: {title} ({step['origin']}): {step['label']}")
-            seconds, failed = task_of.with_options(task_run_name=f"{title} {step['name']}")(step, used)
+            ended = task_of.with_options(task_run_name=f"{title} {step['name']}")(step, used, return_state=True)
+            seconds, failed = ended.result()
             news = ["--ended", f"{seconds:.1f}", *(["--failed", failed] if failed else [])]
             step = next_step(place, search.changes, *news)
     show(step)

@@ -8,11 +8,12 @@ from pathlib import Path
 from stages.claims import board
 from stages.claims.experiment import FOLDER, load_experiment
 
-SLUG = "annotation_uses"
+SLUGS = ("annotation_uses", "step_q_search")
+"""Experiments on one environment and with equally many seeds: what rl makes of annotations, and what evaluation does."""
 FILE = Path("reports") / "annotation_uses.json"
 """Beside the board, since the report is an output of the lifecycle, and the board's own results are not."""
-WITHOUT = ("none", "critic")
-"""Arms that make no use of annotations, to measure gains against."""
+WITHOUT = ("none", "critic", "logprob")
+"""Arms that make no use of annotations at the same cost, to measure gains against."""
 
 
 def files(root: Path) -> dict[Path, str]:
@@ -26,9 +27,9 @@ def files(root: Path) -> dict[Path, str]:
             "state": row.state,
         }
         for row in board.rows(root)
-        if row.slug == SLUG
+        if row.slug in SLUGS
     ]
-    experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
+    experiment = load_experiment(root / FOLDER / f"{SLUGS[0]}.yaml")
     assert experiment.budget is not None
     told = {
         "claims": claims,

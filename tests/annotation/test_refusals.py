@@ -93,9 +93,10 @@ def test_whole_episodes_are_learnt_from_where_they_are_kept():
 
 def test_returns_of_dense_rewards_are_counted_on():
     """Contract: settings whose heads and margins have room for returns from -6 to 0 pass."""
-    Annotate(returns=[-6.0, 0.0])
-    Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
-    Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
+    assert Annotate(returns=[-6.0, 0.0]).value_range == (0.0, 1.0), "shares of success, whatever the returns"
+    best = Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
+    tree = Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
+    assert best.value_range == tree.value_range == (-6.0, 0.0)
 
 
 def test_the_value_model_speaks_the_scale_of_what_reads_it():

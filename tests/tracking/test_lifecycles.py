@@ -136,9 +136,14 @@ def test_sweeping_ends_runs_of_processes_that_are_gone_and_no_others(root: Path,
     assert {found[name] for name in found if "dead" not in name} == {"RUNNING"}
 
 
-def follower_of(stage: subprocess.Popen) -> psutil.Process | None:
-    children = psutil.Process(stage.pid).children()
-    return next((child for child in children if "--follow" in child.cmdline()), None)
+def follower_of(stage: subprocess.Popen) -> psutil.Process:
+    """The stage's follower; its command line is empty for a moment after the stage started it, while the program is loaded."""
+
+    def found() -> list[psutil.Process]:
+        return [child for child in psutil.Process(stage.pid).children() if "--follow" in child.cmdline()]
+
+    assert until(lambda: bool(found()))
+    return found()[0]
 
 
 def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Server) -> None:
@@ -147,7 +152,6 @@ def test_a_stage_whose_follower_is_killed_gets_another(root: Path, server: Serve
     assert stage.stdin is not None
     assert stage.stdout.readline() == "started\n"
     follower = follower_of(stage)
-    assert follower is not None
     follower.send_signal(signal.SIGKILL)
     assert until(lambda: follower.status() == psutil.STATUS_ZOMBIE)
     stage.stdin.write("go on\n")
@@ -165,7 +169,6 @@ def test_stage_and_follower_killed_are_found_by_whoever_comes_next(root: Path, s
     assert stage.stdout is not None
     assert stage.stdout.readline() == "started\n"
     follower = follower_of(stage)
-    assert follower is not None
     assert until(lambda: "rl@search" in runs(server))
     for victim in (follower.pid, stage.pid):
         os.kill(victim, signal.SIGKILL)

@@ -57,12 +57,12 @@ lifecycle: install
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
-# Much of the time goes to waiting for servers and processes that start: three at a time on two cores. Tests of one file share what
+# Much of the time goes to waiting for servers and processes that start: four at a time on two cores. Tests of one file share what
 # they made; the longest files (the mark `long`) begin first.
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: install
-	@echo "test: pytest, three at a time"
+	@echo "test: pytest, four at a time"
 	python -m pytest -q $(AT_ONCE)
 
 # With the tests of whole pipelines that `make test` has no time for.

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows.bootstrap import QUEUE_LIMITS, deployments
-from flows.pipeline import ROOT, stage_graph
+from flows.pipeline import BAD_PARAMETERS, ROOT, StageFailedError, stage_graph
 
 BY_NAME = {item["name"]: item for item in deployments()}
 
@@ -50,6 +50,18 @@ def test_settings_have_ranges_and_know_the_stages_from_dvc_yaml() -> None:
     for wrong in ({"retries": -1}, {"retry_delay_s": 3601}, {"jobs": 65}, {"until": "rollouts"}, {"stop": "rl"}):
         with pytest.raises(ValidationError):
             Settings(**wrong)
+
+
+@pytest.mark.parametrize(("code", "again"), [(BAD_PARAMETERS, False), (1, True), (-9, True)])
+def test_a_stage_is_tried_again_unless_its_parameters_are_at_fault(code: int, again: bool) -> None:
+    from prefect.states import Failed
+
+    from flows.lifecycle import can_be_retried, stage
+
+    assert stage.retry_condition_fn is can_be_retried
+    failed = Failed(data=StageFailedError("rl@search failed", code))
+    assert can_be_retried(None, None, failed) is again
+    assert can_be_retried(None, None, Failed(data=OSError("no space left")))
 
 
 def test_a_comparison_that_could_not_be_scored_is_refused_before_it_runs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from served import Served, add_flows, until
 from small_project import add_work, do, make_project
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(120)]  # a busy machine makes servers slow, not wrong
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(100)]  # a busy machine makes servers slow, not wrong
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,7 @@ def test_a_change_starts_a_run_and_cancelling_it_ends_every_process(served: Serv
     assert served.end_of(run["id"])["type"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_after_it_a_stage_that_fails_for_an_outside_reason_is_tried_again(served: Served) -> None:
     do(served.root, "fail 1")
     run = served.run("lifecycle-on-change", retries=1, retry_delay_s=0)
@@ -95,6 +96,7 @@ def test_after_it_a_stage_that_fails_for_an_outside_reason_is_tried_again(served
     assert states(served, run) == {"make": "UpToDate", "join": "UpToDate", "work": "Ran"}
 
 
+@pytest.mark.slow
 def test_one_that_fails_on_its_parameters_is_not_and_the_run_says_why(served: Served) -> None:
     do(served.root, "bad")
     run = served.run("lifecycle-on-change", retries=3, retry_delay_s=0)

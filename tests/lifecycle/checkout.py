@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -92,11 +93,20 @@ class Checkout:
                 restored.append(match[2])
         return ran, restored
 
-    def repro_killed_in(self, stage: str, within_s: float = 300.0) -> None:
+    @property
+    def changed(self) -> list[str]:
+        """Stages of the lifecycle whose parameters or inputs dvc.lock does not have, without those that only follow; sorted."""
+        done = subprocess.run(
+            [*DVC, "status", "--json", "dvc.yaml"], cwd=self.root, env=self.env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
+        return sorted(json.loads(done.stdout))
+
+    def repro_killed_in(self, stage: str, *arguments: str, within_s: float = 300.0) -> None:
         """Start `dvc repro` and kill -9 all of it as soon as `stage` has written a checkpoint."""
         folder = self.root / ".bellwether" / "checkpoints" / stage
         with subprocess.Popen(
-            [*DVC, "repro"],
+            [*DVC, "repro", *arguments],
             cwd=self.root,
             env=self.env,
             stdout=subprocess.DEVNULL,

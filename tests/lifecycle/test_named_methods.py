@@ -11,6 +11,8 @@ from checkout import Checkout
 
 pytestmark = [pytest.mark.timeout(900)]
 METHODS = ("archer", "archer_offline", "arpo", "b_coder", "pacs", "rl_plus", "rover", "salt", "scaling_inter", "stored_pg")
+OFTEN = ("archer", "arpo", "b_coder", "rl_plus")
+"""One for each thing that a step may do: play and replay, branch, learn from what is stored, mix the two."""
 STORED = ("b_coder", "stored_pg")
 """Those for whose losses the tiny profile's entropy bonus has no meaning."""
 PLAY_NOTHING = ("archer_offline", *STORED)
@@ -30,7 +32,7 @@ def base(undisturbed: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Che
     return undisturbed.copy(tmp_path_factory.mktemp("methods") / "run")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in METHODS])
 def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name: str) -> None:
     """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing that decides what is done."""
     from stages import rl

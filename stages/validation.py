@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +22,17 @@ class Section(BaseModel):
     """A part of a settings file; unknown keys are errors, and so are values of another type (`true` or "3" for a number)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+
+
+def refuse_idle(section: Section, where: str, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """Raise ValueError where a key of `section` was changed and nothing would come of it. `needs`: by key, whether it counts as
+    things stand, and what it would need for that. `where`: dotted place of the section in the one that is checked, with a dot at
+    its end, or nothing."""
+    for name, (counts, need) in needs.items():
+        given, default = getattr(section, name), type(section).model_fields[name].default
+        if not counts and given != default:
+            shown = default.model_dump() if isinstance(default, BaseModel) else "null" if default is None else default
+            raise ValueError(f"{where}{name} would be ignored, since it needs {need}: set it to {shown}, as it is by default")
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

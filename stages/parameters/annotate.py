@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from stages.parameters.heads import check_support
 from stages.parameters.shared import SamplingParams
 from stages.parameters.values import Progress, QModel, ValueModel
-from stages.validation import Count, NonNegative, Positive, Section, Share
+from stages.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
 
 Whole = Annotated[int, Field(ge=0)]
 MEASURING = ("flat", "omega")
@@ -49,6 +49,12 @@ class Selection(Section):
             raise ValueError(f"decay '{self.decay}' lets c fall, which rule '{self.rule}' does not let fall: set it to none")
         if self.unvisited is not None and self.rule in NO_SCORES:
             raise ValueError(f"rule '{self.rule}' does not score children without visits: set unvisited to null")
+        needs = {
+            "c": (self.rule not in NO_SCORES, "a rule that scores children (uct, uct_2ln, uct_1p, puct)"),
+            "decay_to": (self.decay != "none", "decay: linear or exponential"),
+            "omega": (self.rule == "omega", "rule: omega"),
+        }
+        refuse_idle(self, "selection.", needs)
         return self
 
 
@@ -100,6 +106,15 @@ class LeafEvaluation(Section):
             raise ValueError(f"lookahead ({self.lookahead}) looks ahead with the value model; kind is '{self.kind}': set it to 0")
         if self.critic == "value" and not self.reads_values:
             raise ValueError("critic 'value' ranks by the value model, which kind 'rollout' has none of: set kind or critic")
+        read = (self.reads_values, "kind: value_model or mixed")
+        needs = {
+            "temperature": (self.kind != "value_model", "kind: rollout or mixed"),
+            "value_share": (self.kind == "mixed", "kind: mixed"),
+            "backbone": read,
+            "head_learning_rate": (self.reads_values and self.backbone == "policy", f"{read[1]}, with backbone: policy"),
+            "critic_share": (self.critic != "none", "critic: prior or value"),
+        }
+        refuse_idle(self, "evaluation.", needs)
         return self
 
 
@@ -147,6 +162,11 @@ class Pairs(Section):
     """A winner has a right end below it, a loser a wrong one."""
     continuation: bool = False
     """The mean Q along the best way below the winner must be above that below the loser."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> Pairs:
+        refuse_idle(self, "pairs.", {"lone": (self.rule == "top_bottom", "rule: top_bottom")})
+        return self
 
 
 class Annotate(Section):
@@ -233,6 +253,7 @@ class Annotate(Section):
 
     @model_validator(mode="after")
     def _values(self) -> Annotate:
+        refuse_idle(self, "", {"virtual": (self.leaves_per_tree > 1, "leaves_per_tree of at least 2")})
         if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q != "best":
             raise ValueError(
                 f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'best' only; backup is '{self.backup}': "

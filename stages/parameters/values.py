@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stages.parameters.heads import HeadParams
-from stages.validation import NonNegative, Positive, Section
+from stages.validation import NonNegative, Positive, Section, refuse_idle
 
 ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]
 
@@ -18,6 +18,11 @@ class Fitting(Section):
     batch_tokens: Annotated[int, Field(ge=256)] = 4096
     valid_share: ValidShare = 0.15
     """Of the tasks, held out to judge the model by."""
+
+
+def fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
+    """For `refuse_idle`: how a model is fitted counts where there is one."""
+    return dict.fromkeys(Fitting.model_fields, (kind != "none", "a kind other than none"))
 
 
 class ValueModel(Fitting):
@@ -46,19 +51,11 @@ class QModel(Fitting):
     """regression: weight of logsumexp_a Q - E_policy Q over the actions tried from one history."""
 
     @model_validator(mode="after")
-    def _sense(self) -> QModel:
-        if self.kind != "regression":
-            for name, value, off in (("conservative", self.conservative, 0.0), ("init", self.init, "sft")):
-                if value != off:
-                    raise ValueError(
-                        f"q_model.{name}: {value} belongs to kind: regression, and kind {self.kind} would ignore it; set it "
-                        f"to {off}"
-                    )
-        elif self.length_normalise:
-            raise ValueError(
-                "q_model.length_normalise: true belongs to kinds step_dpo and trajectory_dpo; regression scores an action "
-                "once, at its last token: set it to false"
-            )
+    def _counts(self) -> QModel:
+        of_logs = (self.kind in ("step_dpo", "trajectory_dpo"), "kind: step_dpo or trajectory_dpo")
+        of_values = (self.kind == "regression", "kind: regression")
+        needs = dict.fromkeys(("beta", "length_normalise"), of_logs) | dict.fromkeys(("init", "head", "conservative"), of_values)
+        refuse_idle(self, "q_model.", fitting_needs(self.kind) | needs)
         return self
 
 
@@ -69,3 +66,8 @@ class Progress(Fitting):
     """spa: the contributions' sum learns the return of the rollouts."""
     head: HeadParams = HeadParams(loss="mse")
     """Of the sum."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> Progress:
+        refuse_idle(self, "progress.", fitting_needs(self.kind) | {"head": (self.kind != "none", "kind: spa")})
+        return self

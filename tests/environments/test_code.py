@@ -15,6 +15,7 @@ from stages.curation.demonstrations import DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
 from stages.curation.raw import configured_domain
 from stages.environments.code import CodeDomain, CodeSettings, stored_programs
+from stages.environments.code.behaviour import behaviour
 from stages.environments.code.environment import Judge, unfenced
 from stages.environments.code.families import STYLES, Family, families
 from stages.environments.code.fingerprint import canonical, fingerprint, phrases
@@ -105,6 +106,7 @@ def test_solutions_of_all_styles_agree_and_near_misses_do_not_pass() -> None:
         assert outcomes["error"] >= 1, family.name
         assert outcomes["compile_error"] >= 1, family.name
         seen.update(outcomes)
+        assert len({source for _, source in problem.references}) >= 2, family.name
     assert set(seen) == {*STYLES, "fail", "error", "compile_error"}
 
 
@@ -177,6 +179,53 @@ def test_no_solution_of_a_test_family_is_one_of_a_training_family() -> None:
             wording = family.wording(family.constants(rng))
             for _, source in wording.references:
                 owners[fingerprint(source, wording.parameters)].add(family.split)
+    assert all(len(splits) == 1 for splits in owners.values())
+
+
+def test_functions_are_told_apart_by_what_they_give() -> None:
+    """Contract: other forms of a function are the same function, mirrored choices and longer sums among them."""
+    same = [("choice", "a+2 if a>4 else a", "a if a<5 else a+2"), ("number", "a+5-3", "a+2"), ("number", "(a+3)//3", "a//3+1")]
+    same += [("list", "sum(b*3 for b in a)", "sum(b for b in a)*3"), ("word", "a[:3][:2]", "a[:2]")]
+    for kind, one, other in same:
+        assert behaviour(kind, ("a",), one) == behaviour(kind, ("a",), other)
+    for kind, one, other in (("choice", "a+2 if a>4 else a", "a+2 if a>=4 else a"), ("list", "sum(a)", "max(a)")):
+        assert behaviour(kind, ("a",), one) != behaviour(kind, ("a",), other)
+    assert behaviour("choice", ("a",), "a") == behaviour("number", ("a",), "a")
+    assert behaviour("number", ("a", "b"), "a-b") != behaviour("number", ("a", "b"), "a-b*1%9")
+
+
+def test_a_mirrored_problem_is_an_overlap() -> None:
+    domain = CodeDomain()
+    record = {"task_id": "one", "split": "test", "family": "choice:above:plus:itself", "constants": [4, 2, 5], "seed": 0}
+    function = f"function {behaviour('choice', ('a',), 'a if a<5 else a+2')}"
+    record["split"] = families()[record["family"]].split
+    assert function in domain.entities(domain.task(record, {}))
+    mirror = by_hand(family="choice:below:itself:plus", references=[{"style": "expression", "source": "a if a<5 else a+2"}])
+    assert function in domain.entities(mirror)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("choice:above:plus:itself", "choice:below:itself:plus"),
+        ("number:plus", "number:minus:plus"),
+        ("number:over", "number:over:over"),
+        ("number:times", "number:times:times"),
+    ],
+)
+def test_families_that_solve_each_other_are_of_one_split(one: str, other: str) -> None:
+    assert families()[one].split == families()[other].split
+
+
+def test_no_function_of_the_shipped_tests_is_one_of_training() -> None:
+    """Contract: whatever it is written like; over all records of the file, with the settings that made them."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for line in (ROOT / "data/raw/code.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        family = families()[record["family"]]
+        wording = family.wording(record["constants"])
+        owners[behaviour(family.kind, wording.parameters, wording.references[0][1])].add(record["split"])
+    assert len(owners) > 500
     assert all(len(splits) == 1 for splits in owners.values())
 
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, splits_in_turn
+from stages.environments.code.behaviour import behaviour
 from stages.environments.code.environment import CodeEnvironment, Judge, unfenced
 from stages.environments.code.families import Family, families
 from stages.environments.code.fingerprint import canonical, fingerprint, phrases
@@ -135,25 +136,30 @@ class CodeDomain(ProgramDomain[CodeSettings]):
         mixes = {split: Mix([self.settings.levels[level] for level in choice[split]]) for split in SPLITS}
         rng = stream("code.recipes", seed)
         seen: set[str] = set()
+        owners: dict[str, Split] = {}
         for split, index in splits_in_turn(count):
             level = list(choice[split])[mixes[split].next()]
             yield {
                 "task_id": f"code-{split}-{index:06d}",
                 "split": split,
-                **self._new_problem(choice[split][level], seen, rng),
+                **self._new_problem(split, choice[split][level], seen, owners, rng),
             }
 
-    def _new_problem(self, known: Sequence[Family], seen: set[str], rng: Random) -> dict[str, Any]:
-        """The rest of a raw record: a problem whose prompt is not in `seen`, which it is put into. Raises ValueError if there
-        seems to be none."""
+    def _new_problem(
+        self, split: Split, known: Sequence[Family], seen: set[str], owners: dict[str, Split], rng: Random
+    ) -> dict[str, Any]:
+        """The rest of a raw record: a problem whose prompt is not in `seen`, and whose function no other split owns; both learn
+        of it. Raises ValueError if there seems to be none."""
         for _ in range(_DRAWS):
             family = rng.choice(known)
             constants, seed = family.constants(rng, self.settings.largest_constant), rng.randrange(2**31)
             try:
-                prompt = prompt_of(self._problem(family, constants, seed))
+                problem = self._problem(family, constants, seed)
             except ValueError:  # some constants make a problem of one answer: a modulo 3, then divided by 3
                 continue
-            if prompt not in seen:
+            prompt = prompt_of(problem)
+            does = behaviour(family.kind, problem.parameters, problem.references[0][1])
+            if prompt not in seen and owners.setdefault(does, split) == split:
                 seen.add(prompt)
                 return {"family": family.name, "constants": constants, "seed": seed}
         raise ValueError(
@@ -191,7 +197,12 @@ class CodeDomain(ProgramDomain[CodeSettings]):
         return self.settings.styles
 
     def entities(self, task: Task) -> set[str]:
-        return {f"family {task.spec['family']}", *super().entities(task)}
+        """Beside those of all programs the family, and what the solution gives, which another form of it gives too."""
+        found = {f"family {task.spec['family']}", *super().entities(task)}
+        family = families().get(task.spec["family"])
+        if family:
+            found.add(f"function {behaviour(family.kind, task.spec['parameters'], task.spec['references'][0]['source'])}")
+        return found
 
 
 class CodeFolderDomain(ProgramDomain[FolderSettings]):

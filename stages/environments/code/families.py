@@ -47,9 +47,23 @@ class Family:
         return ":".join((self.kind, *(piece.name for piece in self.pieces)))
 
     @property
+    def relatives(self) -> str:
+        """A name that families share which solve each other's problems with other constants: mirrored choices (a if a<5 else a+2
+        is a+2 if a>4 else a), sums of several steps, products, quotients and remainders of remainders."""
+        names = [piece.name for piece in self.pieces]
+        if self.kind == "choice" and names[0] == "below":
+            return ":".join(("choice", "above", names[2], names[1]))
+        if self.kind == "number" and not self.two:
+            if set(names) <= {"plus", "minus"}:
+                return "number:plus"
+            if len(set(names)) == 1:
+                return f"number:{names[0]}"
+        return self.name
+
+    @property
     def split(self) -> Split:
         """The split whose problems may be of this family: shares as those of tasks."""
-        place = key64("code.families", self.name) % sum(SHARES.values())
+        place = key64("code.families", self.relatives) % sum(SHARES.values())
         for split in SPLITS:
             place -= SHARES[split]
             if place < 0:
@@ -144,6 +158,11 @@ def in_steps(codes: Sequence[str]) -> str:
     return "\n".join([*lines[:-1], "return " + lines[-1].removeprefix("c = ")])
 
 
+def in_place(codes: Sequence[str]) -> str:
+    """A name that every operation changes."""
+    return "\n".join(["c = a", *(f"c = {code.replace('{v}', 'c')}" for code in codes), "return c"])
+
+
 def one_changed(pieces: Sequence[Piece], whole: Sequence[str]) -> list[tuple[str, str]]:
     """Chains in which one operation is mistaken, or left out, or two have changed places."""
     found = []
@@ -162,8 +181,7 @@ def of_number(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     codes = [piece.code for piece in given]
     expression = chained(codes)
     parameters = ("a", "b") if any("b" in code for code in codes) else ("a",)
-    body = ["c = a", *(f"c = {code.replace('{v}', 'c')}" for code in codes), "return c"]
-    references = [("expression", expression), ("loop", "\n".join(body))]
+    references = [("expression", expression), ("loop", in_place(codes))]
     if len(codes) > 1:
         references.append(("steps", in_steps(codes)))
     text = "a " + ", then ".join(piece.words for piece in given)
@@ -174,7 +192,7 @@ def of_word(pieces: Sequence[Piece], constants: Sequence[int]) -> Wording:
     given = [filled(piece, constant) for piece, constant in zip(pieces, constants, strict=True)]
     codes = [piece.code for piece in given]
     expression = chained(codes)
-    references = [("expression", expression)]
+    references = [("expression", expression), ("loop", in_place(codes))]
     if len(codes) > 1:
         references.append(("steps", in_steps(codes)))
     text = "the word a: " + ", then ".join(piece.words for piece in given)

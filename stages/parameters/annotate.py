@@ -35,6 +35,7 @@ class Selection(Section):
     """`flat` and `omega` measure states of whole solutions in place of selecting: every one, or those that bisection of wrong
     solutions leads to."""
     c: NonNegative = 1.0
+    """Of the rules that score children; like expand_k it may stand there for others too, so that searches can share it."""
     decay: Literal["none", "linear", "exponential"] = "none"
     decay_to: Share = 0.1
     """linear, exponential: share of c that is left at the last iteration."""
@@ -50,7 +51,6 @@ class Selection(Section):
         if self.unvisited is not None and self.rule in NO_SCORES:
             raise ValueError(f"rule '{self.rule}' does not score children without visits: set unvisited to null")
         needs = {
-            "c": (self.rule not in NO_SCORES, "a rule that scores children (uct, uct_2ln, uct_1p, puct)"),
             "decay_to": (self.decay != "none", "decay: linear or exponential"),
             "omega": (self.rule == "omega", "rule: omega"),
         }

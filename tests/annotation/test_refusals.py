@@ -68,6 +68,38 @@ def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str)
         Annotate(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"selection": {"omega": {"alpha": 0.1}}}, "selection.omega would be ignored, since it needs rule: omega"),
+        ({"selection": {"decay_to": 0.5}}, "selection.decay_to would be ignored, since it needs decay: linear or exponential"),
+        ({"virtual": "loss"}, "virtual would be ignored, since it needs leaves_per_tree of at least 2: set it to wu_uct"),
+        ({"evaluation": {"value_share": 0.9}}, "evaluation.value_share would be ignored, since it needs kind: mixed"),
+        ({"evaluation": {"backbone": "own"}}, "evaluation.backbone would be ignored"),
+        ({"evaluation": {"head_learning_rate": 0.1}}, "evaluation.head_learning_rate would be ignored"),
+        (
+            {"expansion": EAGER, "evaluation": {"kind": "mixed", "backbone": "own", "head_learning_rate": 0.1}},
+            "with backbone: policy",
+        ),
+        ({"evaluation": {"critic_share": 0.1}}, "evaluation.critic_share would be ignored, since it needs critic"),
+        (
+            {"expansion": EAGER, "evaluation": {"kind": "value_model", "temperature": 0.7}, "labels": {"q": "tree"}},
+            "evaluation.temperature would be ignored, since it needs kind: rollout or mixed: set it to null",
+        ),
+        ({"pairs": {"rule": "threshold", "lone": 1}}, "pairs.lone would be ignored, since it needs rule: top_bottom"),
+        ({"q_model": {"kind": "regression", "beta": 3.0}}, "q_model.beta would be ignored, since it needs kind: step_dpo"),
+        ({"q_model": {"kind": "step_dpo", "head": {"loss": "mse"}}}, "q_model.head would be ignored, since it needs kind: regr"),
+        ({"q_model": {"epochs": 4.0}}, "q_model.epochs would be ignored, since it needs a kind other than none"),
+        ({"progress": {"learning_rate": 0.1}}, "progress.learning_rate would be ignored"),
+        ({"progress": {"head": {"loss": "c51"}}}, "progress.head would be ignored, since it needs kind: spa"),
+    ],
+)
+def test_what_nothing_reads_is_refused(settings: dict[str, Any], says: str):
+    """Contract: no setting is passed over in silence; the message says what would read it and what to set it to."""
+    with pytest.raises(ValueError, match=says):
+        Annotate(**settings)
+
+
 def test_states_are_read_where_there_are_some():
     """Contract: a value model on the policy's states needs the engine that has them; one of its own does not."""
     values: dict[str, Any] = {

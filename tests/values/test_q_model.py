@@ -207,10 +207,16 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     [
         (
             {"kind": "step_dpo", "conservative": 0.1},
-            r"q_model\.conservative: 0\.1 belongs to kind: regression, and",
+            r"q_model\.conservative would be ignored, since it needs kind: regression: set it to 0\.0",
         ),
-        ({"kind": "none", "init": "value_model"}, r"q_model\.init: value_model belongs to kind: regression"),
-        ({"kind": "regression", "length_normalise": True}, r"q_model\.length_normalise: true belongs to kinds step_dpo"),
+        (
+            {"kind": "none", "init": "value_model"},
+            r"q_model\.init would be ignored, since it needs kind: regression: set it to sft",
+        ),
+        (
+            {"kind": "regression", "length_normalise": True},
+            r"q_model\.length_normalise would be ignored, since it needs kind: step_dpo or tr",
+        ),
         ({"kind": "regression", "head": {"v_max": 0.9}}, r"let v_min be at most"),
     ],
 )

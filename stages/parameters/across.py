@@ -126,6 +126,12 @@ def _check_scales(rl: Rl, annotate: Annotate, where: str) -> None:
             f"annotate.labels.q '{annotate.labels.q}' the step-value model says returns in [{says[0]:g}, {says[1]:g}]: set that "
             f"to rollout, or kind to difficulty"
         )
+    if rl.curriculum.kind == "value" and annotate.labels.q == "process":
+        raise ParamsError(
+            f"{where}: rl.curriculum.kind: value draws tasks by the value of their first observation, which with "
+            "annotate.labels.q 'process' is 0 for every task, since nothing has been done: set that to rollout, or kind to "
+            "difficulty"
+        )
     if rl.credit.kind == "annotated" and says != returns and not shapes_returns(rl):
         raise ParamsError(
             f"{where}: rl.credit.kind: annotated adds differences of values to rewards, and with "

@@ -144,6 +144,8 @@ def test_the_value_model_speaks_the_scale_of_what_reads_it():
     given(curriculum)
     with pytest.raises(ParamsError, match=r"rl.curriculum.kind: value draws.*'tree'.*\[-6, 0\]: set that to rollout"):
         given(curriculum, **tree)
+    with pytest.raises(ParamsError, match=r"first observation.*'process' is 0 for every task.*set that to rollout"):
+        given(curriculum, labels={"q": "process"})
     given(credit, **tree)
     given({**credit, "reward": {"density": "single"}})
     with pytest.raises(ParamsError, match=r"rl.credit.kind: annotated adds.*'rollout'.*\[-6, 0\]: set that to tree or best"):

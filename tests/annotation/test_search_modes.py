@@ -288,16 +288,16 @@ def test_flat_measures_every_state_of_a_solution():
 # ---- several leaves at once -------------------------------------------------------------------------------------------------
 
 
-def test_pending_visits_are_taken_back_exactly():
+@pytest.mark.parametrize("virtual", ["wu_uct", "loss"])
+def test_pending_visits_are_taken_back_exactly(virtual: str):
     """Contract: after four leaves at once, counts and values are those of the rollouts entered one by one."""
-    (tree,) = grow(["a"], iterations=40, expand_k=3, leaves_per_tree=4)
+    (tree,) = grow(["a"], iterations=40, expand_k=3, leaves_per_tree=4, virtual=virtual)
     again = Tree("a", tree.nodes[0].edge, tree.params)
-    order = sorted((node for node in tree.nodes if node.ended), key=lambda node: node.iteration)
-    for node in order:
-        path = tree.path(node.index)
-        again.insert(0, [tree.nodes[index].edge for index in path[1:]], node.iteration)
-    ends = {node.path for node in order}
-    assert {node.path for node in again.nodes if node.ended} == ends
+    for node in sorted((node for node in tree.nodes if node.ended), key=lambda node: node.iteration):
+        edges = [tree.nodes[index].edge for index in tree.path(node.index)[1:]]
+        for _ in range(node.N):
+            again.insert(0, edges, node.iteration)
+    assert {node.path: (node.N, node.W) for node in again.nodes} == {node.path: (node.N, node.W) for node in tree.nodes}
     assert tree.nodes[0].N == 40
     assert all(node.pending == 0 for node in tree.nodes)
 
@@ -312,7 +312,7 @@ def test_four_leaves_at_once_cost_the_visits_of_four():
 def test_a_sweep_spreads_over_the_tree():
     """Contract: leaves under way keep the others off: with the same statistics a second descent goes elsewhere."""
     for rule in ("wu_uct", "loss"):
-        tree = Tree("t", ROOT, Annotate(expand_k=2, virtual=rule))
+        tree = Tree("t", ROOT, Annotate(expand_k=2, virtual=rule, leaves_per_tree=2))
         for token, outcome in enumerate([0.6, 0.5]):
             edges = [
                 Edge(str(token), (token,), (), "", (11,), 0.0, False, False, ""),

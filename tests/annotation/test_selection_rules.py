@@ -100,15 +100,15 @@ def test_visits_under_way_by_hand():
     """Contract: W = 3, N = 5 is 0.6; with one pending virtual loss makes it 0.5 (on +-1: (3 - 1) / 6), WU-UCT counts alone; after
     completion with return 1 it is 4 / 6, as without."""
     arm = Arm(0.6, 5, -1.0)
-    loss = virtual(Annotate(virtual="loss"), arm, 1)
+    loss = virtual(Annotate(virtual="loss", leaves_per_tree=2), arm, 1)
     assert (loss.q, loss.visits) == (pytest.approx(0.5), 6)
-    assert virtual(Annotate(virtual="loss", **SIGNED), arm, 1).q == pytest.approx(2 / 6)
+    assert virtual(Annotate(virtual="loss", leaves_per_tree=2, **SIGNED), arm, 1).q == pytest.approx(2 / 6)
     assert virtual(Annotate(), arm, 1) == Arm(0.6, 6, -1.0)
-    assert virtual(Annotate(virtual="loss"), arm, 0) is arm
+    assert virtual(Annotate(virtual="loss", leaves_per_tree=2), arm, 0) is arm
     score = scores([virtual(Annotate(), arm, 2)], 12, Annotate(selection={"rule": "uct_2ln", "c": 1.0}))
     assert score == pytest.approx([0.6 + math.sqrt(2 * math.log(12) / 7)])
     root = Edge("", (), (), "", (20,), 0.0, False, False, "")
-    tree = Tree("t", root, Annotate(virtual="loss", expand_k=1))
+    tree = Tree("t", root, Annotate(virtual="loss", leaves_per_tree=2, expand_k=1))
     for token, outcome in enumerate([1.0, 1.0, 1.0, 0.0, 0.0]):
         tree.insert(0, [Edge("", (token,), (), "", (), outcome, True, False, "")], 1)
     assert tree.nodes[0].value == pytest.approx(0.6)

@@ -96,10 +96,13 @@ def test_pairs_need_visits_a_margin_and_ends():
     assert found(same) == []
 
 
+@pytest.mark.parametrize("rule", ["top_bottom", "threshold", "best_path"])
 @pytest.mark.parametrize("q", ["rollout", "tree"])
-def test_labels_and_pairs_follow_from_the_stored_nodes(tmp_path, q: str):
-    """Contract: labels and pairs made from the stored file equal those of the live run; no pair crosses parents or a gate."""
-    params = Annotate(iterations=80, expand_k=4, backup="max", labels={"q": q}, pairs={"min_margin": 0.2, "min_visits": 3})
+def test_labels_and_pairs_follow_from_the_stored_nodes(tmp_path, q: str, rule: str):
+    """Contract: labels and pairs made from the stored file equal those of the live run; no pair of whatever rule crosses parents
+    or a gate."""
+    gates = {"rule": rule, "min_margin": 0.2, "min_visits": 3}
+    params = Annotate(iterations=80, expand_k=4, backup="max", labels={"q": q}, pairs=gates)
     trees = grow([f"t{number}" for number in range(6)], iterations=80, expand_k=4, backup="max")
     live = [item for tree in trees for item in tree.rows()]
     write_table(tmp_path / "nodes.parquet", NODE_SCHEMA, live)

@@ -57,6 +57,15 @@ def test_one_draw_per_node_is_a_chain():
     assert (tree.counters["known_ends"], tree.counters["environment_steps"]) == (8, DEPTH + 1)
 
 
+def test_one_action_per_node_and_rollouts_thrown_away_measure_the_prefixes_of_a_chain():
+    """Contract: with eager expansion expand_k = 1 is one chain, from each of whose prefixes `rollouts` rollouts are played."""
+    settings = {"expansion": {"kind": "eager"}, "evaluation": {"rollouts": 3, "keep_rollouts": False}}
+    (tree,) = grow(["a"], iterations=5, expand_k=1, **settings)
+    assert [node.children for node in tree.nodes] == [[index + 1] for index in range(len(tree.nodes) - 1)] + [[]]
+    assert [node.N for node in tree.nodes] == [15, 15, 12, 9, 6, 3]
+    assert {node.n_rollouts for node in tree.nodes[1:-1]} == {3}
+
+
 def test_no_iteration_is_spent_on_known_ends_while_others_are_open():
     """Contract: an iteration revisits a known end only after everything below the root is known."""
     (tree,) = grow(["a"], kind="paid", iterations=100, expand_k=6)

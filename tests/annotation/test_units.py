@@ -87,7 +87,7 @@ def test_the_lowest_return_is_the_lowest():
     """Contract: returns -6, -3 and 0 count as 0, 0.5 and 1, and as themselves under discounted_max; a visit under way that counts
     as lost and a history that nobody read are worth the lowest of them."""
     for more, worth in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
-        params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss")
+        params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss", leaves_per_tree=2)
         assert [params.worth(total) for total in (-6.0, -3.0, 0.0)] == worth
         assert [params.return_of(value) for value in worth] == pytest.approx([-6.0, -3.0, 0.0])
         assert virtual(params, Arm(worth[1], 1, 0.0), 1).q == (worth[0] + worth[1]) / 2

@@ -17,7 +17,7 @@ from stages.reporting.sections.uses import use_blocks, used
 
 CLAIM = {
     **{"says": "Values help.", "state": "undecided", "difference": "+1.0 points (−2.0 to +4.0)"},
-    **{"gain": True, "checked": None},
+    **{"gain": True, "cheaper": False, "checked": None},
 }
 MEASURED = {"claims": [CLAIM], "environment": "search", "environment_steps": 12000, "seeds": 5}
 
@@ -99,10 +99,32 @@ def test_the_boards_verdicts_are_quoted(inputs: Inputs) -> None:
     assert table.rows[0][1] == "undecided; checked: by hand"
 
 
+def test_what_holds_against_less_is_no_gain_and_the_page_says_so(inputs: Inputs) -> None:
+    """Contract: a claim that is reproduced against something cheaper is in the table, and the summary tells why it is no gain."""
+    cheap = {**CLAIM, "gain": False, "cheaper": True, "state": "reproduced"}
+    text = said(replace(inputs, uses={**MEASURED, "claims": [CLAIM, cheap]}))
+    assert "None of these uses was shown to be a gain" in text
+    assert "reproduced above is so against something that costs less" in text
+    assert "costs less" not in said(replace(inputs, uses=MEASURED))
+    gain = {**CLAIM, "state": "reproduced", "says": "It gains."}
+    shown = said(replace(inputs, uses={**MEASURED, "claims": [gain, cheap]}))
+    assert "Shown to be a gain over the same run without annotations: It gains." in shown
+    assert "costs less" not in shown
+
+
+def test_a_q_model_that_starts_as_the_value_model_is_a_use(inputs: Inputs) -> None:
+    q_model = {"kind": "regression", "init": "value_model"}
+    assert used(changed(inputs, annotate={"q_model": q_model}), "search") == ["the Q-model starts as the step-value model"]
+    assert used(changed(inputs, annotate={"q_model": {"kind": "regression"}}), "search") == []
+
+
 def test_what_is_quoted_is_what_the_board_holds() -> None:
     (text,) = annotation_uses.files(ROOT).values()
     told = json.loads(text)
-    rows = [row for row in board.rows(ROOT) if row.slug in annotation_uses.SLUGS]
+    rows = [
+        row for row in board.rows(ROOT) if row.slug in annotation_uses.SLUGS or (row.slug, row.claim.arm) in annotation_uses.ARMS
+    ]
+    assert len([row for row in rows if row.slug not in annotation_uses.SLUGS]) == len(annotation_uses.ARMS)
     assert [claim["state"] for claim in told["claims"]] == [row.state for row in rows]
     assert {row.claim.against for row in rows} & set(annotation_uses.WITHOUT)
     assert any(claim["gain"] for claim in told["claims"])

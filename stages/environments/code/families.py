@@ -10,7 +10,6 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from stages.environments.base_domain import SHARES
 from stages.environments.code.pieces import ALL, BRANCHES, CONDITIONS, CUTS, EACH, STEPS, WHICH, Piece
 from stages.environments.protocol import SPLITS, Split
 from stages.seeding import key64
@@ -18,6 +17,8 @@ from stages.seeding import key64
 ENTRY = "f"
 STYLES = ("expression", "loop", "functional", "steps")
 """An expression (a comprehension); a body with a loop or branches; with map and filter; with a name for what comes between."""
+FAMILIES = {"train": 16, "valid": 2, "test": 6}
+"""Shares of the splits in the families. What comes together anew is learnt from many that came together before."""
 MISSING, UNBALANCED, NAMELESS = "forgotten", "bracket", "name"
 
 
@@ -62,10 +63,10 @@ class Family:
 
     @property
     def split(self) -> Split:
-        """The split whose problems may be of this family: shares as those of tasks."""
-        place = key64("code.families", self.relatives) % sum(SHARES.values())
+        """The split whose problems may be of this family."""
+        place = key64("code.families", self.relatives) % sum(FAMILIES.values())
         for split in SPLITS:
-            place -= SHARES[split]
+            place -= FAMILIES[split]
             if place < 0:
                 return split
         raise AssertionError("shares add up to their sum")

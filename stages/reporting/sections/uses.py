@@ -28,6 +28,9 @@ def used(params: Params, domain: str) -> list[str]:
         found.append("the critic starts as the step-value model")
     if rl.curriculum.kind == "value" and method.data == "episodes":
         found.append("tasks are drawn by what the step-value model thinks of them")
+    q_model = params.section("annotate", domain).q_model
+    if q_model.kind == "regression" and q_model.init == "value_model":
+        found.append("the Q-model starts as the step-value model")
     if any(model.endswith("+q") for model in params.evaluate.models or []):
         found.append("in the evaluation a Q-model chooses among actions")
     return found
@@ -40,7 +43,8 @@ def _this_run(told: Mapping[str, list[str]]) -> list[Block]:
         blocks.append(
             Text(
                 f"Nothing that later stages do depends on it in {' and '.join(idle)}. The switches are rl.credit.kind, "
-                "rl.critic.init, rl.curriculum.kind, rl.algorithm (step_dpo and others) and models with +q in evaluate.models."
+                "rl.critic.init, rl.curriculum.kind, rl.algorithm (step_dpo and others), annotate.q_model.init and models with "
+                "+q in evaluate.models."
             )
         )
     return blocks
@@ -68,7 +72,14 @@ def _summary(measured: Mapping[str, Any], told: Mapping[str, list[str]]) -> str:
     if len(ended) < len(measured["claims"]):
         return "Not all of this has been measured yet (make claims METHOD=annotation_uses)."
     if not shown:
-        return "None of these uses was shown to be a gain over the same run without annotations."
+        found = "None of these uses was shown to be a gain over the same run without annotations."
+        if any(claim["state"] == "reproduced" and claim["cheaper"] for claim in measured["claims"]):
+            found += (
+                " What is reproduced above is so against something that costs less, the policy's own draws or the policy before "
+                "it learnt; at equal cost, actions chosen by the policy's own log-probability and policies that learn by playing "
+                "are as good without annotations, as far as these seeds can tell."
+            )
+        return found
     unused = "" if told.get(measured["environment"]) else f" This run makes no use of it in {measured['environment']}."
     return f"Shown to be a gain over the same run without annotations: {' '.join(shown)}{unused}"
 

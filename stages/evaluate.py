@@ -1,5 +1,5 @@
 """evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels (or validation tasks:
-evaluate.split).
+evaluate.split); those that choose among actions by what is learnt play the panels of the domains that have learnt it.
 
 data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> or
 data/models/rl/<domain>/value -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
@@ -21,6 +21,7 @@ from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
+from stages.parameters.across import judged
 from stages.params import CHOICES, model_names
 from stages.runtime import StageContext, stage_run
 from stages.tracking import flatten
@@ -97,19 +98,19 @@ def run(context: StageContext) -> None:
 
     # Models with the same weights are played once.
     folders = model_folders(context)
-    hashes = {}
+    hashes, played = {}, {name: judged(params, name.partition("+")[2]) for name in folders}
     for name, folder in folders.items():
         check_folder(folder)
         best_of = choosing(context, name)
-        hashes[name] = best_of.hash(policy_hash(folder), params.domains) if best_of else policy_hash(folder)
+        hashes[name] = best_of.hash(policy_hash(folder), played[name]) if best_of else policy_hash(folder)
     jobs_by_hash = {}
     for name, digest in hashes.items():
         if digest in jobs_by_hash:
             same = next(other for other in hashes if hashes[other] == digest)
             print(f"evaluate: {name} is the same model as {same}; it is played once", file=sys.stderr)
         else:
-            size = (evaluate.attempts, evaluate.chunk)
-            jobs_by_hash[digest] = jobs_of(folders[name], digest, panels, curated, *size, choosing(context, name))
+            size, of_model = (evaluate.attempts, evaluate.chunk), {domain: panels[domain] for domain in played[name]}
+            jobs_by_hash[digest] = jobs_of(folders[name], digest, of_model, curated, *size, choosing(context, name))
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
@@ -123,7 +124,7 @@ def run(context: StageContext) -> None:
     outcomes = play_all(context, jobs, settings)
 
     # One row per (model, task, attempt).
-    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in panels} for name in folders}
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in played[name]} for name in folders}
     samples: dict[str, list[dict[str, Any]]] = {domain: [] for domain in panels}
     for name, digest in hashes.items():
         for job in jobs_by_hash[digest]:

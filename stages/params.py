@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
-from stages.parameters.across import check_launch, check_sections
+from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
 from stages.parameters.rl import Rl
@@ -190,7 +190,8 @@ class ScaffoldParams(Section):
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
-    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn."""
+    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn; the
+    first two on the panels of those domains that have a Q-model or values."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
@@ -319,6 +320,7 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
         check_sections(params, domain, source)
+    check_judges(params, source)
     return params
 
 

@@ -146,7 +146,7 @@ def _check_advantage(rl: Rl) -> None:
             f"rl.advantage.whiten would normalise a second time what std: {std} has normalised, which is another method; set std "
             f"to none, or whiten to false"
         )
-    if rl.loss.kind == "policy_gradient" and (rl.epochs > 1 or rl.minibatches > 1):
+    if rl.loss.kind == "policy_gradient" and (rl.epochs > 1 or (rl.minibatches or 1) > 1):
         raise ParamsError(
             f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
             f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"

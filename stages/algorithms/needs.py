@@ -150,5 +150,5 @@ NEEDS: list[tuple[tuple[str, ...], Callable[[Rl], bool], str]] = [
 
 def get(rl: Rl, key: str) -> Any:
     """The value of a dotted key of section `rl`."""
-    section, name = key.split(".")
-    return getattr(getattr(rl, section), name)
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(rl, section) if section else rl, name)

@@ -30,6 +30,7 @@ LEVELS = {"group": "trajectory", "gae": "token"}
 """advantage.level by its estimator; the others know none."""
 
 DEFAULTS: dict[str, Any] = {
+    "minibatches": 1,
     "reward.kind": "environment",
     "reward.prs": PRS_STAGES,
     "reward.density": "environment",
@@ -147,9 +148,13 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     }
     stands_for = {**DEFAULTS, **dict.fromkeys(own, "own"), **method.parts}
     for key, value in stands_for.items():
-        section, name = key.split(".")
-        if values[section][name] is None:
-            values[section][name] = value
+        section, _, name = key.rpartition(".")
+        where = values[section] if section else values
+        if where[name] is None:
+            where[name] = value
+    if given.minibatches is None:
+        # Minibatches are whole groups: a step of fewer tasks has room for no more.
+        values["minibatches"] = min(values["minibatches"], given.tasks_per_step)
     if values["advantage"]["level"] is None:
         values["advantage"]["level"] = LEVELS.get(values["advantage"]["estimator"])
     if values["branching"]["kind"] not in ("none", "own") and values["branching"]["initial"] is None:

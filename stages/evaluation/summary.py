@@ -138,7 +138,8 @@ def report(
     resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """`rows[model][domain]` -> what reports/evaluation.json holds. Models equal in hash share one summary's computation."""
+    """`rows[model][domain]` -> what reports/evaluation.json holds; a model is compared where both were played. Models equal in
+    hash share one summary's computation."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     for model, by_domain in rows.items():
@@ -152,6 +153,7 @@ def report(
         {"a": a, "b": b, "domain": domain, **compare_models(rows[a][domain], rows[b][domain], confidence, resamples, seed)}
         for a, b in pairs_to_compare(list(rows))
         for domain in panels
+        if domain in rows[a] and domain in rows[b]
     ]
     return {"panels": dict(panels), "models": models, "comparisons": comparisons, "confidence": confidence, "attempts": attempts}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from stages.algorithms.needs import needs_utterances
+from stages.algorithms.registry import composition
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.reward_checks import shapes_returns
 from stages.validation import ParamsError
@@ -31,13 +32,11 @@ def check_sections(params: Params, domain: str, source: str) -> None:
         )
     _check_value_model(rl.critic, annotate, params.model.lora.rank, where)
     _check_scales(rl, annotate, where)
-    by_q = [model for model in params.evaluate.models or [] if model.endswith("+q")]
-    if by_q and annotate.q_model.kind == "none":
+    if _learns_token_values(method) and params.model.lora.rank:
         raise ParamsError(
-            f"{source}: evaluate.models: {by_q[0]} chooses by the Q-model of each domain, and in per_domain.{domain} "
-            f"annotate.q_model.kind is none: set it to step_dpo or regression"
+            f"{where}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, and model.lora.rank is "
+            f"{params.model.lora.rank}: set it to 0"
         )
-    _check_token_values(params, domain, method, source)
     leaves, engine = annotate.evaluation, params.resources.engine.kind
     whole = method.data == "pairs" and rl.preference.level == "trajectory"
     if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
@@ -62,6 +61,30 @@ def check_sections(params: Params, domain: str, source: str) -> None:
         )
 
 
+def judged(params: Params, choice: str) -> list[str]:
+    """The domains whose panels a model that chooses so among its actions plays ("" for one that does not): those with a Q-model,
+    or whose rl learns values of tokens; otherwise all."""
+    if choice == "q":
+        return [domain for domain in params.domains if params.section("annotate", domain).q_model.kind != "none"]
+    if choice == "value":
+        return [domain for domain in params.domains if _learns_token_values(composition(params.section("rl", domain).algorithm))]
+    return list(params.domains)
+
+
+def check_judges(params: Params, source: str) -> None:
+    """Raise ParamsError where a model would choose by what no domain has."""
+    algorithms = ", ".join(sorted({params.section("rl", domain).algorithm for domain in params.domains}))
+    lacking = {
+        "q": "the Q-model of a domain, and in every domain annotate.q_model.kind is none: set it to step_dpo or regression",
+        "value": "the values of tokens that rl learns in a domain, and rl.algorithm is "
+        f"{algorithms}: set it to b_coder, or leave out the models with +value",
+    }
+    for model in params.evaluate.models or []:
+        choice = model.partition("+")[2]
+        if not judged(params, choice):
+            raise ParamsError(f"{source}: evaluate.models: {model} chooses by {lacking[choice]}")
+
+
 def check_launch(params: Params, root: Path) -> None:
     """Raise ParamsError if the file that `resources.launch` names is not there, or splits networks that must stay whole."""
     config = params.resources.launch
@@ -84,20 +107,8 @@ def check_launch(params: Params, root: Path) -> None:
             )
 
 
-def _check_token_values(params: Params, domain: str, method: Composition, source: str) -> None:
-    """Raise ParamsError where a model would choose by values that rl does not learn, or rl would learn some it can't save."""
-    learns = method.stored is not None and method.stored.value is not None
-    by_value = [model for model in params.evaluate.models or [] if model.endswith("+value")]
-    if by_value and not learns:
-        raise ParamsError(
-            f"{source}: evaluate.models: {by_value[0]} chooses by the values of tokens that rl learns in each domain, and in "
-            f"per_domain.{domain} rl.algorithm is {method.card.slug}: set it to b_coder, or leave out the models with +value"
-        )
-    if learns and params.model.lora.rank:
-        raise ParamsError(
-            f"{source}: in per_domain.{domain}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, "
-            f"and model.lora.rank is {params.model.lora.rank}: set it to 0"
-        )
+def _learns_token_values(method: Composition) -> bool:
+    return method.stored is not None and method.stored.value is not None
 
 
 def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where: str) -> None:

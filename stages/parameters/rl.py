@@ -346,8 +346,8 @@ class Rl(Section):
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     epochs: Count = 1
     """Passes over each batch of episodes."""
-    minibatches: Count = 1
-    """Optimiser steps per pass."""
+    minibatches: Count | None = None
+    """Optimiser steps per pass; null: as many as the method takes, or one per task where there are fewer."""
     learning_rate: Positive = 3e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 2
     weight_decay: NonNegative = 0.0
@@ -375,6 +375,6 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _groups(self) -> Rl:
-        if self.minibatches > self.tasks_per_step:
+        if (self.minibatches or 1) > self.tasks_per_step:
             raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
         return self

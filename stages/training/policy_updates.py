@@ -39,6 +39,7 @@ class PolicyUpdates:
         is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
         """
         rl = self.algorithm.rl
+        count = rl.minibatches or 1
         kept = set(self.algorithm.forward_rows(batch).tolist())
         valued = set(forward_rows(batch, "keep").tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
@@ -46,10 +47,10 @@ class PolicyUpdates:
         policy_learns = self.models.critic is None or step >= (rl.critic.warmup_steps or 0)
         on_policy = True
         for epoch in range(rl.epochs):
-            order = permutation(groups, *key, epoch) if rl.minibatches > 1 else groups
+            order = permutation(groups, *key, epoch) if count > 1 else groups
             if policy_learns:
                 self.ledger.open(batch.mask, dropped, batch.external)
-            for rows in minibatches(batch.group, rl.minibatches, order):
+            for rows in minibatches(batch.group, count, order):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
                 judged = [row for row in rows if row in valued]
                 if self.models.critic is not None and judged:

@@ -81,7 +81,7 @@ def _keys() -> set[str]:
         "replay",
         "preference",
     )
-    return {f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields}
+    return {"minibatches", *(f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields)}
 
 
 def test_defaults_and_needs_name_real_keys_that_are_null() -> None:
@@ -108,12 +108,21 @@ def test_every_part_can_be_overridden(name: str) -> None:
     others |= {"external.per_group": 2, "external.gamma": 0.1, "horizon.kind": "environment", "advantage.mean": "leave_one_out"}
     others |= {"preference.level": "step", "preference.beta": 0.7, "reward.kl_coef": 0.3, "loss.kl_coef": 0.2}
     others |= {"reward.correct": 2.0, "reward.tool_bonus": 0.4, "reward.overlong_penalty": 0.25, "reward.density": "single"}
+    others |= {"minibatches": 3}
     for key in composition(name).parts:
         if key not in others or (key == "preference.level" and name == "step_dpo"):
             continue
-        section, field = key.split(".")
-        rl = resolve(Rl.model_validate({"algorithm": name, section: {field: others[key]}}), MAX_LENGTH).rl
+        section, _, field = key.rpartition(".")
+        values = {section: {field: others[key]}} if section else {field: others[key]}
+        rl = resolve(Rl.model_validate({"algorithm": name, **values}), MAX_LENGTH).rl
         assert get(rl, key) == others[key]
+
+
+@pytest.mark.parametrize(("tasks", "given", "updates"), [(16, None, 4), (3, None, 3), (3, 2, 2), (2, None, 2)])
+def test_a_method_takes_as_many_minibatches_as_there_are_groups(tasks: int, given: int | None, updates: int) -> None:
+    """Contract: null is the method's own number, less where a step has fewer tasks; a number that is given stands."""
+    assert resolve(Rl(algorithm="rover", tasks_per_step=tasks, minibatches=given)).rl.minibatches == updates
+    assert resolve(Rl(algorithm="grpo", tasks_per_step=tasks, minibatches=given)).rl.minibatches == (given or 1)
 
 
 def test_an_explicit_switch_wins() -> None:

@@ -275,9 +275,9 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
         ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
         ({"loss": {"clip_high": 0.3}}, "clips nothing"),
         ({"advantage": {"estimator": "gae"}}, "mean group and std none belong to estimator: group"),
-        ({"settings": {"beta_next": 5.0}}, r"beta_next has no effect of its own with one update.*set rl\.minibatches to 4"),
-        ({"settings": {"rho": 0.5}}, r"rho has no effect of its own with one update"),
-        ({"settings": {"across_turns": True}}, r"across_turns has no effect of its own with one update"),
+        ({"minibatches": 1}, r"one update a step .* is REINFORCE.*set rl\.minibatches to null, which is 4"),
+        ({"minibatches": 1, "settings": {"beta_next": 5.0}}, r"one update a step .* is REINFORCE"),
+        ({"tasks_per_step": 1}, r"one update a step .* is REINFORCE.*raise rl\.tasks_per_step"),
         ({"settings": {"form": "absolute"}}, "set mean and std to none"),
         ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
         ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
@@ -290,12 +290,33 @@ def test_what_makes_no_sense_is_refused(values: dict, message: str) -> None:
         resolve(Rl.model_validate({"algorithm": "rover", **values}))
 
 
-def test_several_updates_a_step_are_what_its_settings_are_for() -> None:
-    """Contract: refused where they would be ignored, and nowhere else; by its name alone it resolves."""
-    assert resolve(Rl(algorithm="rover")).rl.settings.beta_next == 1.0
-    for more in ({"minibatches": 4}, {"epochs": 2}):
+def test_its_name_stands_for_several_updates_a_step() -> None:
+    """Contract: by its name alone it makes the paper's four; one is refused in the form alone in which it would be REINFORCE."""
+    assert resolve(Rl(algorithm="rover")).rl.minibatches == 4
+    for more in ({"minibatches": 2}, {"minibatches": 1, "epochs": 2}):
         assert resolve(Rl(algorithm="rover", settings={"beta_next": 5.0, "rho": 0.5}, **more)).rl.settings.beta_next == 5.0
-    assert resolve(Rl(algorithm="rover", settings={"form": "absolute", "rho": 0.1}, **ABSOLUTE)).rl.settings.rho == 0.1
+    absolute = resolve(Rl(algorithm="rover", minibatches=1, settings={"form": "absolute", "rho": 0.1}, **ABSOLUTE)).rl
+    assert (absolute.minibatches, absolute.settings.rho) == (1, 0.1)
+
+
+@pytest.mark.parametrize("beta_next", [0.0, 1.0])
+def test_groups_of_equal_returns_pull_towards_the_policy_of_the_step(make_batch, beta_next: float) -> None:
+    """Contract: dead_groups: drop keeps them, since Q is fitted to the successor's term alone there, which is 0 where the means
+    over the vocabulary did not move; GRPO has nothing to learn from them."""
+    algorithm = rover(2, beta_next=beta_next)
+    batch = algorithm.prepare(with_means(make_batch([[1, 1], [0, 0], [1, 0]], lengths=[2, 3, 1, 2, 2, 2])))
+    assert algorithm.rl.dead_groups == "drop"
+    assert algorithm.forward_rows(batch).tolist() == list(range(6))
+    grpo = resolve(Rl(algorithm="grpo", group_size=2))
+    assert grpo.forward_rows(grpo.prepare(batch)).tolist() == [4, 5]
+    dead = batch.rows(torch.arange(4))
+    moved = torch.tensor([[0.3], [-0.2], [0.1], [-0.4]]) * dead.mask
+    logprobs = (dead.logprobs_old + moved).requires_grad_()
+    vocabulary = still(dead) if beta_next else None
+    (gradient,) = torch.autograd.grad(loss_of(algorithm, logprobs, dead, vocabulary), logprobs)
+    per_token = 2 * moved / dead.mask.sum(1, keepdim=True) / 4
+    torch.testing.assert_close(gradient, per_token)
+    assert bool((gradient[dead.mask].sign() == moved[dead.mask].sign()).all())
 
 
 def test_a_vocabulary_is_handed_to_those_alone_that_ask(make_batch) -> None:

@@ -223,6 +223,21 @@ def test_numbers_of_a_panel_worked_out_by_hand() -> None:
     assert lines[2].startswith("sft,search,0.375,")
 
 
+def test_a_comparison_is_made_where_both_models_were_played() -> None:
+    """Six of eight attempts against two of eight on the panel that both played, and nothing on the other."""
+    elsewhere = [{**row, "domain": "chess", "panel": "c"} for row in made_rows("sft", [1, 1, 0, 0, 1, 1, 0, 0])]
+    rows = {
+        "sft": {"search": made_rows("sft", [1, 0, 0, 0, 1, 0, 0, 0]), "chess": elsewhere},
+        "sft+q": {"search": made_rows("sft+q", [1, 1, 1, 0, 1, 1, 1, 0])},
+    }
+    found = report(rows, {"search": "p", "chess": "c"}, attempts=2, confidence=0.95, resamples=200, seed=0)
+    assert [(item["a"], item["domain"], item["difference"], item["n"]) for item in found["comparisons"]] == [
+        ("sft+q", "search", 0.5, 4)
+    ]
+    assert {name: list(of) for name, of in found["models"].items()} == {"sft": ["search", "chess"], "sft+q": ["search"]}
+    assert headline(found) == {"search": {"sft": 0.25}, "chess": {"sft": 0.5}}
+
+
 def test_majorities_of_answers_are_counted_where_there_are_answers() -> None:
     """Four tasks with two attempts: (x x right), (x y one right), (none, y right), (none none): 1 + 1/2 + 1 + 0 of 4."""
     answers = ["x", "x", "x", "y", None, "y", None, None]
@@ -352,6 +367,52 @@ def test_models_can_be_chosen(context: StageContext) -> None:
     assert [(item["a"], item["b"]) for item in evaluation["comparisons"]] == [("rl@search", "sft")]
     with pytest.raises(ParamsError, match=r"rl@chess.*there are base, sft, rl@search, merged"):
         parse_params({**PARAMS, "evaluate": {"models": ["rl@chess"]}})
+
+
+@pytest.mark.parametrize("judge", ["q", "value"])
+def test_a_model_plays_the_panels_that_have_a_judge(context: StageContext, monkeypatch: pytest.MonkeyPatch, judge: str) -> None:
+    """Contract: one that chooses by what a domain has learnt plays that domain's panel alone and is compared there alone."""
+    from stages.values import q_model, token_q
+
+    asked: list[Path] = []
+    monkeypatch.setattr(q_model, "load_q_model", lambda folder, *_: asked.append(folder) or Counting())
+    monkeypatch.setattr(token_q, "load_token_q", lambda folder, *_: asked.append(folder) or Counting())
+    domain, folder = load_domain("calculator", {}), context.data / "curated" / "calculator"
+    records = [record for record in domain.recipes(64, 0) if record["split"] == "test"][:5]
+    tasks = domain.build(records, folder / "worlds", 1)
+    write_tasks(folder / "tasks.parquet", tasks)
+    write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
+    shutil.copytree(context.data / "models/rl/search", context.data / "models/rl/calculator")
+    learns = {"q": {"annotate": {"q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[judge]
+    values = {
+        **PARAMS,
+        "domains": ["search", "calculator"],
+        "per_domain": {"search": {}, "calculator": learns},
+        "evaluate": {**PARAMS["evaluate"], "models": ["sft", f"sft+{judge}", "sft+vote"], "best_of": {"n": 2}},
+    }
+    evaluate.run(StageContext("evaluate", None, parse_params(values), context.root, Tracker()))
+    assert set(asked) == {context.data / "models" / {"q": "q", "value": "rl"}[judge] / "calculator"}
+    rows = read_rows(context.data / "evaluation" / "rows.parquet")
+    both = {"search": 16, "calculator": 2 * len(tasks)}
+    counts: dict[str, dict[str, int]] = {}
+    for row in rows:
+        of_model = counts.setdefault(row["model"], {})
+        of_model[row["domain"]] = of_model.get(row["domain"], 0) + 1
+    assert counts == {"sft": both, f"sft+{judge}": {"calculator": 2 * len(tasks)}, "sft+vote": both}
+    evaluation = json.loads((context.reports / "evaluation.json").read_text())
+    assert {name: set(found) for name, found in evaluation["models"].items()} == {name: set(of) for name, of in counts.items()}
+    assert [(item["a"], item["b"], item["domain"], item["n"]) for item in evaluation["comparisons"]] == [
+        (f"sft+{judge}", "sft", "calculator", len(tasks)),
+        ("sft+vote", "sft", "search", 8),
+        ("sft+vote", "sft", "calculator", len(tasks)),
+    ]
+    metrics = json.loads((context.reports / "metrics.json").read_text())
+    assert {name: list(found) for name, found in metrics.items()} == {"search": ["sft"], "calculator": ["sft"]}
+    plotted = [line.split(",")[:2] for line in (context.reports / "evaluation.csv").read_text().splitlines()[1:]]
+    assert [one for one in plotted if one[0] == f"sft+{judge}"] == [[f"sft+{judge}", "calculator"]]
+    nobody = {**values, "per_domain": {"search": {}, "calculator": {}}}
+    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{judge} chooses by"):
+        parse_params(nobody)
 
 
 @pytest.mark.parametrize("horizon", [{"kind": "fixed", "turns": 1}, {"kind": "scaling_inter", "rounds": [1, 2]}])

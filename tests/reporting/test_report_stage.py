@@ -197,3 +197,25 @@ def test_one_domain_and_an_untrained_merge_still_make_a_page(full_run, tmp_path)
     write_json(root / "reports" / "evaluation.json", evaluation)
     page = write_report(root, parse_params({"domains": ["search"], "per_domain": {"search": {}}}))
     assert "into a specialist on search" in page
+
+
+def test_a_model_on_some_of_the_panels_is_told_of_where_it_played(full_run, tmp_path):
+    """Contract: one that chooses by what search alone has learnt has its rows there, and is missed elsewhere."""
+    full, params = full_run
+    root = evaluation_only(tmp_path / "run", full)
+    evaluation = json.loads((root / "reports" / "evaluation.json").read_text())
+    evaluation["models"]["sft+q"] = {"search": evaluation["models"]["merged"]["search"]}
+    pair = {"a": "sft+q", "b": "sft", "domain": "search", "difference": 0.314, "low": 0.2, "high": 0.4, "p": 0.001}
+    evaluation["comparisons"].append({**pair, "verdict": "better"})
+    write_json(root / "reports" / "evaluation.json", evaluation)
+    page = write_report(root, params)
+    assert "Not evaluated: sft+q on textworld." in page
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)]
+    told = [row for row in rows if "sft+q" in row]
+    # Once in each table: results, numbers, comparisons (hashes too).
+    compared = [row for row in told if "+31.4" in row]
+    assert [row[:5] for row in compared] == [
+        ["sft+q", "62.0\N{NO-BREAK SPACE}%", "55.3 to 68.7", "sft", "+31.4"],
+        ["sft+q", "sft", "+31.4", "+20.0 to +40.0", "0.001"],
+    ]
+    assert len(told) == 4

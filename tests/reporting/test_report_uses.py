@@ -60,6 +60,13 @@ def test_each_use_is_told_of_its_domain(inputs: Inputs, rl: dict[str, Any], word
     assert "Nothing that later stages do depends on it in textworld." in text
 
 
+def test_a_q_model_is_of_use_where_there_is_one(inputs: Inputs) -> None:
+    own = {"search": {"annotate": {"q_model": {"kind": "step_dpo"}}}}
+    params = changed(inputs, per_domain=own, evaluate={"models": ["sft", "sft+q"]})
+    assert used(params, "search") == ["in the evaluation a Q-model chooses among actions"]
+    assert used(params, "textworld") == []
+
+
 def test_what_is_not_of_the_trees_is_no_use_of_them(inputs: Inputs) -> None:
     imported = {"algorithm": "dpo", "preference": {"source": "imported"}}
     own = {"rl": imported, "curate": {"imports": ["data/raw/pairs.jsonl"]}}

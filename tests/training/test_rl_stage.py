@@ -58,6 +58,34 @@ def test_every_algorithm_learns(make_context, algorithm: str):
     assert history[-1]["kl"] > 0.01
 
 
+def test_rovers_successor_bears_on_every_step(make_context):
+    """Contract: named alone ROVER makes several updates a step, so that the weight of its successor's term makes another policy
+    of the same first step's episodes."""
+    weights, first = set(), []
+    for name, settings in {"whole": {}, "none": {"beta_next": 0.0}, "fivefold": {"beta_next": 5.0}}.items():
+        section = {**RL, "algorithm": "rover", "steps": 1, "tasks_per_step": 4, "group_size": 4, "settings": settings}
+        context = make_context("rl", name, rl=section)
+        first.append(run(context)[0])
+        weights.add((context.root / "data/models/rl/toy/model.safetensors").read_bytes())
+    assert len(weights) == len({row["loss"] for row in first}) == 3
+    assert len({(row["success"], row["policy_tokens"]) for row in first}) == 1
+    assert {row["ratio_max"] > 1.0 for row in first} == {True}
+
+
+# The absolute form's values are those of random play: of several tokens per action they would have to come back token by token.
+ABSOLUTE = {"settings": {"form": "absolute", "rho": 0.1}, "advantage": {"mean": "none"}, "sampling": {"max_tokens": 1}}
+
+
+@pytest.mark.parametrize("changes", [{}, ABSOLUTE], ids=["relative", "absolute"])
+def test_rover_learns_in_both_forms(make_context, changes: dict[str, Any]):
+    context = make_context("rl", rl={**RL, "algorithm": "rover", "steps": 10, **changes})
+    history = run(context)
+    assert sum(row["success"] for row in history[-2:]) / 2 > history[0]["success"] + 0.3
+    report = json.loads((context.root / "reports/rl/toy.json").read_text())
+    assert report["ledger/environment_tokens_trained"] == 0
+    assert report["ledger/policy_tokens_trained"] == pytest.approx(sum(row["policy_tokens"] for row in history) * 36)
+
+
 def test_samples_show_the_first_and_last_steps_advantages(make_context):
     context = make_context("rl", rl={**RL, "steps": 3})
     run(context)

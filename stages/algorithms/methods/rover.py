@@ -23,10 +23,10 @@ CARD = Card(
     "pi_old) at the next token, 0 after the last; loss = (Q_t - sg[A + beta_next Q'_t])^2, A = R - group mean; settings.form "
     "absolute: Q = rho times the logit, target the mean of Q over the vocabulary at the next token, the return at the last",
     assumptions="the theorem needs returns of 0 or 1 and a tree (graded returns, merging states and chance break it); four "
-    "updates a step (rl.minibatches: 4); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); "
+    "updates a step (rl.minibatches: null); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); "
     "pi_old is scored by the training pass; rl.advantage.std: group and rl.loss.aggregation: token_mean are the authors' code; "
     "the absolute form with a language model's logits to start from is ours",
-    reduces_to="minibatches 1, epochs 1: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of "
+    reduces_to="a step's first update: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of "
     "the log ratio on A; absolute, rho to 0: greedy on the random policy's Q, which is optimal in binary trees",
     tested_by="tests/algorithms/test_rover.py",
     switch="rl.algorithm: rover",
@@ -94,12 +94,12 @@ def check(given: Rl, resolved: Rl) -> None:
     for key, value in ignored.items():
         if value is not None:
             raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values and clips nothing; set it to null")
-    if settings.form == "relative" and resolved.epochs * resolved.minibatches == 1:
-        for key in sorted({"rho", "beta_next", "across_turns"} & settings.model_fields_set):
-            raise ParamsError(
-                f"rl.settings.{key} has no effect of its own with one update a step, at which the policy has not moved and "
-                f"the loss is REINFORCE's: set rl.minibatches to 4 (the paper's), or leave it out"
-            )
+    if settings.form == "relative" and resolved.epochs * (resolved.minibatches or 1) == 1:
+        remedy = "set rl.minibatches to null, which is 4" if given.minibatches else "raise rl.tasks_per_step"
+        raise ParamsError(
+            f"rl.algorithm rover with one update a step (rl.minibatches 1, rl.epochs 1) is REINFORCE: the policy has not moved, "
+            f"and Q and the successor's term are 0; {remedy}, or raise rl.epochs, or set rl.algorithm to reinforce"
+        )
     if settings.form == "absolute":
         if advantage.mean != "none" or advantage.std != "none" or advantage.whiten:
             raise ParamsError(
@@ -112,7 +112,7 @@ def check(given: Rl, resolved: Rl) -> None:
 
 COMPOSITION = Composition(
     card=CARD,
-    parts={"advantage.mean": "group", "loss.aggregation": "seq_mean_token_mean"},
+    parts={"minibatches": 4, "advantage.mean": "group", "loss.aggregation": "seq_mean_token_mean"},
     pieces={"loss": loss},
     settings=Settings,
     vocabulary=needs_vocabulary,

@@ -15,6 +15,7 @@ from stages.sandbox import Program, Sandbox, SandboxSettings, Tests, backends
 from stages.sandbox.backends import BACKENDS, SAFE
 from stages.sandbox.inside.syscalls import DENIED, X32
 from stages.sandbox.probe import breaches, fault
+from stages.sandbox.server import remove
 
 pytestmark = pytest.mark.long(25)
 
@@ -218,6 +219,25 @@ def test_the_scratch_folder_is_bounded_and_private(bubblewrap: Sandbox) -> None:
     shut = "import os; os.mkdir('d'); open('d/x', 'w').close(); os.chmod('d', 0); return 'shut'"
     assert attempted(bubblewrap, shut) == "got shut"
     assert attempted(bubblewrap, "import os; return os.listdir('.')") == "got []"
+
+
+def test_what_a_program_wrote_is_removed_however_deep(tmp_path: Path) -> None:
+    """Contract: on the host's side too, where neither recursion nor the length of paths may be a program's to choose."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "kept").mkdir()
+    (scratch / "link").symlink_to(tmp_path / "kept")
+    (scratch / "file").write_text("x")
+    here = os.open(scratch, os.O_RDONLY)
+    for _ in range(2100):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.chmod(here, 0)
+    os.close(here)
+    remove(scratch)
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_processes_of_the_host_can_not_be_signalled(sandbox: Sandbox) -> None:

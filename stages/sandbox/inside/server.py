@@ -121,11 +121,12 @@ def serve(settings: Mapping[str, Any]) -> None:
         if role == "end":
             statuses = reap(alone, forked)
             forked.clear()
-            try:
-                clear(settings["scratch"])
-                clean = True
-            except (OSError, RecursionError):
-                clean = False
+            clean = alone
+            if alone:  # others end after one program, and the host removes their folder
+                try:
+                    clear(settings["scratch"])
+                except (OSError, RecursionError):
+                    clean = False
             control.sendall(json.dumps({"statuses": statuses, "clean": clean}).encode() + b"\n")
             continue
         with suppress(OSError):  # then the host finds no status of this role

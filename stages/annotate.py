@@ -17,8 +17,8 @@ from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.summary import Forest, choose_tasks, summary
 from stages.annotation.tree import node_schema
 from stages.checkpoints import Checkpoints
-from stages.environments.protocol import Task
-from stages.environments.registry import load_domain
+from stages.environments.protocol import Domain, Task
+from stages.environments.registry import open_domain
 from stages.parameters.annotate import Annotate
 from stages.runtime import StageContext, stage_run
 from stages.seeding import key64
@@ -93,13 +93,12 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     return HeadReader(engine, model)
 
 
-def search_trees(context: StageContext, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
+def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
     """The trees of all tasks, grown by the policy."""
     from stages.agent.rollout import EnvironmentPool
     from stages.annotation.search import Search
 
     assert context.domain is not None
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
     max_length, checkpoints = context.params.model.max_length, Checkpoints(context)
     reader = open_reader(context, player, params, checkpoints)
@@ -199,8 +198,9 @@ def run(context: StageContext) -> None:
     # Search, and store the nodes as they are.
     resources = context.params.resources
     start = context.data / "models" / "sft"
+    domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
     player = open_player(start, EngineSettings.of(resources, context.params.model.max_length))
-    forest = search_trees(context, player, chosen, params)
+    forest = search_trees(context, domain, player, chosen, params)
     player.close()
     if context.shard:
         return

@@ -14,7 +14,7 @@ from stages.curation.imports import Importer, Imports
 from stages.curation.panel import make_panel, write_panel
 from stages.curation.raw import make_raw, read_raw, unlike_settings
 from stages.environments.protocol import SPLITS, Split
-from stages.environments.registry import load_domain
+from stages.environments.registry import open_domain
 from stages.params import Curate
 from stages.progress import Progress
 from stages.runtime import StageContext, stage_run
@@ -24,7 +24,7 @@ def run(context: StageContext) -> None:
     assert context.domain is not None
     params, name = context.params, context.domain
     curate: Curate = params.section("curate", name)
-    domain = load_domain(name, params.per_domain[name].environment)
+    domain = open_domain(name, params.per_domain[name].environment)
     asked: dict[Split, int] = {split: getattr(curate, split) for split in SPLITS}
     context.log_params({"curate": curate.model_dump(), "environment": domain.settings.model_dump(mode="json")})
 

@@ -19,6 +19,7 @@ from stages.agent.named import model_folder
 from stages.agent.scaffold import Scaffold
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
+from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.parameters.across import judged
@@ -95,6 +96,8 @@ def run(context: StageContext) -> None:
         keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains, evaluate.split)
+    for domain, panel in panels.items():  # here, since workers would say nothing of what they found
+        open_domain(domain, panel.environment)
 
     # Models with the same weights are played once.
     folders = model_folders(context)

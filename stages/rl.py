@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
 from stages.algorithms.reward_checks import check_returns
 from stages.checkpoints import Checkpoints
-from stages.environments.registry import load_domain, returns_of
+from stages.environments.registry import load_domain, open_domain, returns_of
 from stages.params import Rl
 from stages.runtime import StageContext, stage_run
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
     from stages.algorithms.compose import Algorithm
+    from stages.environments.protocol import Domain
     from stages.training.models import Models
     from stages.training.processes import Processes
     from stages.values.token_q import TokenQ
@@ -47,7 +48,7 @@ class Learnt:
 
 
 def learn_by_playing(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+    context: StageContext, domain: Domain, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
 ) -> Learnt:
     """Train on episodes that the policy plays."""
     from stages.agent.rollout import EnvironmentPool
@@ -55,7 +56,6 @@ def learn_by_playing(
     from stages.training.reinforcement import RlJob
 
     assert context.domain is not None
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
     rl = algorithm.rl
     check_returns(rl, *returns_of(domain))
@@ -78,7 +78,7 @@ def learn_by_playing(
 
 
 def learn_from_pairs(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+    context: StageContext, domain: Domain, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
 ) -> Learnt:
     """Train on stored pairs; no samples."""
     from stages.training.loop import run_loop
@@ -98,14 +98,13 @@ def learn_from_pairs(
 
 
 def learn_from_stored(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+    context: StageContext, domain: Domain, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
 ) -> Learnt:
     """Train on stored episodes; no samples."""
     from stages.training.loop import run_loop
     from stages.training.stored import StoredJob
 
     assert context.domain is not None
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     job = StoredJob(context, algorithm, policy, processes, domain)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
     report: dict[str, Any] = job.report()
@@ -118,14 +117,13 @@ def learn_from_stored(
 
 
 def learn_from_records(
-    context: StageContext, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
+    context: StageContext, domain: Domain, algorithm: Algorithm, policy: Policy, checkpoints: Checkpoints, processes: Processes
 ) -> Learnt:
     """Train on recorded episodes; no samples."""
     from stages.training.loop import run_loop
     from stages.training.recorded import RecordedJob
 
     assert context.domain is not None
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     check_returns(algorithm.rl, *returns_of(domain))
     job = RecordedJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
@@ -164,11 +162,14 @@ def run(context: StageContext) -> None:
     context.log_params(algorithm.rl.model_dump())
     precision = weight_precision(context.params)
     processes = make_processes(context.params.resources)
+    # Only what plays needs all that the domain does, and is told that something is missing before a model is loaded.
+    opened = open_domain if algorithm.method.data == "episodes" else load_domain
+    domain = opened(context.domain, context.params.per_domain[context.domain].environment)
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, context.title)
 
     checkpoints = Checkpoints(context)
-    learnt = LEARN[algorithm.method.data](context, algorithm, policy, checkpoints, processes)
+    learnt = LEARN[algorithm.method.data](context, domain, algorithm, policy, checkpoints, processes)
     learnt.models.refresh_player()
     if not context.main:
         return

@@ -17,7 +17,7 @@ from stages.agent.episode import Episode, episode_row, read_tasks, write_episode
 from stages.checkpoints import Checkpoints
 from stages.curation.model_aware import histogram
 from stages.environments.protocol import Task
-from stages.environments.registry import load_domain
+from stages.environments.registry import open_domain
 from stages.evaluation.statistics import pass_at_k
 from stages.params import params_hash
 from stages.runtime import StageContext, stage_run
@@ -90,8 +90,8 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
 
     assert context.domain is not None
     section, resources, max_length = context.section("rollout"), context.params.resources, context.params.model.max_length
+    domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
     player = open_player(context.data / "models" / "sft", EngineSettings.of(resources, max_length))
-    domain = load_domain(context.domain, context.params.per_domain[context.domain].environment)
     worlds = context.data / "curated" / context.domain / "worlds"
     labels = Labels(context.params.seed, player.policy_hash, params_hash(section))
     sampling = Sampling(**section.sampling.model_dump())

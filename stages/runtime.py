@@ -29,7 +29,8 @@ from stages.validation import ParamsError
 
 FAILED, BAD_PARAMETERS = 1, 2
 """Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
-checkpoint, may help; parameters or input are wrong, and it cannot. An exception nobody foresaw counts as the first."""
+checkpoint, may help; parameters or input are wrong, or ask for what this machine lacks, and it cannot. An exception nobody
+foresaw counts as the first."""
 
 
 @dataclass

@@ -90,7 +90,7 @@ def toy_domain(monkeypatch):
         made.folders.append(folder)
         return CountingEnvironment()
 
-    monkeypatch.setattr(rollout, "load_domain", lambda name, settings: SimpleNamespace(make=make))
+    monkeypatch.setattr(rollout, "open_domain", lambda name, settings: SimpleNamespace(make=make))
     return made
 
 

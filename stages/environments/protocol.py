@@ -165,6 +165,9 @@ class Domain(Protocol):
     #   different solutions are counted by it, without it by the actions as they are.
     # Optional, used by methods that learn off-policy: `known_actions(task) -> Sequence[tuple[str, float]]` (single actions that
     # end an episode of the task, each with the return that it is known to bring; nobody has to play them).
+    # Optional: `ready() -> None`, called by each stage that plays the domain, in its own process and before it loads a model:
+    # looks for what the domain needs of the machine (a sandbox, say) and says on standard error what it found. Raises
+    # ParamsError where that is missing, since trying again cannot help. Without this method the domain needs nothing.
     # Optional, where returns do not lie in [0, 1]: `returns() -> tuple[float, float]` (the smallest and the largest), which the
     # critic's head must have room for.
     # Optional, used by curation where a domain has them:

@@ -40,6 +40,15 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     return domain
 
 
+def open_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
+    """`load_domain`, ready to play: what stages call that play it, before they load a model or start workers. Raises ParamsError,
+    too, where this machine lacks what the domain needs."""
+    domain = load_domain(name, settings)
+    if hasattr(domain, "ready"):
+        domain.ready()
+    return domain
+
+
 def returns_of(domain: Domain) -> tuple[float, float]:
     """The smallest and the largest return of an episode: [0, 1] unless the domain says otherwise."""
     return domain.returns() if hasattr(domain, "returns") else (0.0, 1.0)

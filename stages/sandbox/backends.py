@@ -28,7 +28,7 @@ VARIABLES = {
 }
 """All of a program's environment."""
 
-INSIDE = ("values", "program", "testing", "server")
+INSIDE = ("values", "program", "testing", "syscalls", "server")
 """Modules of stages/sandbox/inside, each before those that import it."""
 START = """
 import json, sys, types
@@ -73,9 +73,10 @@ class Backend:
         """Name and version."""
 
     def inner(self, settings: SandboxSettings, scratch: str) -> str:
-        """What the server is told."""
+        """What the server is told. `filtered`: programs are denied some system calls. A back end that promises nothing does
+        without: it is there for machines that have no such filter, too."""
         told = settings.model_dump(include={"cpu_seconds", "memory_mb", "file_mb", "processes"})
-        return json.dumps({**told, "scratch": scratch, "count_processes": self.warm})
+        return json.dumps({**told, "scratch": scratch, "count_processes": self.warm, "filtered": self.isolates})
 
 
 class Bubblewrap(Backend):

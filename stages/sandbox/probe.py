@@ -15,7 +15,8 @@ from stages.sandbox.server import SandboxError
 from stages.sandbox.settings import SandboxSettings
 
 ATTACK = """
-import os, socket, sys
+import ctypes, os, socket, sys
+libc = ctypes.CDLL(None)
 def holds(attempt):
     try:
         attempt()
@@ -27,12 +28,19 @@ def connect():
 def write(path):
     with open(path, "w") as file:
         file.write("x")
+def share():
+    made = libc.shmget(0, 4096, 0o1600)
+    if made >= 0:
+        libc.shmctl(made, 0, None)
+    elif libc.memfd_create(b"x", 0) < 0:
+        raise OSError
 held = {{
     "reading a file of the host": holds(lambda: open({secret!r}).read()),
     "connecting to the host": holds(connect),
     "signalling a process of the host": holds(lambda: os.kill({pid}, 0)),
     "writing beside a file of the host": holds(lambda: write({beside!r})),
     "writing to the system": holds(lambda: write("/usr/sandbox-probe")),
+    "keeping memory that no limit counts": holds(share),
     "seeing the host's variables": "SANDBOX_PROBE" not in os.environ,
 }}
 write("scratch")

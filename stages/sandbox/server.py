@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -102,4 +102,22 @@ class Server:
                 self.process.kill()
                 self.process.wait()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            with suppress(OSError):
+                remove(self.scratch)
+
+
+def remove(folder: Path) -> None:
+    """A folder and all that a program wrote there, however deep and whatever may not be entered: what is nested moves up, so that
+    neither paths nor recursion grow with it. Raises OSError."""
+    while entries := list(folder.iterdir()):
+        for entry in entries:
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink()
+                continue
+            entry.chmod(0o700)
+            for nested in list(entry.iterdir()):
+                if nested.is_dir() and not nested.is_symlink():
+                    nested.chmod(0o700)
+                nested.rename(folder / secrets.token_hex(16))
+            entry.rmdir()
+    folder.rmdir()

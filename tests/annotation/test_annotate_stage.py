@@ -79,7 +79,7 @@ def tasks(count: int) -> list[Task]:
 @pytest.fixture
 def context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> StageContext:
     """A project with 8 training tasks, measured difficulties and the tiny policy as its SFT model."""
-    monkeypatch.setattr(annotate, "load_domain", lambda name, settings: ToyDomain())
+    monkeypatch.setattr(annotate, "open_domain", lambda name, settings: ToyDomain())
     (tmp_path / "params.yaml").write_text("{}\n")
     params = parse_params(VALUES)
     write_tasks(tmp_path / "data/curated/toy/tasks.parquet", tasks(8))

@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiny import make_tiny_tokenizer
 
+from stages.agent.chat import Chat
 from stages.curation.assemble import assemble
 from stages.curation.cleaning import task_faults
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
@@ -91,6 +93,62 @@ def test_a_folder_is_a_domain(sandbox: Sandbox, tmp_path: Path) -> None:
         assert [episode.success for episode in demonstrate(domain, environment, task, plan).episodes] == [True], task.task_id
     environment.reset(next(task for task in assembly.tasks if task.task_id == "Ours-1"))
     assert environment.step("    return word[count:] + word[:count]").terms["fail"] == 1.0
+
+
+LOOP = """    for letter in word:
+        if runs and runs[-1][0] == letter:
+            runs[-1] = (letter, runs[-1][1] + 1)
+        else:
+            runs.append((letter, 1))
+    return runs
+"""
+BODIES = (
+    "    runs = []\n" + LOOP,
+    "    for _ in '.':\n        runs = []\n" + LOOP,
+    "    for runs in [[]]:\n    " + LOOP.rstrip().replace("\n", "\n    "),
+    "    def new():\n        return []\n    runs = new()\n" + LOOP,
+    "    runs = [\n  ]\n" + LOOP,
+    '    assert """\nof two\n""" == "\\nof two\\n"\n    runs = []\n' + LOOP,
+    "    runs = []\n# every letter\n\n" + LOOP,
+    ("    runs = []\n" + LOOP).replace("    ", "  "),
+    ("    runs = []\n" + LOOP).replace("    ", "\t"),
+    "    runs = []\n" + LOOP + "\n\nprint(encoded('aab'))\n",
+    "    return [(letter, len(list(run))) for letter, run in __import__('itertools').groupby(word)]\n",
+)
+"""Of Ours/2, as a model might continue its prompt."""
+
+
+def test_plain_continuations_are_programs(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Contract: a body as a model continues the prompt, with its indents and without a fence, is run as it was written, though an
+    action has no outer white space."""
+    chat = Chat(make_tiny_tokenizer())
+    domain = folder_domain(ROOT / "data/raw/code_folder", sandbox, max_turns=1)
+    tasks = {record["task_id"]: domain.task(record, {}) for record in domain.recipes(9, 0)}
+    bodies = [("Ours-2", body) for body in BODIES]
+    for line in (ROOT / "data/raw/code_folder/humaneval.jsonl").read_text(encoding="utf-8").splitlines():
+        shipped = json.loads(line)
+        bodies.append((shipped["task_id"].replace("/", "-"), shipped["canonical_solution"]))
+    for task_id, body in bodies:
+        action = chat.action_text(chat.assistant_tokens(body))
+        assert action == body.strip()
+        environment = domain.make(tmp_path)
+        environment.reset(tasks[task_id])
+        assert environment.step(action).terms["pass"] == 1.0, body
+
+
+def test_a_body_that_is_wrong_stays_so(sandbox: Sandbox) -> None:
+    """Contract: putting an indent back makes no program of what has another fault, and the fault is told of the program as it
+    was written."""
+    for body in (
+        "x = (\n    return x",
+        "x = 1\n    return x\n  return x",
+        "if word:\n    return word\n        return 1",
+        "return word:\n    ",
+    ):
+        outcome = sandbox.run(Program(body, "f", ("word",)), Tests(("assert f('a') == 'a'",)))
+        assert outcome.status == "compile_error", body
+    outcome = sandbox.run(Program("word = 1 +\n    return word", "f", ("word",)), Tests(("assert f('a')",)))
+    assert outcome.message == "SyntaxError: invalid syntax"
 
 
 def test_a_problem_whose_solution_fails_is_rejected_by_name(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.sandbox import Program, Sandbox, Tests
-from stages.sandbox.backends import SAFE
+from stages.sandbox import Program, Sandbox, SandboxSettings, Tests, backends
+from stages.sandbox.backends import BACKENDS, SAFE
+from stages.sandbox.inside.syscalls import DENIED, X32
+from stages.sandbox.probe import breaches, fault
+from stages.sandbox.server import remove
 
 pytestmark = pytest.mark.long(25)
 
@@ -25,10 +29,13 @@ except (OSError, MemoryError, AttributeError) as error:
 """
 
 
+def attempt(body: str) -> Program:
+    return Program(PREVENTED.format(body="".join(f"    {line}\n" for line in body.strip().splitlines())))
+
+
 def attempted(sandbox: Sandbox, body: str) -> str:
     """What a program prints of `body`: "prevented ..." or "got ..."."""
-    indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    outcome = sandbox.run(Program(PREVENTED.format(body=indented)))
+    outcome = sandbox.run(attempt(body))
     assert outcome.status == "ok", outcome
     return outcome.output.strip()
 
@@ -109,11 +116,86 @@ def test_allocating_without_end_is_bounded(sandbox: Sandbox, amount: str) -> Non
     assert outcome.output == ""
 
 
-def test_shared_memory_is_gone_with_the_program(bubblewrap: Sandbox) -> None:
-    """Contract: System V shared memory, which outlives processes, does not outlive the program."""
-    make = "import ctypes; return ctypes.CDLL(None).shmget(4711, 4096, 0o1666)"
-    assert "got" in attempted(bubblewrap, make)
-    assert attempted(bubblewrap, "import ctypes; return ctypes.CDLL(None).shmget(4711, 4096, 0)") == "got -1"
+DETACHED = {
+    "System V": """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.shmdt.argtypes = [ctypes.c_void_p]
+for megabytes in range(0, 256, 32):
+    made = libc.shmget(0, 32 << 20, 0o1600)
+    if made < 0:
+        raise OSError(ctypes.get_errno(), megabytes)
+    place = libc.shmat(made, None, 0)
+    libc.shmctl(made, 0, None)
+    ctypes.memset(place, 1, 32 << 20)
+    held.append(made)
+    libc.shmdt(place)
+return megabytes""",
+    "a file without a name": """
+import os
+for megabytes in range(256):
+    held.append(os.memfd_create("x"))
+    os.write(held[-1], bytes(1 << 20))
+return megabytes""",
+}
+
+
+@pytest.mark.parametrize("way", DETACHED)
+def test_memory_without_an_address_can_not_be_had(sandbox: Sandbox, way: str) -> None:
+    """Contract: what RLIMIT_AS does not count, since no process has it in its address space, is not to be had at all."""
+    assert attempted(sandbox, "held = []\n" + DETACHED[way].strip()) == "prevented PermissionError"
+
+
+ENDED = ("it was ended by SIGSYS", "it was ended by SIGSEGV")
+"""By sandlock, which ends a program for such calls, or by a kernel that knows no 32-bit programs."""
+CALLS = ("shmget", "semget", "msgget", "memfd_create", "memfd_secret", "io_uring_setup")
+
+
+def test_calls_that_are_denied_are_so_by_number(sandbox: Sandbox) -> None:
+    """Contract: EPERM, whoever makes the call; so with x86_64's other kind of numbers, or the program is ended for them."""
+    known = DENIED[os.uname().machine][1]
+    assert set(known) == set(CALLS)
+    call = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.argtypes = [ctypes.c_long] * 4
+return [(libc.syscall(number, 0, 0, 0), ctypes.get_errno()) for number in {numbers}]"""
+    denied = f"got {[(-1, errno.EPERM)] * len(known)}"
+    assert attempted(sandbox, call.format(numbers=[*known.values()])) == denied
+    if os.uname().machine == "x86_64":
+        outcome = sandbox.run(attempt(call.format(numbers=[X32 | number for number in known.values()])))
+        assert outcome.output.strip() == denied or outcome.message in ENDED, outcome
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="machine code of x86_64")
+def test_another_architecture_is_no_way_round(sandbox: Sandbox) -> None:
+    """Contract: shmget as a 32-bit program calls it (number 395, by interrupt 0x80) is denied; -1 is EPERM here."""
+    code = "53b88b01000031dbb900100000ba80030000cd805bc3"  # push rbx; eax = 395; ebx = 0; ecx = 4096; edx = 0o1600; int 0x80; ...
+    body = f"""
+import ctypes, mmap
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes.fromhex({code!r}))
+return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()"""
+    outcome = sandbox.run(attempt(body))
+    assert outcome.output.strip() == "got -1" or outcome.message in ENDED, outcome
+
+
+def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a back end is never used without its filter; the reason names the machine."""
+    wanted = next((name for name in SAFE if fault(name) is None), None)
+    if wanted is None:
+        pytest.skip("no back end works here")
+    whole = backends.server_command()
+    other = [*whole[:-1], whole[-1].replace("os.uname().machine", "'riscv64'")]
+    assert other != whole
+    monkeypatch.setattr(backends, "server_command", lambda: other)
+    reason = breaches(BACKENDS[wanted])
+    assert reason is not None
+    assert "does not start: no filter of system calls is known for this Python on riscv64, only for" in reason
+    unsafe = Sandbox(SandboxSettings(backend="unsafe_subprocess"))
+    assert unsafe.run(Program("print(42)")).output == "42\n"
+    unsafe.close()
 
 
 @pytest.mark.parametrize("path", ["/usr/x", "/x", "/root/x", "/tmp/x", "/etc/x", "/dev/shm/x", "/proc/sys/kernel/hostname"])
@@ -137,6 +219,25 @@ def test_the_scratch_folder_is_bounded_and_private(bubblewrap: Sandbox) -> None:
     shut = "import os; os.mkdir('d'); open('d/x', 'w').close(); os.chmod('d', 0); return 'shut'"
     assert attempted(bubblewrap, shut) == "got shut"
     assert attempted(bubblewrap, "import os; return os.listdir('.')") == "got []"
+
+
+def test_what_a_program_wrote_is_removed_however_deep(tmp_path: Path) -> None:
+    """Contract: on the host's side too, where neither recursion nor the length of paths may be a program's to choose."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "kept").mkdir()
+    (scratch / "link").symlink_to(tmp_path / "kept")
+    (scratch / "file").write_text("x")
+    here = os.open(scratch, os.O_RDONLY)
+    for _ in range(2100):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.chmod(here, 0)
+    os.close(here)
+    remove(scratch)
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 def test_processes_of_the_host_can_not_be_signalled(sandbox: Sandbox) -> None:

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from stages.sandbox import Program, Sandbox, Tests
+from stages.sandbox.backends import SAFE
 
-pytestmark = pytest.mark.long(15)
+pytestmark = pytest.mark.long(60)
 
 HOSTILE = (
     "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
@@ -75,18 +76,18 @@ def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def hostile_sandbox(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sandbox:
-    """With a folder of its own for temporary files."""
-    sandbox = open_sandbox("bubblewrap", wall_seconds=1.0)
+def open_hostile(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Sandbox]:
+    """As open_sandbox, with a folder of its own for temporary files."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return sandbox
+    return open_sandbox
 
 
-def test_hostile_programs_in_a_row(hostile_sandbox: Sandbox, tmp_path: Path) -> None:
-    hostile_in_a_row(hostile_sandbox, len(HOSTILE) * 2, tmp_path)
+@pytest.mark.parametrize("backend", SAFE)
+def test_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], backend: str, tmp_path: Path) -> None:
+    hostile_in_a_row(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_thousand_hostile_programs_in_a_row(hostile_sandbox: Sandbox, tmp_path: Path) -> None:
-    hostile_in_a_row(hostile_sandbox, 1000, tmp_path)
+def test_a_thousand_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], tmp_path: Path) -> None:
+    hostile_in_a_row(open_hostile("bubblewrap", wall_seconds=1.0), 1000, tmp_path)

@@ -34,7 +34,8 @@ def make_context(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPa
     from stages import rl
 
     domain = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
-    monkeypatch.setattr(rl, "load_domain", lambda name, settings: domain)
+    for opened in ("load_domain", "open_domain"):
+        monkeypatch.setattr(rl, opened, lambda name, settings: domain)
 
     def make(stage: str, name: str = "run", **sections: Any) -> StageContext:
         root = tmp_path / name

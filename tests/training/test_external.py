@@ -173,7 +173,8 @@ class StrictEnvironment(FirstLetterEnvironment):
 def test_it_learns_where_groups_of_its_own_are_all_dead(make_context, monkeypatch, tiny_policy, u):
     """The method's point: with no success of its own GRPO stands still; the demonstration's advantage moves RL-PLUS to it."""
     domain = SimpleNamespace(make=lambda folder: StrictEnvironment(), settings=SimpleNamespace(max_turns=2))
-    monkeypatch.setattr(rl, "load_domain", lambda name, settings: domain)
+    for opened in ("load_domain", "open_domain"):
+        monkeypatch.setattr(rl, opened, lambda name, settings: domain)
     context = make_context("rl", "plus", rl={**RL, "steps": 3, "learning_rate": 0.03, "external": {"u": u}})
     history, _ = run(context)
     assert all(float(row["success"]) == 0 for row in history[:1])

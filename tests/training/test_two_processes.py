@@ -27,7 +27,7 @@ from stages.runtime import stage_run
 from toys import FirstLetterEnvironment
 
 toy = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
-rl.load_domain = lambda name, settings: toy
+rl.load_domain = rl.open_domain = lambda name, settings: toy
 sys.argv = ["sft"]
 code = stage_run("sft", sft.run, launched=True)
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -17,8 +17,9 @@ from stages.environments.code.folder import FIELDS, check_problem, folder_record
 from stages.environments.code.problems import Problem, make_problem, stored_programs
 from stages.environments.code.settings import CodeSettings, FolderSettings, ProgramSettings, parse_recipe
 from stages.environments.protocol import SPLITS, Split, Task
-from stages.sandbox import Sandbox
+from stages.sandbox import Sandbox, SandboxError
 from stages.seeding import stream
+from stages.validation import ParamsError
 
 INSTRUCTIONS = "Answer with the Python function {entry}({parameters}) alone: all of it, its body, or the expression it returns.\n"
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -34,17 +35,12 @@ class ProgramDomain(RecipeDomain[S]):
     def _judge(self) -> Judge:
         return Judge(Sandbox(self.settings.sandbox))
 
-    def build(
-        self,
-        records: Sequence[Mapping[str, Any]],
-        folder: Path,
-        workers: int,
-        *,
-        built: Callable[[int], None] | None = None,
-    ) -> list[Task]:
-        """As of RecipeDomain, once it is known where programs will run. Raises SandboxError if that is nowhere."""
-        self._judge.sandbox.find()
-        return super().build(records, folder, workers, built=built)
+    def ready(self) -> None:
+        """Finds and announces where programs will run. Raises ParamsError if that is nowhere."""
+        try:
+            self._judge.sandbox.find()
+        except SandboxError as error:
+            raise ParamsError(str(error)) from error
 
     def make(self, folder: Path) -> CodeEnvironment:
         settings = self.settings

@@ -8,7 +8,7 @@ import socket
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,23 +16,45 @@ from stages.sandbox.inside.values import decode, describe, encode, receive, send
 
 FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
 """What `compile` raises for text that is no program."""
+_INDENT = re.compile(r"^[ \t]+(?=[^\s#])", re.M)
 _DEFINITION = re.compile(r"^(async |def |class |@)", re.M)
 
 
 def compile_program(source: str, entry: str | None, parameters: Sequence[str]) -> types.CodeType:
     """`source` as a module; or, where `entry` is asked for and nothing is defined, as the expression that this function returns,
-    or as its body. Raises one of FAULTS."""
+    or as its body. Where that is no program, it may still be a body whose first line lost its indent, which is then put back.
+    Raises one of FAULTS."""
     if not source.strip():
         raise SyntaxError("there is no program")
-    named = entry is not None and re.search(rf"^{re.escape(entry)}\s*=[^=]", source, re.M)
-    if entry is None or named or _DEFINITION.search(source):
+    if entry is None:
         return compile(source, "<program>", "exec")
-    head, body = f"def {entry}({', '.join(parameters)}):\n", textwrap.dedent(source)
+    head = f"def {entry}({', '.join(parameters)}):\n"
+    try:
+        return as_written(source, entry, head)
+    except SyntaxError:
+        for body in indented_again(source):
+            with suppress(*FAULTS):
+                return compile(head + body, "<program>", "exec")
+        raise
+
+
+def as_written(source: str, entry: str, head: str) -> types.CodeType:
+    if re.search(rf"^{re.escape(entry)}\s*=[^=]", source, re.M) or _DEFINITION.search(source):
+        return compile(source, "<program>", "exec")
+    body = textwrap.dedent(source)
     try:
         compile(f"({body}\n)", "<program>", "eval")
     except SyntaxError:
         return compile(head + textwrap.indent(body, "    "), "<program>", "exec")
     return compile(f"{head}    return ({body}\n    )", "<program>", "exec")
+
+
+def indented_again(source: str) -> Iterator[str]:
+    """`source` with its first line indented like later ones, the smallest indent first: an answer loses its outer white space,
+    and so a body the indent of its first line alone. Lines in brackets or texts may be indented less than the body is."""
+    first, newline, later = source.strip().partition("\n")
+    for indent in sorted(set(_INDENT.findall(later)), key=len):
+        yield f"{indent}{first}{newline}{later}\n"
 
 
 class Steps:

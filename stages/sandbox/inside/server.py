@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from stages.sandbox.inside.program import run_program
+from stages.sandbox.inside.syscalls import deny
 from stages.sandbox.inside.testing import run_tests
 
 
@@ -40,20 +41,6 @@ def limit(settings: Mapping[str, Any]) -> None:
 def hide() -> None:
     """Nothing of the same user may look into this process or its forks (PR_SET_DUMPABLE 0)."""
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
-
-
-def shared_memory() -> bool:
-    """Whether System V shared memory, semaphores or message queues are there, which outlive processes (SHM_INFO, SEM_INFO,
-    MSG_INFO; the place in each is that of the number in use)."""
-    libc, buffer = ctypes.CDLL(None), (ctypes.c_int * 64)()
-    for query, place in (
-        (lambda: libc.shmctl(0, 14, buffer), 0),
-        (lambda: libc.semctl(0, 0, 19, buffer), 7),
-        (lambda: libc.msgctl(0, 12, buffer), 0),
-    ):
-        if query() >= 0 and buffer[place]:
-            return True
-    return False
 
 
 def fork(role: str, sockets: Sequence[int], control: socket.socket, settings: Mapping[str, Any]) -> int:
@@ -114,6 +101,11 @@ def serve(settings: Mapping[str, Any]) -> None:
     up."""
     control = socket.socket(fileno=os.dup(0))
     hide()
+    if settings["filtered"]:
+        try:
+            deny()  # here, once: what is forked inherits it
+        except OSError as error:
+            raise SystemExit(str(error)) from None
     alone = os.getpid() == 1
     for name in ("collections", "functools", "heapq", "itertools", "math", "random", "string", "typing"):
         __import__(name)
@@ -129,11 +121,12 @@ def serve(settings: Mapping[str, Any]) -> None:
         if role == "end":
             statuses = reap(alone, forked)
             forked.clear()
-            try:
-                clear(settings["scratch"])
-                clean = not alone or not shared_memory()
-            except (OSError, RecursionError):
-                clean = False
+            clean = alone
+            if alone:  # others end after one program, and the host removes their folder
+                try:
+                    clear(settings["scratch"])
+                except (OSError, RecursionError):
+                    clean = False
             control.sendall(json.dumps({"statuses": statuses, "clean": clean}).encode() + b"\n")
             continue
         with suppress(OSError):  # then the host finds no status of this role

@@ -1,0 +1,97 @@
+"""Stages that play programs look for their sandbox first: they say which it is, and without one they end before all else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stages import runtime
+from stages.agent.episode import write_json, write_tasks
+from stages.curation.panel import make_panel, write_panel
+from stages.environments.code import CodeDomain, CodeSettings
+from stages.environments.registry import open_domain
+from stages.runtime import BAD_PARAMETERS, stage_run
+from stages.sandbox import SandboxSettings, probe
+from stages.validation import ParamsError
+
+STAGES = ("curate", "rollout", "annotate", "rl", "evaluate")
+UNSAFE = SandboxSettings(backend="unsafe_subprocess")
+
+
+@pytest.fixture(autouse=True)
+def _looks_anew() -> Iterator[None]:
+    probe._choose.cache_clear()
+    yield
+    probe._choose.cache_clear()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With curated tasks of the domain `code`, and no model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BELLWETHER_TRACKING", "off")
+    monkeypatch.delenv("BELLWETHER_DEBUG", raising=False)
+    monkeypatch.setattr(runtime, "die_with_parent", lambda: None)
+    folder = tmp_path / "data/curated/code"
+    domain = CodeDomain(CodeSettings(sandbox=UNSAFE))
+    tasks = domain.build(list(domain.recipes(20, 0)), folder / "worlds", 1)
+    write_tasks(folder / "tasks.parquet", tasks)
+    write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
+    write_json(tmp_path / "data/rollouts/code/difficulty.json", {task.task_id: 0.5 for task in tasks})
+    return tmp_path
+
+
+def ends_with(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object] | None = None) -> int:
+    """A stage's exit code, on a machine without a model."""
+    environment = {"sandbox": UNSAFE.model_dump()}
+    values = {"domains": ["code"], "per_domain": {"code": {"environment": environment}}, "rl": rl or {}}
+    (project / "params.yaml").write_text(yaml.safe_dump(values))
+    per_domain = name != "evaluate"
+    monkeypatch.setattr(sys, "argv", [name, *(["--domain", "code"] if per_domain else [])])
+    return stage_run(name, importlib.import_module(f"stages.{name}").run, per_domain=per_domain)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_without_a_sandbox_is_not_worth_trying_again(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: exit code 2, with what is lacking, before a model is loaded (here is none, which would be another error)."""
+    monkeypatch.setattr(probe, "fault", lambda backend: f"{backend} is missing: install it")
+    assert ends_with(name, project, monkeypatch) == BAD_PARAMETERS
+    said = capsys.readouterr().err
+    assert "there is no sandbox on this machine" in said
+    assert "- unsafe_subprocess: unsafe_subprocess is missing: install it" in said
+
+
+@pytest.mark.parametrize("name", STAGES[1:])
+def test_a_stage_says_first_where_programs_run(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: once, in the stage's own process, whoever runs programs later; so is the warning that nothing isolates them."""
+    assert ends_with(name, project, monkeypatch) != 0
+    said = capsys.readouterr().err
+    assert said.startswith("sandbox: WARNING: sandbox.backend is unsafe_subprocess")
+    assert said.count("sandbox: WARNING") == 1
+    assert "data/models" in said or "data/base" in said, said
+
+
+def test_learning_from_pairs_needs_no_sandbox(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: a method that plays nothing looks for nothing."""
+    assert ends_with("rl", project, monkeypatch, {"algorithm": "dpo"}) != 0
+    said = capsys.readouterr().err
+    assert "data/models/sft" in said, said
+    assert "sandbox" not in said
+
+
+def test_domains_that_need_nothing_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "fault", lambda backend: "it is missing")
+    assert open_domain("calculator").name == "calculator"
+    with pytest.raises(ParamsError, match="there is no sandbox on this machine"):
+        open_domain("code")

@@ -126,7 +126,7 @@ claims: install
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:
-	pip list --format=freeze --exclude-editable | grep -iv '^pip==' | sed 's/+.*//' | LC_ALL=C sort -f > requirements.lock
+	pip list --format=freeze --exclude-editable | grep -iv '^pip==' | sed 's/+.*//; /^sandlock==/s/$$/; sys_platform == "linux"/' | LC_ALL=C sort -f > requirements.lock
 
 clean:
 	rm -rf .bellwether/checkpoints .prefect .pytest_cache .ruff_cache .mypy_cache .hypothesis build

@@ -82,7 +82,7 @@ def open_hostile(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.Monke
     return open_sandbox
 
 
-@pytest.mark.parametrize("backend", SAFE)
+@pytest.mark.parametrize("backend", [SAFE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SAFE[1:])])
 def test_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], backend: str, tmp_path: Path) -> None:
     hostile_in_a_row(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
 

@@ -26,7 +26,7 @@ from stages.parameters.design import Design
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
-from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain
+from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, watched
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,8 +79,7 @@ class Curate(Section):
     @classmethod
     def _watched(cls, value: list[str]) -> list[str]:
         for name in value:
-            path = PurePosixPath(name)
-            if path.parts[:2] != ("data", "raw") or ".." in path.parts or path.suffix not in (".jsonl", ".parquet"):
+            if not watched(name) or PurePosixPath(name).suffix not in (".jsonl", ".parquet"):
                 raise ValueError(f"names {name}; imports are .jsonl or .parquet files below data/raw, where DVC sees them change")
         if len(set(value)) != len(value):
             raise ValueError(f"lists a file twice: {value}")

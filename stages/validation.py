@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +23,12 @@ class Section(BaseModel):
     """A part of a settings file; unknown keys are errors, and so are values of another type (`true` or "3" for a number)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+
+
+def watched(name: str) -> bool:
+    """Whether a path lies below data/raw of the repository, where DVC sees it change."""
+    path = PurePosixPath(name)
+    return path.parts[:2] == ("data", "raw") and len(path.parts) > 2 and ".." not in path.parts
 
 
 def refuse_idle(section: Section, where: str, needs: Mapping[str, tuple[bool, str]]) -> None:

@@ -1,7 +1,7 @@
 """README's generated parts: the pipeline's diagram, the tables of results, methods and claims, and docs/figures/lifecycle.svg.
 
 `python -m stages.reporting.readme` rewrites what stands between `<!-- results:begin -->` and `<!-- results:end -->` (from
-reports/evaluation.json), in the same way `three-domains` (from what was kept of that profile's run), `pipeline` (from dvc.yaml),
+reports/evaluation.json), in the same way PROFILES (from what was kept of such a profile's run), `pipeline` (from dvc.yaml),
 `methods` (from the methods' cards) and `claims` (from reports/claims, whose own pages it writes as well, and
 reports/annotation_uses.json, which the report quotes).
 `--check` writes nothing and fails if something is out of date.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 FIGURE = Path("docs/figures/lifecycle.svg")
 KEPT = Path("reports/profiles")
 """reports/evaluation.json of runs with other parameters than the default, under the name of the file in profiles/ they took."""
-THREE = "three-domains"
+PROFILES = ("three-domains", "search-and-code")
+"""Those that README tells the results of, each in a block of that name."""
 
 
 def has_block(text: str, name: str) -> bool:
@@ -113,9 +115,9 @@ def generated(root: Path) -> dict[Path, str]:
         evaluation, domains, table = results(root, Path("reports/evaluation.json"), load_params(root / "params.yaml").domains)
         readme = replace_block(readme, "results", table)
         files[FIGURE] = lifecycle_figure(evaluation, domains)
-    if has_block(readme, THREE):
-        overlay = yaml.safe_load((root / "profiles" / f"{THREE}.yaml").read_text(encoding="utf-8"))
-        readme = replace_block(readme, THREE, results(root, KEPT / f"{THREE}.json", overlay["domains"])[2])
+    for profile in filter(partial(has_block, readme), PROFILES):
+        overlay = yaml.safe_load((root / "profiles" / f"{profile}.yaml").read_text(encoding="utf-8"))
+        readme = replace_block(readme, profile, results(root, KEPT / f"{profile}.json", overlay["domains"])[2])
     if has_block(readme, "methods"):
         readme = replace_block(readme, "methods", methods_block())
     if has_block(readme, "pipeline"):

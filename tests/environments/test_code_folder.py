@@ -41,7 +41,7 @@ HUMANEVAL = {
 
 
 def folder_domain(folder: Path, sandbox: Sandbox, **settings) -> CodeFolderDomain:
-    domain = CodeFolderDomain(FolderSettings(folder=str(folder), **settings))
+    domain = CodeFolderDomain(FolderSettings(**settings).model_copy(update={"folder": str(folder)}))
     domain.__dict__["_judge"] = Judge(sandbox)
     return domain
 
@@ -225,3 +225,10 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             domain.check({**record, **change})
+
+
+@pytest.mark.parametrize("folder", ["/tmp/elsewhere", "data/raw", "data/raw/../curated", "problems"])
+def test_a_folder_that_dvc_does_not_watch_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="below data/raw, where DVC sees them change"):
+        FolderSettings(folder=folder)
+    assert FolderSettings(folder="data/raw/mine/of_today").folder == "data/raw/mine/of_today"

@@ -11,6 +11,7 @@ from stages.environments.base_domain import parse_record, some_weight
 from stages.environments.code.families import families
 from stages.environments.protocol import DomainSettings, Split
 from stages.sandbox.settings import SandboxSettings
+from stages.validation import watched
 
 Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
@@ -76,6 +77,13 @@ class FolderSettings(ProgramSettings):
     when it changes."""
     shown: Annotated[int, Field(ge=0, le=8)] = 1
     """Tests in the prompt, at most; of HumanEval's problems the examples in the prompt."""
+
+    @field_validator("folder")
+    @classmethod
+    def _watched(cls, name: str) -> str:
+        if not watched(name):
+            raise ValueError(f"is {name}; problems come from a folder below data/raw, where DVC sees them change")
+        return name
 
 
 class Recipe(BaseModel):

@@ -187,7 +187,7 @@ def test_a_model_folder_that_is_not_there_is_found_before_anything_runs(tmp_path
 
 
 def test_the_shipped_profiles_change_what_they_say() -> None:
-    changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}}
+    changes = {"one-gpu": {"resources", "model"}, "three-domains": {"domains"}, "search-and-code": {"domains", "sft"}}
     for path in sorted((ROOT / "profiles").glob("*.yaml")):
         overlay = yaml.safe_load(path.read_text())
         assert set(overlay) <= changes[path.stem], path

@@ -152,6 +152,26 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
         session_of(source, attempts=1)[0].step(1.0)
 
 
+def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
+    """Contract: its designs end where the factor begins, and had what params.yaml has."""
+    design = {"attempts": 1, "method": "random", "budget": 3}
+    session_of(source, **design)[0].step()
+    for _ in range(2):
+        session, _ = session_of(source, **design)
+        play(session.places.folder / "search")
+        session.step(1.0)
+    saved = read_json(session.path)
+    short = {"nodes": [{**node, "design": node["design"][:-1]} for node in saved["nodes"]]}
+    write_json(session.path, {**short, "pending": {**saved["pending"], "design": saved["pending"]["design"][:-1]}})
+    again, _ = session_of(source, **design)
+    assert [node.design for node in again.nodes] == [node.design for node in session.nodes]
+    assert len(again.nodes) == 2
+    play(again.places.folder / "search")
+    again.step(1.0)
+    assert len(again.nodes) == 3
+    assert again.nodes[2].design == tuple(saved["pending"]["design"]), "what was under way is taken up"
+
+
 def test_a_place_has_the_present_code(source: Path) -> None:
     """Contract: what the key leaves out, since it changes no score, is brought up to date, or an old copy of it would refuse what
     is new in params.yaml; where nothing changed, nothing is copied."""

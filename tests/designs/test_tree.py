@@ -14,6 +14,7 @@ import pytest
 
 from stages.designs.covering import combinations_of, covering_array, uncovered
 from stages.designs.search import Search, remedies
+from stages.designs.session import journal_key
 from stages.designs.space import COMPONENTS, DECODING, FACTORS, PLACE, Design, Space
 from stages.designs.tree import (
     Node,
@@ -26,7 +27,7 @@ from stages.designs.tree import (
 )
 from stages.designs.value_model import FEWEST, FittedValueModel, acquisition, describe
 from stages.environments.protocol import Task
-from stages.params import parse_params
+from stages.params import params_hash, parse_params
 from stages.seeding import stream
 
 SPACE: dict[str, Any] = {
@@ -181,6 +182,59 @@ def test_designs_that_play_alike_are_one() -> None:
     parse_params({"domains": ["search"], "per_domain": {"search": {}}, **space.overrides(vote)})
     assert space.label(space.root) == "as params.yaml has it"
     assert "choose vote" in space.label(vote)
+
+
+SCORING: dict[str, Any] = {**SPACE, "choose": ["none", "logprob", "vote"], "per_token": [False, True]}
+
+
+def test_scores_per_token_are_a_factor_of_the_choices_that_have_scores() -> None:
+    """Contract: only where logprob or value chooses; labels have each choice with each way of scoring."""
+    space = Space.of(settings(SCORING))
+    by_choice: dict[str, set[bool]] = {}
+    for design in space.all():
+        by_choice.setdefault(design[PLACE["choose"]], set()).add(design[PLACE["per_token"]])
+        values = space.overrides(design)["evaluate"]
+        assert values["best_of"]["per_token"] is design[PLACE["per_token"]]
+    assert by_choice == {"none": {False}, "logprob": {False, True}, "vote": {False}}
+    assert len(space.all()) == 9 * (1 + 2 + 2 * 2 + 2 * 2 * 2)
+    for strength in (1, 2):
+        labels = run(search(settings(SCORING, labels={"strength": strength, "balanced": 0}), seed=3))
+        made = {(one.design[PLACE["choose"]], one.design[PLACE["per_token"]]) for one in labels if one.origin == "covering"}
+        assert made | {("none", False)} == {("none", False), ("logprob", False), ("logprob", True), ("vote", False)}
+    without = Space.of(settings({**SCORING, "choose": ["none", "vote"]}))
+    assert without.options[PLACE["per_token"]] == (False,), "votes have no scores"
+
+
+def test_a_space_that_does_not_name_scores_per_token_is_what_it_was() -> None:
+    """Contract: designs keep the names under which they were evaluated, journals their names and their designs, and a space
+    with the factor knows what was evaluated in one without it."""
+    space = Space.of(settings())
+    assert space.name(space.root) == "7cd9b54df606"
+    assert space.name(next(design for design in space.all() if design[PLACE["choose"]] == "vote")) == "029b386d924a"
+    assert set(space.told) == set(PLACE) - {"per_token"}
+    assert "per_token" not in space.overrides(space.root)["evaluate"]["best_of"]
+    old, new = Space.of(settings({**SCORING, "per_token": None})), Space.of(settings(SCORING))
+    names = {old.name(design) for design in old.all()}
+    assert names == {new.name(design) for design in new.all() if not design[PLACE["per_token"]]}
+    assert len({new.name(design) for design in new.all()}) == len(new.all())
+    assert old.restored(list(old.root)[:-1]) == old.root
+    shaping = settings().design.model_dump(mode="json", exclude={"budget": True, "confirm": True, "space": {"per_token"}})
+    assert journal_key(settings().design, 4) == params_hash({**shaping, "seed": 4})
+    assert journal_key(settings(SCORING).design, 4) != journal_key(settings({**SCORING, "per_token": None}).design, 4)
+
+
+def test_values_of_tokens_choose_where_rl_learns_them() -> None:
+    given = parse_params(
+        {
+            "domains": ["search"],
+            "per_domain": {"search": {"rl": {"algorithm": "b_coder"}}},
+            "design": {"space": {**SCORING, "choose": ["value"]}},
+        }
+    )
+    space = Space.of(given)
+    chosen = {design[PLACE["per_token"]]: design for design in space.all() if design[PLACE["choose"]] == "value"}
+    assert set(chosen) == {False, True}
+    assert space.overrides(chosen[True])["evaluate"]["models"] == ["sft+value"]
 
 
 def test_labels_cover_the_components_then_look_for_good_and_bad() -> None:
@@ -378,6 +432,7 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     [
         ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"design\.space\.model names \['rl@shop'\]"),
         ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
+        ({"space": {**SPACE, "choose": ["value"]}}, r"rl\.algorithm b_coder, and in search that is grpo"),
         (
             {"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}},
             r"has [\d,]+ designs",

@@ -427,6 +427,34 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     assert not np.array_equal(rows[0], rows[1])
 
 
+@pytest.mark.parametrize("kind", ["gp", "ridge"])
+def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
+    """Contract: of a domain in which nothing was played, the description says what to expect: the scores of the domain that is
+    described so, their level and what helps there, and not those of the other; without descriptions there is no telling."""
+    names = ["search", "shop", "textworld"]
+    space = Space.of(parse_params({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
+    designs, place = space.all(), PLACE["temperature"]
+    nodes = [
+        Node(one, -1, "random", 0.0, 0.01, {"search": (0.2 + 0.4 * one[place], 0.01), "shop": (0.9 - 0.4 * one[place], 0.01)})
+        for one in designs[::2]
+    ]
+    easy, hard = TASKS["search"], {"difficulty": 5.0, "prompt_words": 40.0, "max_turns": 16.0}
+
+    def predicted(shop: dict[str, float], new: dict[str, float]) -> list[np.ndarray]:
+        model = FittedValueModel(space, {"search": easy, "shop": shop, "textworld": new}, kind)
+        model.fit(nodes)
+        return [model.predict(designs[1::2], [name])[0] for name in names]
+
+    for new, near, far in ((easy, 0, 1), (hard, 1, 0)):
+        found = predicted(hard, new)
+        away = {at: np.abs(found[2] - found[at]).mean() for at in (near, far)}
+        assert away[near] < away[far] / 4
+        assert np.corrcoef(found[2], found[near])[0, 1] > 0.9
+    found = predicted(easy, easy)
+    away = {at: np.abs(found[2] - found[at]).mean() for at in (0, 1)}
+    assert away[0] == pytest.approx(away[1], rel=0.2), "it is the description that told"
+
+
 @pytest.mark.parametrize(
     ("design", "message"),
     [

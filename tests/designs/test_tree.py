@@ -324,30 +324,65 @@ def test_a_perfect_model_climbs_greedily() -> None:
     assert uncertainties(nodes, given.design.tree) == [0.0] * len(nodes)
 
 
-def test_one_random_proposal_is_random_local_search() -> None:
-    """Contract: unguided with one proposal changes a component, a factor and a decoding factor at most, and all changes occur."""
-    wide = {**SPACE, "think": ["none", "plan"], "temperature": [0.0, 0.25, 0.5, 1.0]}
-    one = search(settings(wide, method="unguided", tree={"proposals": 1}, budget=60))
-    nodes, space = run(one), one.space
+@pytest.mark.parametrize("lam", [0.0, 0.4])
+def test_lambda_is_the_share_of_restarts(lam: float) -> None:
+    """Contract: a greedy search goes on from the best design, and in a share lambda of its proposals from any, all alike."""
+    tree = {"beta": 0.0, "lam": lam, "alpha": 1e6, "backup": "none"}
+    one = search(settings(labels={"strength": 0, "balanced": 0}, tree=tree), value_model=Perfect(Space.of(settings())))
+    nodes = [node(worth(one.space, design), -1 + (at > 0), design=design) for at, design in enumerate(one.space.all()[::12])]
+    best, count, draws = max(range(len(nodes)), key=lambda at: nodes[at].score), len(nodes), 600
+    parents: Counter[int] = Counter()
+    for seed in range(draws):
+        one.seed = seed
+        proposal = one.propose(nodes)
+        assert proposal is not None
+        assert proposal.origin == "tree"
+        parents[proposal.parent] += 1
+    share = lam / count
+    for at in range(count):
+        expected = share + (1 - lam) * (at == best)
+        noise = (expected * (1 - expected) / draws) ** 0.5
+        assert parents[at] / draws == pytest.approx(expected, abs=4 * noise)
+
+
+class Guess:
+    """Says of each design something of its own that has nothing to do with what it scores."""
+
+    def fit(self, nodes: Sequence[Node]) -> None: ...
+
+    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([stream("guess", str(design)).random() for design in designs]), np.ones(len(designs))
+
+
+def near(space: Space, parent: Design, child: Design) -> bool:
+    """Whether a component, a factor and a decoding factor of the child, put into the parent, make the child."""
     decoding = COMPONENTS[DECODING]
+    changes = product(COMPONENTS.values(), set(range(len(FACTORS))) - set(decoding), decoding)
+    taken = ({*component, factor, step} for component, factor, step in changes)
+    mixed = ([child[place] if place in own else value for place, value in enumerate(parent)] for own in taken)
+    return any(space.canonical(tuple(one)) == child for one in mixed)
 
-    def near(parent: Design, child: Design) -> bool:
-        """Whether a component, a factor and a decoding factor of the child, put into the parent, make the child."""
-        changes = product(COMPONENTS.values(), set(range(len(FACTORS))) - set(decoding), decoding)
-        taken = ({*component, factor, step} for component, factor, step in changes)
-        mixed = ([child[place] if place in own else value for place, value in enumerate(parent)] for own in taken)
-        return any(space.canonical(tuple(one)) == child for one in mixed)
 
-    assert not all(near(space.root, design) for design in space.all()), "it is a bound"
-    changed = Counter()
+@pytest.mark.parametrize("method", ["unguided", "agentswift"])
+def test_one_random_proposal_is_random_local_search(method: str) -> None:
+    """Contract: with one proposal, and no value model or one that guesses, a component, a factor and a decoding factor change at
+    most, all changes occur, and with uniform selection what is proposed has nothing to do with what was scored."""
+    wide = {**SPACE, "think": ["none", "plan"], "temperature": [0.0, 0.25, 0.5, 1.0]}
+    given = settings(wide, method=method, tree={"proposals": 1, "lam": 1.0}, labels={"strength": 0, "balanced": 0}, budget=60)
+    one = search(given, value_model=Guess() if method == "agentswift" else None)
+    nodes, space = run(one), one.space
+    assert not all(near(space, space.root, design) for design in space.all()), "it is a bound"
+    changed: Counter[str] = Counter()
     for item in nodes[1:]:
         if item.origin == "tree":
             parent = nodes[item.parent].design
-            assert near(parent, item.design)
+            assert near(space, parent, item.design)
             differing = [place for place in range(len(FACTORS)) if item.design[place] != parent[place]]
             changed.update(FACTORS[place].name for place in differing)
-            assert item.predicted is None
+            assert (item.predicted is None) == (method == "unguided")
     assert {"window", "recall", "temperature"} <= set(changed)
+    upside_down = run(one, lambda space, design: 1 - worth(space, design))
+    assert [item.design for item in upside_down] == [item.design for item in nodes]
 
 
 def test_operations_change_what_they_say() -> None:

@@ -47,6 +47,10 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
     name, _, by = (params.evaluate.models or ["sft"])[0].partition("+")
     if name != "sft":
         raise ParamsError(f"lane designs plays by the SFT policy, and design.space.model names {name}; let it be [sft]")
+    if by == "value":
+        raise ParamsError(
+            "lane designs plays before rl, which is what learns values of tokens; leave value out of design.space.choose"
+        )
     best_of = BestOf.of(by, params.evaluate, Path(models)) if by else None
     settings = Settings(
         seed=params.seed,
@@ -74,7 +78,8 @@ def panels_of(params: Params) -> dict[str, Panel]:
 
 def table_path(params: Params, space: Space) -> Path:
     shape = params.model_dump(mode="json", include={"seed", "evaluate"})
-    return Path(f"designs-{params_hash({**shape, 'options': space.options, 'attempts': params.design.attempts})}.json")
+    shape |= {"options": tuple(space.told.values()), "attempts": params.design.attempts}
+    return Path(f"designs-{params_hash(shape)}.json")
 
 
 def make_table(values: Mapping[str, Any], params: Params, workers: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -55,14 +56,12 @@ class Search:
         """Rows of the covering array as designs, decoding as in the root, each once."""
         if self.value_model is None:
             return []
-        places = self.space.free()
-        sizes = [len(self.space.options[place]) for place in places]
-        found = []
-        for row in covering_array(sizes, self.settings.labels.strength, self.seed):
-            values = list(self.space.root)
-            for place, option in zip(places, row, strict=True):
-                values[place] = self.space.options[place][option]
-            found.append(self.space.canonical(tuple(values)))
+        axes, found = self.space.axes(), []
+        for row in covering_array([len(axis) for axis in axes], self.settings.labels.strength, self.seed):
+            changes: dict[int, Any] = {}
+            for axis, option in zip(axes, row, strict=True):
+                changes |= axis[option]
+            found.append(self.space.canonical(self._with(self.space.root, changes)))
         return list(dict.fromkeys(found))
 
     def propose(self, nodes: Sequence[Node]) -> Proposal | None:

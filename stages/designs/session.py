@@ -16,10 +16,11 @@ from scipy.stats import spearmanr
 from stages.agent.episode import read_json, write_json
 from stages.designs.places import Evaluated, Places
 from stages.designs.search import Proposal, Search
-from stages.designs.space import FACTORS, Design
+from stages.designs.space import Design
 from stages.designs.tree import Node, visits
 from stages.designs.value_model import FittedValueModel
 from stages.evaluation.summary import compare_models
+from stages.parameters.design import Design as Settings
 from stages.params import model_names, params_hash
 from stages.validation import ParamsError
 
@@ -34,6 +35,15 @@ def best_so_far(scores: Sequence[float]) -> list[float]:
     return [max(scores[: count + 1]) for count in range(len(scores))]
 
 
+def journal_key(settings: Settings, seed: int) -> str:
+    """16 hex digits over what shapes a search. Of searches without the factor `per_token` it is what it was before that one was
+    there, so that they go on."""
+    shaping = settings.model_dump(mode="json", exclude=NOT_THE_SEARCH)
+    if settings.space.per_token is None:
+        del shaping["space"]["per_token"]
+    return params_hash({**shaping, "seed": seed})
+
+
 class Session:
     """The search that `places.params.design` describes, resumed where it was."""
 
@@ -44,10 +54,10 @@ class Session:
         guided = self.settings.method == "agentswift"
         model = FittedValueModel(self.space, domains, self.settings.value_model) if guided else None
         self.search = Search(self.space, self.settings, self.seed, model)
-        shaping = {**self.settings.model_dump(mode="json", exclude=NOT_THE_SEARCH), "seed": self.seed}
-        self.path = places.folder / f"journal-{params_hash(shaping)}.json"
+        self.path = places.folder / f"journal-{journal_key(self.settings, self.seed)}.json"
         saved = read_json(self.path) if self.path.exists() else {"nodes": [], "pending": None}
-        self.nodes = [Node.from_json(node) for node in saved["nodes"]][: self.settings.budget]
+        nodes = [{**node, "design": self.space.restored(node["design"])} for node in saved["nodes"]]
+        self.nodes = [Node.from_json(node) for node in nodes][: self.settings.budget]
         self.pending: dict[str, Any] | None = saved["pending"]
 
     def _write(self) -> None:
@@ -60,7 +70,7 @@ class Session:
         say what to evaluate next: its `place`, `kind` and so on. None when all is done. Raises ParamsError if the design that
         params.yaml has could not be run."""
         if self.pending is not None and seconds is not None:
-            kind, design = self.pending["kind"], tuple(self.pending["design"])
+            kind, design = self.pending["kind"], self.space.restored(self.pending["design"])
             if failed and (kind == "panel" or design == self.space.root):
                 raise ParamsError(f"the design '{self.space.label(design)}' could not be evaluated: {failed}")
             self.places.collect(kind, design, seconds, failed)
@@ -182,7 +192,7 @@ class Session:
             )
         return {
             "settings": {**self.settings.model_dump(mode="json", exclude={"space"}), "seed": self.seed},
-            "space": {factor.name: list(options) for factor, options in zip(FACTORS, self.space.options, strict=True)},
+            "space": {name: list(options) for name, options in self.space.told.items()},
             "designs": len(self.search.designs),
             "default": self.space.name(self.space.root),
             "nodes": [self._node(number, count) for number, count in enumerate(counts)],

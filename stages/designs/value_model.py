@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stages.designs.space import Design, Space, features, one_hot
+from stages.designs.space import Design, Space, features
 from stages.designs.tree import Node
 from stages.environments.protocol import Task
 
@@ -25,6 +25,9 @@ BROAD = 0.25
 BLOCK = 128
 """Designs predicted at once."""
 LEAST_STD = 1e-3
+IDENTITY = 0.3
+"""Length of the one-hot part that says which domain a row is of, beside descriptions of unit spread: domains are alike as far as
+their descriptions are, until their scores say otherwise."""
 GRID = ((0.03, 0.3, 3.0), (0.1, 1.0), (0.7, 1.5, 3.0))
 """Of the Gaussian process: amplitude of what factors do by themselves, amplitude and length of how they go together."""
 MISFIT = 0.02
@@ -57,34 +60,49 @@ def acquisition(mean: np.ndarray, std: np.ndarray, kappa: float, sign: int) -> n
     return sign * mean + kappa * std
 
 
+def _told_apart(domains: Mapping[str, Description]) -> dict[str, list[float]]:
+    """Domain -> its task as features: the description's numbers; of several domains, which one it is and the numbers of zero mean
+    and unit spread over them."""
+    logs = np.array([[math.log1p(told[name]) for name in sorted(told)] for told in domains.values()])
+    if len(domains) == 1:
+        return dict(zip(domains, (logs / 4).tolist(), strict=True))
+    spread = logs.std(axis=0)
+    numbers = (logs - logs.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    which = IDENTITY * np.eye(len(domains))
+    return dict(zip(domains, np.hstack([which, numbers]).tolist(), strict=True))
+
+
 class FittedValueModel:
     """`ValueModel` of a space and the domains that it is searched for; `kind`: gp | ridge."""
 
     def __init__(self, space: Space, domains: Mapping[str, Description], kind: str) -> None:
         self.space, self.domains, self.kind = space, domains, kind
+        self._tasks = _told_apart(domains)
         self._model: Any = None
         self._mean, self._scale = 0.5, BROAD
-
-    def _task(self, domain: str) -> list[float]:
-        told = self.domains[domain]
-        numbers = [math.log1p(told[name]) / 4 for name in sorted(told)]
-        return [*(one_hot(domain, list(self.domains)) if len(self.domains) > 1 else []), *numbers]
 
     def rows(self, designs: Sequence[Design], domains: Sequence[str]) -> np.ndarray:
         """Features [len(designs), F] of designs, each in its domain."""
         return np.array([self._row(design, domain) for design, domain in zip(designs, domains, strict=True)])
 
     def _row(self, design: Design, domain: str) -> list[float]:
-        """What the design is, what the task is, and, of several domains, the design once more in a place of the domain's own,
-        so that what helps in one and hurts in another is told apart."""
-        own = features(self.space, design)
-        apart = [value * float(name == domain) for name in self.domains for value in own] if len(self.domains) > 1 else []
-        return [*own, *self._task(domain), *apart]
+        """What the design is, what the task is, and, of several domains, how they go together: the design once more for each
+        number of the task, so that what helps in one domain and hurts in another is told apart, and helps in a third that is
+        described like the one."""
+        own, task = features(self.space, design), self._tasks[domain]
+        together = [value * number for number in task for value in own] if len(self.domains) > 1 else []
+        return [*own, *task, *together]
 
     def fit(self, nodes: Sequence[Node]) -> None:
-        """Designs that could not be run are left out: their score says nothing of how good they are."""
+        """Designs that could not be run are left out: their score says nothing of how good they are. Where a design was not
+        played there is no row."""
         nodes = [node for node in nodes if not node.failed]
-        pairs = [(node.design, domain, *node.by_domain[domain]) for node in nodes for domain in self.domains]
+        pairs = [
+            (node.design, domain, *node.by_domain[domain])
+            for node in nodes
+            for domain in self.domains
+            if domain in node.by_domain
+        ]
         y = np.array([score for _, _, score, _ in pairs])
         errors = np.array([error for _, _, _, error in pairs])
         self._mean, self._model = float(y.mean()) if pairs else 0.5, None
@@ -97,17 +115,18 @@ class FittedValueModel:
             warnings.simplefilter("ignore")  # a hyperparameter at its bound, or a constant score, is no reason to stop
             self._model.fit(x, (y - self._mean) / self._scale)
 
-    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
-        """Of the mean over domains, whose errors go together (gp) or are taken to (ridge)."""
+    def predict(self, designs: Sequence[Design], domains: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Of the mean over `domains`, all if none is named, whose errors go together (gp) or are taken to (ridge)."""
         if self._model is None:
             return np.full(len(designs), self._mean), np.full(len(designs), BROAD)
-        parts = [self._block(designs[start : start + BLOCK]) for start in range(0, len(designs), BLOCK)]
+        names = list(domains or self.domains)
+        parts = [self._block(designs[start : start + BLOCK], names) for start in range(0, len(designs), BLOCK)]
         mean, std = (np.concatenate(part) for part in zip(*parts, strict=True))
         # Rounded, so that designs that the model cannot tell apart tie, and the first in canonical order is taken.
         return np.round(self._mean + self._scale * mean, 9), np.round(np.maximum(self._scale * std, LEAST_STD), 9)
 
-    def _block(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
-        count, names = len(designs), list(self.domains)
+    def _block(self, designs: Sequence[Design], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        count = len(designs)
         x = self.rows([design for design in designs for _ in names], names * count)
         if self.kind == "gp":
             mean, covariance = self._model.predict(x, return_cov=True)

@@ -17,8 +17,10 @@ class DesignSpace(Section):
 
     model: Annotated[list[str], Field(min_length=1)] | None = None
     """Who plays: of sft, rl@<domain>, merged, merged_linear; null: all of them."""
-    choose: list[Literal["none", "logprob", "vote", "q"]] = ["none", "logprob", "vote"]
+    choose: list[Literal["none", "logprob", "vote", "q", "value"]] = ["none", "logprob", "vote"]
     """How an action is chosen among several draws."""
+    per_token: Annotated[list[bool], Field(min_length=1)] | None = None
+    """Whether logprob and value go by scores per token; null: no factor, but what evaluate.best_of.per_token is."""
     think: list[Literal["none", "plan", "reflect", "both"]] = ["none", "plan"]
     window: list[Window] = [1, 2, 4, None]
     recall: list[Literal["none", "action", "task", "both"]] = ["none", "action", "task"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from flows import design as flow
 from stages import design as command
-from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table, write_tasks
+from stages.agent.chat import Chat
+from stages.agent.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
+from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search, workshop
 from stages.claims.design_metrics import METRICS
 from stages.claims.experiment import FOLDER, check_experiment, common_values, load_experiment, run_values
@@ -22,7 +27,7 @@ from stages.curation.panel import make_panel, write_panel
 from stages.designs.places import Places, standard_error, summarise
 from stages.designs.session import Session, best_so_far
 from stages.designs.space import PLACE, Space
-from stages.designs.tasks import split_tasks
+from stages.designs.tasks import choose_tasks, split_tasks
 from stages.designs.tree import Node
 from stages.environments.search import SearchDomain
 from stages.evaluation.panels import EVALUATION_SCHEMA
@@ -150,6 +155,26 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
     assert first is not None
     with pytest.raises(FileNotFoundError, match="has not run there to its end"):
         session_of(source, attempts=1)[0].step(1.0)
+
+
+def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
+    """Contract: its designs end where the factor begins, and had what params.yaml has."""
+    design = {"attempts": 1, "method": "random", "budget": 3}
+    session_of(source, **design)[0].step()
+    for _ in range(2):
+        session, _ = session_of(source, **design)
+        play(session.places.folder / "search")
+        session.step(1.0)
+    saved = read_json(session.path)
+    short = {"nodes": [{**node, "design": node["design"][:-1]} for node in saved["nodes"]]}
+    write_json(session.path, {**short, "pending": {**saved["pending"], "design": saved["pending"]["design"][:-1]}})
+    again, _ = session_of(source, **design)
+    assert [node.design for node in again.nodes] == [node.design for node in session.nodes]
+    assert len(again.nodes) == 2
+    play(again.places.folder / "search")
+    again.step(1.0)
+    assert len(again.nodes) == 3
+    assert again.nodes[2].design == tuple(saved["pending"]["design"]), "what was under way is taken up"
 
 
 def test_a_place_has_the_present_code(source: Path) -> None:
@@ -355,6 +380,81 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
     assert summarise(rows, "success").by_domain == {
         name: tuple(pair) for name, pair in table[other]["valid"]["by_domain"].items()
     }
+
+
+def teach(folder: Path, prompts: list[str], action: str) -> None:
+    """Let the policy in `folder` say `action` to each of `prompts`."""
+    import torch
+
+    policy = load_policy(folder)
+    chat = Chat(policy.tokenizer)
+    said = [
+        chat.encode_demonstration([{"role": "user", "content": one}, {"role": "assistant", "content": action}]) for one in prompts
+    ]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=5e-3)
+    for step in range(150):
+        encoded = said[step % len(said)]
+        ids = torch.tensor([encoded.token_ids])
+        labels = ids.masked_fill(torch.tensor([encoded.owner]) != Owner.POLICY, -100)
+        loss = policy.model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.2
+    shutil.rmtree(folder)
+    save_policy(policy.model, policy.tokenizer, folder)
+
+
+@pytest.mark.slow
+def test_a_search_with_a_policy_from_its_steps_to_its_results(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract: the flow's steps, with the command line and the stage by processes of their own, in the places that are laid out;
+    what the results say is what was played, and params.yaml takes the winner."""
+    root = tmp_path / "checkout"
+    shutil.copytree(source, root, ignore=shutil.ignore_patterns(".bellwether", "reports", "stages"))
+    shutil.copytree(ROOT / "stages", root / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    space = {"window": [None], "recall": ["none"], "choose": ["logprob"], "per_token": [False, True], "max_tokens": [12]}
+    evaluate = {"sampling": {"max_tokens": 12}, "scaffold": {"max_turns": 2}}
+    design = {"method": "random", "attempts": 1, "confirm": {"designs": 1}, "space": {**space, "max_turns": [2]}}
+    values = deep_merge(VALUES, {"evaluate": evaluate, "design": design})
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    tasks = choose_tasks(root, "search", parse_params(values), tmp_path / "worlds").search
+    teach(root / "data/models/sft", [task.prompt for task in tasks], f"answer {tasks[0].spec['answer']}")
+    monkeypatch.setenv("BELLWETHER_TRACKING", "off")
+    monkeypatch.setattr(flow, "echo", lambda: print)
+    monkeypatch.setattr(flow, "run_name", lambda: "a search")
+    changes, kinds = ["design.budget=2"], []
+    step = flow.next_step(root, changes)
+    while step["kind"] != "done":
+        kinds.append(step["kind"])
+        seconds, failed = flow.evaluate.fn(step, False).data
+        assert failed == ""
+        step = flow.next_step(root, changes, "--ended", f"{seconds:.1f}")
+    assert kinds[:3] == ["search", "search", "confirm"]
+    assert kinds[-1] == "panel"
+
+    results = read_json(root / "reports/design/random.json")
+    (plan,) = (root / ".bellwether/design").glob("*/plan.json")
+    evaluations, nodes = plan.parent / "evaluations", results["nodes"]
+    assert [node["origin"] for node in nodes] == ["root", "random"]
+    assert {path.stem for path in evaluations.glob("search-*.parquet")} == {f"search-{node['name']}" for node in nodes}
+    for node in nodes:
+        rows = read_rows(evaluations / f"search-{node['name']}.parquet")
+        assert sorted(row["task_id"] for row in rows) == results["domains"]["search"]["search"]
+        assert node["score"] == pytest.approx(np.mean([row["success"] for row in rows]), abs=1e-6)
+        assert 0 < node["score"] < 1, "the policy knows one answer"
+    winner = results["winner"]
+    for side, name in (("default", results["default"]), ("winner", winner["name"])):
+        played = read_rows(evaluations / f"panel-{name}.parquet")
+        assert len(played) == 8
+        assert results["panel"][side] == pytest.approx(np.mean([row["success"] for row in played]), abs=1e-6)
+
+    command = [sys.executable, "-m", "stages.params", "--apply", "reports/design/random.yaml"]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    applied = load_params(root / "params.yaml").evaluate.model_dump()
+    for section in ("best_of", "sampling", "scaffold"):
+        assert winner["evaluate"][section].items() <= applied[section].items()
 
 
 def test_nodes_are_kept_whole() -> None:

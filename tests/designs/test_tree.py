@@ -14,6 +14,7 @@ import pytest
 
 from stages.designs.covering import combinations_of, covering_array, uncovered
 from stages.designs.search import Search, remedies
+from stages.designs.session import journal_key
 from stages.designs.space import COMPONENTS, DECODING, FACTORS, PLACE, Design, Space
 from stages.designs.tree import (
     Node,
@@ -26,7 +27,7 @@ from stages.designs.tree import (
 )
 from stages.designs.value_model import FEWEST, FittedValueModel, acquisition, describe
 from stages.environments.protocol import Task
-from stages.params import parse_params
+from stages.params import params_hash, parse_params
 from stages.seeding import stream
 
 SPACE: dict[str, Any] = {
@@ -183,6 +184,59 @@ def test_designs_that_play_alike_are_one() -> None:
     assert "choose vote" in space.label(vote)
 
 
+SCORING: dict[str, Any] = {**SPACE, "choose": ["none", "logprob", "vote"], "per_token": [False, True]}
+
+
+def test_scores_per_token_are_a_factor_of_the_choices_that_have_scores() -> None:
+    """Contract: only where logprob or value chooses; labels have each choice with each way of scoring."""
+    space = Space.of(settings(SCORING))
+    by_choice: dict[str, set[bool]] = {}
+    for design in space.all():
+        by_choice.setdefault(design[PLACE["choose"]], set()).add(design[PLACE["per_token"]])
+        values = space.overrides(design)["evaluate"]
+        assert values["best_of"]["per_token"] is design[PLACE["per_token"]]
+    assert by_choice == {"none": {False}, "logprob": {False, True}, "vote": {False}}
+    assert len(space.all()) == 9 * (1 + 2 + 2 * 2 + 2 * 2 * 2)
+    for strength in (1, 2):
+        labels = run(search(settings(SCORING, labels={"strength": strength, "balanced": 0}), seed=3))
+        made = {(one.design[PLACE["choose"]], one.design[PLACE["per_token"]]) for one in labels if one.origin == "covering"}
+        assert made | {("none", False)} == {("none", False), ("logprob", False), ("logprob", True), ("vote", False)}
+    without = Space.of(settings({**SCORING, "choose": ["none", "vote"]}))
+    assert without.options[PLACE["per_token"]] == (False,), "votes have no scores"
+
+
+def test_a_space_that_does_not_name_scores_per_token_is_what_it_was() -> None:
+    """Contract: designs keep the names under which they were evaluated, journals their names and their designs, and a space
+    with the factor knows what was evaluated in one without it."""
+    space = Space.of(settings())
+    assert space.name(space.root) == "7cd9b54df606"
+    assert space.name(next(design for design in space.all() if design[PLACE["choose"]] == "vote")) == "029b386d924a"
+    assert set(space.told) == set(PLACE) - {"per_token"}
+    assert "per_token" not in space.overrides(space.root)["evaluate"]["best_of"]
+    old, new = Space.of(settings({**SCORING, "per_token": None})), Space.of(settings(SCORING))
+    names = {old.name(design) for design in old.all()}
+    assert names == {new.name(design) for design in new.all() if not design[PLACE["per_token"]]}
+    assert len({new.name(design) for design in new.all()}) == len(new.all())
+    assert old.restored(list(old.root)[:-1]) == old.root
+    shaping = settings().design.model_dump(mode="json", exclude={"budget": True, "confirm": True, "space": {"per_token"}})
+    assert journal_key(settings().design, 4) == params_hash({**shaping, "seed": 4})
+    assert journal_key(settings(SCORING).design, 4) != journal_key(settings({**SCORING, "per_token": None}).design, 4)
+
+
+def test_values_of_tokens_choose_where_rl_learns_them() -> None:
+    given = parse_params(
+        {
+            "domains": ["search"],
+            "per_domain": {"search": {"rl": {"algorithm": "b_coder"}}},
+            "design": {"space": {**SCORING, "choose": ["value"]}},
+        }
+    )
+    space = Space.of(given)
+    chosen = {design[PLACE["per_token"]]: design for design in space.all() if design[PLACE["choose"]] == "value"}
+    assert set(chosen) == {False, True}
+    assert space.overrides(chosen[True])["evaluate"]["models"] == ["sft+value"]
+
+
 def test_labels_cover_the_components_then_look_for_good_and_bad() -> None:
     one = search(settings(labels={"strength": 2, "balanced": 4}))
     nodes = run(one, budget=18)
@@ -270,30 +324,65 @@ def test_a_perfect_model_climbs_greedily() -> None:
     assert uncertainties(nodes, given.design.tree) == [0.0] * len(nodes)
 
 
-def test_one_random_proposal_is_random_local_search() -> None:
-    """Contract: unguided with one proposal changes a component, a factor and a decoding factor at most, and all changes occur."""
-    wide = {**SPACE, "think": ["none", "plan"], "temperature": [0.0, 0.25, 0.5, 1.0]}
-    one = search(settings(wide, method="unguided", tree={"proposals": 1}, budget=60))
-    nodes, space = run(one), one.space
+@pytest.mark.parametrize("lam", [0.0, 0.4])
+def test_lambda_is_the_share_of_restarts(lam: float) -> None:
+    """Contract: a greedy search goes on from the best design, and in a share lambda of its proposals from any, all alike."""
+    tree = {"beta": 0.0, "lam": lam, "alpha": 1e6, "backup": "none"}
+    one = search(settings(labels={"strength": 0, "balanced": 0}, tree=tree), value_model=Perfect(Space.of(settings())))
+    nodes = [node(worth(one.space, design), -1 + (at > 0), design=design) for at, design in enumerate(one.space.all()[::12])]
+    best, count, draws = max(range(len(nodes)), key=lambda at: nodes[at].score), len(nodes), 600
+    parents: Counter[int] = Counter()
+    for seed in range(draws):
+        one.seed = seed
+        proposal = one.propose(nodes)
+        assert proposal is not None
+        assert proposal.origin == "tree"
+        parents[proposal.parent] += 1
+    share = lam / count
+    for at in range(count):
+        expected = share + (1 - lam) * (at == best)
+        noise = (expected * (1 - expected) / draws) ** 0.5
+        assert parents[at] / draws == pytest.approx(expected, abs=4 * noise)
+
+
+class Guess:
+    """Says of each design something of its own that has nothing to do with what it scores."""
+
+    def fit(self, nodes: Sequence[Node]) -> None: ...
+
+    def predict(self, designs: Sequence[Design]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([stream("guess", str(design)).random() for design in designs]), np.ones(len(designs))
+
+
+def near(space: Space, parent: Design, child: Design) -> bool:
+    """Whether a component, a factor and a decoding factor of the child, put into the parent, make the child."""
     decoding = COMPONENTS[DECODING]
+    changes = product(COMPONENTS.values(), set(range(len(FACTORS))) - set(decoding), decoding)
+    taken = ({*component, factor, step} for component, factor, step in changes)
+    mixed = ([child[place] if place in own else value for place, value in enumerate(parent)] for own in taken)
+    return any(space.canonical(tuple(one)) == child for one in mixed)
 
-    def near(parent: Design, child: Design) -> bool:
-        """Whether a component, a factor and a decoding factor of the child, put into the parent, make the child."""
-        changes = product(COMPONENTS.values(), set(range(len(FACTORS))) - set(decoding), decoding)
-        taken = ({*component, factor, step} for component, factor, step in changes)
-        mixed = ([child[place] if place in own else value for place, value in enumerate(parent)] for own in taken)
-        return any(space.canonical(tuple(one)) == child for one in mixed)
 
-    assert not all(near(space.root, design) for design in space.all()), "it is a bound"
-    changed = Counter()
+@pytest.mark.parametrize("method", ["unguided", "agentswift"])
+def test_one_random_proposal_is_random_local_search(method: str) -> None:
+    """Contract: with one proposal, and no value model or one that guesses, a component, a factor and a decoding factor change at
+    most, all changes occur, and with uniform selection what is proposed has nothing to do with what was scored."""
+    wide = {**SPACE, "think": ["none", "plan"], "temperature": [0.0, 0.25, 0.5, 1.0]}
+    given = settings(wide, method=method, tree={"proposals": 1, "lam": 1.0}, labels={"strength": 0, "balanced": 0}, budget=60)
+    one = search(given, value_model=Guess() if method == "agentswift" else None)
+    nodes, space = run(one), one.space
+    assert not all(near(space, space.root, design) for design in space.all()), "it is a bound"
+    changed: Counter[str] = Counter()
     for item in nodes[1:]:
         if item.origin == "tree":
             parent = nodes[item.parent].design
-            assert near(parent, item.design)
+            assert near(space, parent, item.design)
             differing = [place for place in range(len(FACTORS)) if item.design[place] != parent[place]]
             changed.update(FACTORS[place].name for place in differing)
-            assert item.predicted is None
+            assert (item.predicted is None) == (method == "unguided")
     assert {"window", "recall", "temperature"} <= set(changed)
+    upside_down = run(one, lambda space, design: 1 - worth(space, design))
+    assert [item.design for item in upside_down] == [item.design for item in nodes]
 
 
 def test_operations_change_what_they_say() -> None:
@@ -373,11 +462,40 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     assert not np.array_equal(rows[0], rows[1])
 
 
+@pytest.mark.parametrize("kind", ["gp", "ridge"])
+def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
+    """Contract: of a domain in which nothing was played, the description says what to expect: the scores of the domain that is
+    described so, their level and what helps there, and not those of the other; without descriptions there is no telling."""
+    names = ["search", "shop", "textworld"]
+    space = Space.of(parse_params({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
+    designs, place = space.all(), PLACE["temperature"]
+    nodes = [
+        Node(one, -1, "random", 0.0, 0.01, {"search": (0.2 + 0.4 * one[place], 0.01), "shop": (0.9 - 0.4 * one[place], 0.01)})
+        for one in designs[::2]
+    ]
+    easy, hard = TASKS["search"], {"difficulty": 5.0, "prompt_words": 40.0, "max_turns": 16.0}
+
+    def predicted(shop: dict[str, float], new: dict[str, float]) -> list[np.ndarray]:
+        model = FittedValueModel(space, {"search": easy, "shop": shop, "textworld": new}, kind)
+        model.fit(nodes)
+        return [model.predict(designs[1::2], [name])[0] for name in names]
+
+    for new, near, far in ((easy, 0, 1), (hard, 1, 0)):
+        found = predicted(hard, new)
+        away = {at: np.abs(found[2] - found[at]).mean() for at in (near, far)}
+        assert away[near] < away[far] / 4
+        assert np.corrcoef(found[2], found[near])[0, 1] > 0.9
+    found = predicted(easy, easy)
+    away = {at: np.abs(found[2] - found[at]).mean() for at in (0, 1)}
+    assert away[0] == pytest.approx(away[1], rel=0.2), "it is the description that told"
+
+
 @pytest.mark.parametrize(
     ("design", "message"),
     [
         ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"design\.space\.model names \['rl@shop'\]"),
         ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
+        ({"space": {**SPACE, "choose": ["value"]}}, r"rl\.algorithm b_coder, and in search that is grpo"),
         (
             {"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}},
             r"has [\d,]+ designs",

@@ -33,10 +33,12 @@ class SuccessChange:
 
 
 def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
-    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml."""
+    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. A key that is null says
+    no more than one that is not there."""
     old, new = dict(flatten(before.params)), dict(flatten(now.params))
     keys = [*new, *(key for key in old if key not in new)]
-    return [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys if old.get(key) != new.get(key)]
+    told = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
+    return [(key, then, today) for key, then, today in told if then != today]
 
 
 def code_changes(before: Run, now: Run) -> list[tuple[str, str]]:

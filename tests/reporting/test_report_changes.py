@@ -43,7 +43,9 @@ def outcomes(count: int) -> list[dict]:
 def test_parameters_and_code_that_differ_are_named() -> None:
     before = make([1, 1])
     now = make(
-        [1, 1], params={**before.params, "rl": {"steps": 40, "epochs": 2}}, code={"stages/rl.py": "ab", "stages/new": "cc"}
+        [1, 1],
+        params={**before.params, "rl": {"steps": 40, "epochs": 2, "minibatches": None}},
+        code={"stages/rl.py": "ab", "stages/new": "cc"},
     )
     assert parameter_changes(before, now) == [("rl.steps", "20", "40"), ("rl.epochs", "–", "2")]
     assert parameter_changes(now, before) == [("rl.steps", "40", "20"), ("rl.epochs", "2", "–")]

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from by_hand import assert_near
 
 from stages.algorithms.gae import compact, gae, gae_advantage
 from stages.parameters.rl import Advantage
-
-
-def near(actual: torch.Tensor, expected: list, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(("lam", "expected"), [(1.0, [0.5, 0.5, 0.5]), (0.0, [0.0, 0.0, 0.5])])
 def test_gae_numbers(lam: float, expected: list[float]) -> None:
     """survey_taxonomy 6: r = (0, 0, 1), V = 0.5, gamma 1."""
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5)
-    near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, lam), [expected])
+    assert_near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, lam), [expected], atol=1e-5)
 
 
 def test_gae_by_hand_with_discount() -> None:
     """r = (0.1, 0, 1), V = (0.2, 0.4, 0.6), gamma 0.9, lam 0.5: d = (0.26, 0.14, 0.4), A3 = 0.4, A2 = 0.32, A1 = 0.404."""
     rewards, values = torch.tensor([[0.1, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.6]])
-    near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 0.9, 0.5), [[0.404, 0.32, 0.4]])
+    assert_near(gae(rewards, values, torch.ones(1, 3, dtype=torch.bool), 0.9, 0.5), [[0.404, 0.32, 0.4]], atol=1e-5)
 
 
 def test_gae_skips_the_environments_tokens(make_batch) -> None:
@@ -49,7 +46,7 @@ def test_gae_turn_rewards_fall_on_the_last_token_of_their_turn(make_batch) -> No
     batch = batch.with_(turn_rewards=torch.tensor([[0.25, 0.75]]), values=torch.zeros(batch.mask.shape))
     result = gae_advantage(batch, Advantage(gamma=1.0, lam=0.0))
     assert result.advantages is not None
-    near(result.advantages[batch.mask], [0.0, 0.25, 0.0, 0.75])
+    assert_near(result.advantages[batch.mask], [0.0, 0.25, 0.0, 0.75], atol=1e-5)
 
 
 def test_gae_refuses_to_lose_a_reward_and_to_run_without_values(make_batch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from by_hand import assert_near
 from torch import Tensor
 
 from stages.algorithms.aggregation import denominators
@@ -41,17 +42,13 @@ def losses(make_batch, rewards: list[float], proxies: list[float], **settings) -
     return found.detach(), torch.stack([row[mask][0] for row, mask in zip(gradient, batch.mask, strict=True)])
 
 
-def close(found: Tensor, expected: list[float], atol: float = 2e-6) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=0, atol=atol)
-
-
 def test_scores_and_losses_by_hand(make_batch) -> None:
     """Must hold 1."""
     psi = scores(torch.tensor(R), ONE_GROUP, "rloo")
-    close(psi, PSI)
+    assert_near(psi, PSI, atol=2e-6)
     assert float(psi.sum()) == pytest.approx(0, abs=1e-6)
     plain, _ = losses(make_batch, Y, R, class_weight="none")
-    close(plain, [0.628701, 0.568677, 0.628701, 0.835343])
+    assert_near(plain, [0.628701, 0.568677, 0.628701, 0.835343], atol=2e-6)
     assert float(plain.mean()) == pytest.approx(0.665355, abs=1e-6)
     assert float(losses(make_batch, Y, R)[0].mean()) == pytest.approx(0.653137, abs=1e-6)
 
@@ -68,8 +65,10 @@ def test_the_first_gradient_is_rloos(make_batch) -> None:
     """Must hold 2: at r = 0 without weights -(y_i - mean y)/(G - 1), which is the gradient of RLOO with the mean of the episodes'
     token sums, exactly; beta scales it."""
     _, gradient = losses(make_batch, Y, [0.0] * 4, class_weight="none")
-    close(gradient, [-0.25, 0.083333, 0.083333, 0.083333])
-    close(losses(make_batch, Y, [0.0] * 4, class_weight="none", beta=2.0)[1], [-0.5, 0.166667, 0.166667, 0.166667])
+    assert_near(gradient, [-0.25, 0.083333, 0.083333, 0.083333], atol=2e-6)
+    assert_near(
+        losses(make_batch, Y, [0.0] * 4, class_weight="none", beta=2.0)[1], [-0.5, 0.166667, 0.166667, 0.166667], atol=2e-6
+    )
     rewards = [[1, 0, 0, 1], [0, 0, 1, 0]]
     rloo = Rl(algorithm="rloo", group_size=4, loss={"aggregation": "seq_mean_token_sum"})
     gradients = []
@@ -84,12 +83,12 @@ def test_the_first_gradient_is_rloos(make_batch) -> None:
 
 def test_balanced_classes_weigh_the_same(make_batch) -> None:
     """Must hold 3, and the other weights: the advantages that reports show are minus this gradient times B."""
-    close(class_weights(torch.tensor(Y), ONE_GROUP, "group_balanced"), [2.0, 2 / 3, 2 / 3, 2 / 3])
+    assert_near(class_weights(torch.tensor(Y), ONE_GROUP, "group_balanced"), [2.0, 2 / 3, 2 / 3, 2 / 3], atol=2e-6)
     _, gradient = losses(make_batch, Y, [0.0] * 4)
-    close(gradient, [-0.333333, 0.111111, 0.111111, 0.111111])
+    assert_near(gradient, [-0.333333, 0.111111, 0.111111, 0.111111], atol=2e-6)
     batch = resolve(pacs()).prepare(make_batch([Y]))
     assert batch.advantages is not None
-    close(batch.advantages[:, 1], [4 / 3, -4 / 9, -4 / 9, -4 / 9])
+    assert_near(batch.advantages[:, 1], [4 / 3, -4 / 9, -4 / 9, -4 / 9], atol=2e-6)
     assert class_weights(torch.tensor([1.0, 0.5, 0.0]), ONE_GROUP[:3], "only_positive").tolist() == [1, 0, 0]
     assert class_weights(torch.tensor([1.0, 0.5, 0.0]), ONE_GROUP[:3], "only_negative").tolist() == [0, 0, 1]
 
@@ -97,9 +96,9 @@ def test_balanced_classes_weigh_the_same(make_batch) -> None:
 def test_a_group_of_one_class_is_pulled_together(make_batch) -> None:
     """Must hold 4."""
     _, still = losses(make_batch, [1.0] * 4, [0.0] * 4)
-    close(still, [0.0] * 4, atol=1e-7)
+    assert_near(still, [0.0] * 4, atol=1e-7)
     _, gradient = losses(make_batch, [1.0] * 4, R)
-    close(gradient, [0.011095, -0.022091, -0.011095, 0.022091])
+    assert_near(gradient, [0.011095, -0.022091, -0.011095, 0.022091], atol=2e-6)
     assert float(gradient.sum()) == pytest.approx(0, abs=1e-7)
 
 
@@ -148,10 +147,10 @@ def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(m
 def test_a_saturated_score_has_no_residual() -> None:
     """Must hold 7."""
     psi = scores(torch.tensor([20.0, 0.0, 0.0, 0.0], dtype=torch.float64), ONE_GROUP, "rloo")
-    close(psi, [20.0, -6.6667, -6.6667, -6.6667], atol=5e-5)
+    assert_near(psi, [20.0, -6.6667, -6.6667, -6.6667], atol=5e-5)
     residual = psi.sigmoid() - torch.tensor(Y, dtype=torch.float64)
     assert float(residual[0]) == pytest.approx(-2.1e-9, rel=0.05)
-    close(residual[1:], [1.27e-3] * 3, atol=5e-6)
+    assert_near(residual[1:], [1.27e-3] * 3, atol=5e-6)
 
 
 def test_tokens_off_the_mask_have_no_part_in_it(make_batch) -> None:
@@ -193,7 +192,7 @@ def test_labels(make_batch) -> None:
     """An episode that was cut has label 0; soft labels must lie in [0, 1]."""
     batch = make_batch([[1, 0.6, 0.4, 1]]).with_(truncated=torch.tensor([False, False, False, True]))
     assert labels(batch, 0.5).tolist() == [1, 1, 0, 0]
-    close(labels(batch, None), [1.0, 0.6, 0.4, 0.0])
+    assert_near(labels(batch, None), [1.0, 0.6, 0.4, 0.0], atol=2e-6)
     with pytest.raises(ValueError, match=r"from -1 to 1; labels must lie in \[0, 1\]"):
         labels(make_batch([[1, -1]]), None)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from by_hand import assert_near
 
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
@@ -23,10 +24,6 @@ def credited(make_batch: Any, c: list[float], reward: float, accepted: list[bool
     return batch.with_(turn_progress=torch.tensor([c]), accepted=torch.tensor([accepted]))
 
 
-def close(found: torch.Tensor, expected: list[float]) -> None:
-    torch.testing.assert_close(found, torch.tensor([expected]))
-
-
 def test_grounding_by_hand(make_batch) -> None:
     """spa_rl 2: alpha 1, beta 0.5, g = (1, 0, 1): 0.6, 0.2, 1.0; as a share of 3 turns; as a penalty."""
     batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0, [True, False, True])
@@ -36,7 +33,7 @@ def test_grounding_by_hand(make_batch) -> None:
         ("penalty", [0.1, -0.3, 0.5]),
     ):
         found = progress_rewards(batch, Credit(kind="progress", grounding=kind, grounding_coef=0.5))
-        close(found.turn_rewards, expected)
+        assert_near(found.turn_rewards, [expected])
         torch.testing.assert_close(found.rewards, found.turn_rewards.sum(1))
         assert found.metrics["grounded"] == pytest.approx(2 / 3)
         assert found.metrics["progress_residual"] == pytest.approx(0.2)
@@ -45,9 +42,9 @@ def test_grounding_by_hand(make_batch) -> None:
 def test_residual_by_hand(make_batch) -> None:
     """spa_rl 3: R - sum(c) = 0.2 on the last turn: (0.1, 0.2, 0.7), sum exactly 1; spread: 0.0667 more each."""
     batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0)
-    close(contributions(batch, Credit(residual="last_step")), [0.1, 0.2, 0.7])
-    close(contributions(batch, Credit(residual="spread")), [0.1 + 0.2 / 3, 0.2 + 0.2 / 3, 0.5 + 0.2 / 3])
-    close(contributions(batch, Credit(residual="none")), [0.1, 0.2, 0.5])
+    assert_near(contributions(batch, Credit(residual="last_step")), [[0.1, 0.2, 0.7]])
+    assert_near(contributions(batch, Credit(residual="spread")), [[0.1 + 0.2 / 3, 0.2 + 0.2 / 3, 0.5 + 0.2 / 3]])
+    assert_near(contributions(batch, Credit(residual="none")), [[0.1, 0.2, 0.5]])
 
 
 def test_residuals_stay_within_their_episode(make_batch) -> None:
@@ -62,7 +59,7 @@ def test_residuals_stay_within_their_episode(make_batch) -> None:
 def test_steps_to_go_by_hand(make_batch) -> None:
     """spa_rl 4: the authors' code weighs turn i by N - 1 - i: (0.2, 0.2, 0)."""
     batch = credited(make_batch, [0.1, 0.2, 0.5], 1.0)
-    close(progress_rewards(batch, Credit(step_weight="steps_to_go")).turn_rewards, [0.2, 0.2, 0.0])
+    assert_near(progress_rewards(batch, Credit(step_weight="steps_to_go")).turn_rewards, [[0.2, 0.2, 0.0]])
 
 
 def test_leave_one_out_by_hand(make_batch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_drawn_win_counts(backup: str, expected: float):
     tree = Tree("t", ROOT, Annotate(iterations=20, expand_k=2, backup=backup, **MODEL))
     plan = eager(tree)
     work, drawn = next(plan), 0
-    try:
+    with suppress(StopIteration):
         while True:
             results = []
             if isinstance(work, Read):
@@ -48,8 +49,6 @@ def test_a_drawn_win_counts(backup: str, expected: float):
                     drawn += 1
                     results.append([edge(drawn, 1.0, end=True) if (play.start, play.number) == (0, 0) else edge(drawn)])
             work = plan.send(results)
-    except StopIteration:
-        pass
     root, win = tree.nodes[0], tree.nodes[1]
     assert (win.N, win.value, win.n_rollouts, win.n_success) == (1, 1.0, 1, 1)
     assert root.N == 20

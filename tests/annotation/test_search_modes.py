@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -227,15 +228,13 @@ def test_bisection_finds_the_first_error(error: int):
     wrong = [step(f"w{depth}", depth == 16) for depth in range(1, 17)]
     results = [wrong, *([step(f"r{number}", True, 1.0)] for number in range(7))]
     measured = []
-    try:
+    with suppress(StopIteration):
         while True:
             work = plan.send(results)
             depth = tree.nodes[work[0].start].depth
             measured.append(depth)
             assert len(work) == 8
             results = [[step(f"{depth}-{play.number}", True, float(depth < error))] for play in work]
-    except StopIteration:
-        pass
     assert 8 * len(measured) == 32
     assert tree.iterations == 1
     path = tree.path(16)

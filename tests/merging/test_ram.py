@@ -1,5 +1,6 @@
 import pytest
 import torch
+from by_hand import assert_near
 
 from stages.merging.ram import enlargement, overlap_counts
 from stages.merging.registry import get_merger
@@ -13,13 +14,9 @@ B = [0.2, 0.6, 0.0, 0.0, -0.3, 0.0]
 C = [0.0, 0.0, 0.0, 0.0, 0.5, 0.0]
 
 
-def close(got: torch.Tensor, expected: list[float] | torch.Tensor) -> None:
-    torch.testing.assert_close(got, torch.as_tensor(expected), atol=1e-6, rtol=0)
-
-
 def test_ram_by_hand() -> None:
     """Contract: entries several models changed are averaged over those models, the rest kept; a mean of deltas dilutes them."""
-    close(merge("ram", [A, B, C]), [0.3, 0.6, 0.2, 0.0, 0.1, 0.0])
+    assert_near(merge("ram", [A, B, C]), [0.3, 0.6, 0.2, 0.0, 0.1, 0.0])
     torch.testing.assert_close(merge("linear", [A, B, C]), torch.tensor([0.2, 0.2, 0.0667, 0.0, 0.1, 0.0]), atol=5e-5, rtol=0)
 
 
@@ -30,7 +27,7 @@ def test_ram_by_hand() -> None:
 )
 def test_ram_plus_by_hand(scope: str, r: float, alpha: float, expected: list[float]) -> None:
     """Contract: rho = 2 for both; unique entries are enlarged by 1 + r clip(rho, 0, alpha)."""
-    close(merge("ram_plus", [A, B], ram=Ram(r=r, alpha=alpha, scope=scope)), expected)
+    assert_near(merge("ram_plus", [A, B], ram=Ram(r=r, alpha=alpha, scope=scope)), expected)
 
 
 def test_ram_plus_with_r_zero_is_ram() -> None:
@@ -42,7 +39,7 @@ def test_ram_plus_with_r_zero_is_ram() -> None:
 @pytest.mark.parametrize("models", [[A], [[1.0, 0.0, 0.0], [0.0, -2.0, 0.0]]])
 def test_one_model_or_disjoint_supports_is_task_arithmetic(method: str, models: list[list[float]]) -> None:
     """Contract: nothing shared means nothing averaged and nothing enlarged."""
-    close(merge(method, models), merge("task_arithmetic", models))
+    assert_near(merge(method, models), merge("task_arithmetic", models))
 
 
 @pytest.mark.parametrize("method", ["ram", "ram_plus"])
@@ -82,7 +79,7 @@ def test_global_counts_differ_from_tensor_counts() -> None:
 def test_weights_and_lam_scale_the_changes() -> None:
     """Contract: weights multiply the models' changes and lam the whole delta; the mask is taken before weighing."""
     got = merge("ram", [[2.0, 0.0], [4.0, 1.0]], base=[0.0, 0.0], weights=(1.0, 0.5), lam=2.0)
-    close(got, [2.0 * (2.0 + 2.0) / 2, 2.0 * 0.5])
+    assert_near(got, [2.0 * (2.0 + 2.0) / 2, 2.0 * 0.5])
 
 
 def test_counts_of_a_scalar_tensor() -> None:

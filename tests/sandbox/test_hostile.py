@@ -55,7 +55,7 @@ def good_passes(sandbox: Sandbox) -> bool:
         sandbox.settings = hurried
 
 
-def hostile_in_a_row(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
+def assert_nothing_is_lost(sandbox: Sandbox, count: int, tmp_path: Path) -> None:
     """Every tenth program is a good one, which has to pass; each hostile one's outcome is the same whenever it comes."""
     assert good_passes(sandbox)
     before, seen = state(sandbox), {}
@@ -84,10 +84,10 @@ def open_hostile(open_sandbox: Callable[..., Sandbox], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("backend", [SAFE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SAFE[1:])])
 def test_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], backend: str, tmp_path: Path) -> None:
-    hostile_in_a_row(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
+    assert_nothing_is_lost(open_hostile(backend, wall_seconds=1.0), len(HOSTILE) * 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_hostile_programs_in_a_row(open_hostile: Callable[..., Sandbox], tmp_path: Path) -> None:
-    hostile_in_a_row(open_hostile("bubblewrap", wall_seconds=1.0), 1000, tmp_path)
+    assert_nothing_is_lost(open_hostile("bubblewrap", wall_seconds=1.0), 1000, tmp_path)

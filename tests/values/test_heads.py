@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from by_hand import assert_near
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stages.parameters.heads import HeadParams
@@ -19,16 +20,12 @@ def logits_of(probabilities: torch.Tensor) -> torch.Tensor:
     return probabilities.log()
 
 
-def close(got: torch.Tensor, expected: list[float] | float, atol: float = 5e-5) -> None:
-    torch.testing.assert_close(got, torch.tensor(expected), atol=atol, rtol=0)
-
-
 def test_two_hot_by_hand() -> None:
     """Contract: neighbours share the mass by distance, and the mean is kept exactly."""
     two_hot = head("two_hot")
     encoded = two_hot.encode(torch.tensor(0.3))
-    close(encoded, [0.0, 0.8, 0.2, 0.0, 0.0], atol=1e-6)
-    close(two_hot.decode(logits_of(encoded)), 0.3, atol=1e-6)
+    assert_near(encoded, [0.0, 0.8, 0.2, 0.0, 0.0], atol=1e-6)
+    assert_near(two_hot.decode(logits_of(encoded)), 0.3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +39,14 @@ def test_hl_gauss_by_hand(target: float, expected: list[float], decoded: float) 
     """Contract: a Gaussian's mass per bin, sigma = 0.75 bin widths, renormalised to the support."""
     gauss = head("hl_gauss")
     encoded = gauss.encode(torch.tensor(target))
-    close(encoded, expected)
-    close(gauss.decode(logits_of(encoded)), decoded)
+    assert_near(encoded, expected, atol=5e-5)
+    assert_near(gauss.decode(logits_of(encoded)), decoded, atol=5e-5)
 
 
 def test_hl_gauss_loses_half_its_mass_at_the_edge() -> None:
     """Contract: a target at the very end decodes inwards (0.862 for 1), which is why the support must exceed the targets."""
     gauss = head("hl_gauss")
-    close(gauss.decode(logits_of(gauss.encode(torch.tensor([0.0, 1.0])))), [0.138, 0.862], atol=5e-4)
+    assert_near(gauss.decode(logits_of(gauss.encode(torch.tensor([0.0, 1.0])))), [0.138, 0.862], atol=5e-4)
 
 
 @pytest.mark.parametrize("loss", CATEGORICAL)
@@ -78,7 +75,7 @@ def test_padded_support_decodes_what_was_encoded() -> None:
     gauss = head("hl_gauss", v_min=-1.2, v_max=1.2, bins=61)
     targets = torch.linspace(-1, 1, 401)
     torch.testing.assert_close(gauss.decode(logits_of(gauss.encode(targets))), targets, atol=1e-3, rtol=0)
-    close(gauss.decode(logits_of(gauss.encode(torch.tensor(1.0)))), 1.0)
+    assert_near(gauss.decode(logits_of(gauss.encode(torch.tensor(1.0)))), 1.0, atol=5e-5)
 
 
 def test_default_support_holds_success_probabilities() -> None:
@@ -93,8 +90,8 @@ def test_c51_projection_by_hand() -> None:
     c51 = head("c51", bins=3)
     assert isinstance(c51, C51Head)
     target = c51.project(torch.tensor([0.2, 0.3, 0.5]), torch.tensor(0.25), torch.tensor(0.5))
-    close(target, [0.10, 0.65, 0.25], atol=1e-6)
-    close((target * c51.support).sum(), 0.575, atol=1e-6)
+    assert_near(target, [0.10, 0.65, 0.25], atol=1e-6)
+    assert_near((target * c51.support).sum(), 0.575, atol=1e-6)
 
 
 def test_c51_terminal_target_is_two_hot() -> None:
@@ -114,7 +111,7 @@ def test_c51_counts_targets_and_not_atoms() -> None:
     following = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     found = c51.project(following, torch.tensor([0.25, 0.25]), torch.ones(2))
     assert (c51.clamped, c51.seen) == (1, 2)
-    close(found, [[0.25, 0.5, 0.25], [0.0, 0.0, 1.0]], atol=1e-6)
+    assert_near(found, [[0.25, 0.5, 0.25], [0.0, 0.0, 1.0]], atol=1e-6)
 
 
 def test_c51_loss_against_a_distribution() -> None:
@@ -165,8 +162,8 @@ def test_small_sigma_is_one_hot() -> None:
     """Contract: sigma -> 0 puts all mass on the target's bin and decodes its centre (it is not two-hot)."""
     gauss = head("hl_gauss", sigma_ratio=0.05)
     encoded = gauss.encode(torch.tensor(0.55))
-    close(encoded, [0.0, 0.0, 1.0, 0.0, 0.0], atol=1e-6)
-    close((encoded * torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])).sum(), 0.5, atol=1e-6)
+    assert_near(encoded, [0.0, 0.0, 1.0, 0.0, 0.0], atol=1e-6)
+    assert_near((encoded * torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])).sum(), 0.5, atol=1e-6)
 
 
 def test_two_hot_with_two_locations_is_binary_cross_entropy() -> None:
@@ -180,7 +177,7 @@ def test_two_hot_with_two_locations_is_binary_cross_entropy() -> None:
 def test_two_hot_loss_has_the_entropy_as_its_floor() -> None:
     """Contract: the floor of a (0.75, 0.25) target is 0.562, not 0."""
     encoded = head("two_hot").encode(torch.tensor(0.0625))
-    close(cross_entropy(logits_of(encoded.clamp(min=1e-30)), encoded), 0.5623)
+    assert_near(cross_entropy(logits_of(encoded.clamp(min=1e-30)), encoded), 0.5623, atol=5e-5)
 
 
 def test_mse_by_hand() -> None:

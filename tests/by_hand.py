@@ -1,0 +1,13 @@
+"""Tensors beside numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor | Sequence[Any] | float, atol: float = 1e-6) -> None:
+    """Fail unless shapes agree and every number of `found` is within `atol` of the one that was expected."""
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), rtol=0, atol=atol)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from stages.algorithms.resolve import composition
+from stages.parameters.across import judged
 from stages.parameters.design import DesignSpace
 from stages.params import Params, model_names
 from stages.validation import ParamsError
@@ -83,14 +83,12 @@ def _asked(space: DesignSpace, name: str) -> Sequence[Any]:
 def _check_choices(params: Params) -> None:
     """Raise ParamsError for a choice by what a domain does not have: a Q-model, or values of tokens."""
     choose = params.design.space.choose
-    no_q = [name for name in params.domains if params.section("annotate", name).q_model.kind == "none"]
+    no_q, no_values = ([name for name in params.domains if name not in judged(params, by)] for by in ("q", "value"))
     if "q" in choose and no_q:
         raise ParamsError(
             f"params.yaml: design.space.choose: q needs a Q-model, and annotate.q_model.kind is none in {no_q[0]}; "
             "set it to step_dpo or regression, or leave q out"
         )
-    stored = {name: composition(params.section("rl", name).algorithm).stored for name in params.domains}
-    no_values = [name for name, learnt in stored.items() if learnt is None or learnt.value is None]
     if "value" in choose and no_values:
         raise ParamsError(
             "params.yaml: design.space.choose: value needs values of tokens, which rl learns with rl.algorithm b_coder, and in "

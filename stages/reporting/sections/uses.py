@@ -77,8 +77,7 @@ def _summary(measured: Mapping[str, Any], told: Mapping[str, list[str]]) -> str:
         if any(claim["state"] == "reproduced" and claim["cheaper"] for claim in measured["claims"]):
             found += (
                 " What is reproduced above is so against something that costs less, the policy's own draws or the policy before "
-                "it learnt; at equal cost, actions chosen by the policy's own log-probability and policies that learn by playing "
-                "are as good without annotations, as far as these seeds can tell."
+                "it learnt, and not against the best that can be had at equal cost without annotations."
             )
         return found
     unused = "" if told.get(measured["environment"]) else f" This run makes no use of it in {measured['environment']}."

@@ -32,6 +32,7 @@ def best_so_far(curves: Mapping[str, Sequence[float]]) -> Figure:
         axes.step(places, [100 * score for score in best], where="post", color=colour(tint), linestyle=dashes, label=method)
     axes.set_title("Best so far")
     axes.set_xlabel("designs evaluated")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("score, %")
     if len(curves) > 1:
         legend_above(axes)
@@ -63,6 +64,7 @@ def design_tree(nodes: Sequence[Node], winner: str) -> Figure:
         [won + 1], [100 * nodes[won]["score"]], s=150, facecolors="none", edgecolors=colour("domain1"), linewidths=1.8, zorder=3
     )
     axes.set_xlabel("evaluation")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("score on validation tasks, %")
     axes.margins(x=0.02, y=0.08)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4, markerscale=0.9)

@@ -122,7 +122,7 @@ def main() -> int:
         print(f"serve: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("serve: told to end", file=sys.stderr)
+        pass  # told to end
     return 0
 
 

@@ -6,7 +6,7 @@
 # make test-all    the tests, slow ones too
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
-# make screenshots take README's pictures of the pages (Chromium and its driver; after make lifecycle)
+# make screenshots take the pictures of the pages in docs/ (Chromium and its driver; after make lifecycle)
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 # make claims      run the experiments of reports/claims that are not done (hours; METHOD=lite_ppo: one), write the board
 #
@@ -116,13 +116,13 @@ bench: install
 	@python -c 'import mergekit, trl' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
 	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
 	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
-	python -m benchmarks.readme
+	python -m benchmarks.documents
 
 # What was interrupted goes on where it stopped. BELLWETHER_JOBS=1 runs one arm and seed at a time.
 claims: install
 	@echo "claims: dvc repro reports/claims/dvc.yaml (what is done stays done)"
 	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
-	python -m stages.reporting.readme
+	python -m stages.reporting.documents
 
 # After changing dependencies in pyproject.toml and installing them into a fresh .venv.
 lock:

@@ -54,8 +54,8 @@ def experiment(method: str, root: str) -> Done:
 
 @task(name="board", retries=0)
 def board(root: str) -> None:
-    """Write README's table and the board's page. Raises StageFailedError."""
-    command = [sys.executable, "-m", "stages.reporting.readme"]
+    """Write the board's pages and the documents' generated blocks. Raises StageFailedError."""
+    command = [sys.executable, "-m", "stages.reporting.documents"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StageFailedError(f"the board could not be written: {done.stderr.strip()}")

@@ -1,7 +1,7 @@
-"""`python -m screenshots`: the pictures in README, taken from the run in this checkout with headless Chromium.
+"""`python -m screenshots`: the pictures in docs/, taken from the run in this checkout with headless Chromium.
 
 Run `make lifecycle` first. Servers that are not running are started for the occasion. `--only NAME ...` takes some of them; the
-names are those of the files in docs/screenshots. README's block `screenshots` then shows the pictures that are there.
+names are those of the files in docs/screenshots. The documents' block `screenshots` then shows the pictures that are there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from screenshots.chromium import Browser, open_browser
 from screenshots.servers import mlflow_server, prefect_server
-from stages.reporting.readme import replace_block
+from stages.reporting.generated_blocks import filled, link
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs") / "screenshots"
@@ -27,7 +27,7 @@ SIZE = (1280, 860)
 FAILED = ROOT / ".bellwether" / "screenshots" / "failed.png"
 COLOURS = 160
 LARGEST = 200_000
-"""Bytes of a picture: README loads all of them."""
+"""Bytes of a picture: a page loads all of them."""
 SETTLE_S, PATIENCE_S = 1.5, 240.0
 GRAPH_S = 8.0
 """Prefect draws a run's graph on a canvas, whose text the page does not tell."""
@@ -198,7 +198,7 @@ CAPTIONS = {
     "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
     "prefect-run": "Prefect: a lifecycle as a flow run",
 }
-"""In README's order."""
+"""In the order of the page."""
 TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
     take_report: ("report",),
     take_mlflow: ("mlflow-runs", "mlflow-charts", "mlflow-trace"),
@@ -206,29 +206,27 @@ TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
 }
 
 
-def readme_block(root: Path) -> str:
+def pictures(root: Path, document: Path) -> str:
     """The pictures that exist, two beside each other, each linked to itself in full size."""
     lines = []
     for name, caption in CAPTIONS.items():
         path = FOLDER / f"{name}.png"
         if (root / path).exists():
-            lines.append(f'<a href="{path}"><img src="{path}" width="49%" alt="{caption}" title="{caption}"></a>')
+            address = link(path, document)
+            lines.append(f'<a href="{address}"><img src="{address}" width="49%" alt="{caption}" title="{caption}"></a>')
     return "\n".join(lines)
 
 
-def write_readme(root: Path) -> None:
-    path = root / "README.md"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(replace_block(text, "screenshots", readme_block(root)), encoding="utf-8")
+def documents_with_pictures(root: Path) -> dict[Path, str]:
+    """What the documents with the block `screenshots` should be, by path relative to `root`."""
+    return filled(root, {"screenshots": lambda document: pictures(root, document)})
 
 
 def main() -> int:
     every = list(CAPTIONS)
     from selenium.common.exceptions import WebDriverException
 
-    parser = argparse.ArgumentParser(
-        prog="python -m screenshots", description="Take README's pictures of the run in this checkout."
-    )
+    parser = argparse.ArgumentParser(prog="python -m screenshots", description="Take the pictures of the run in this checkout.")
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"some of: {', '.join(every)}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the browser is ended too
@@ -241,7 +239,8 @@ def main() -> int:
             except (RuntimeError, WebDriverException, subprocess.CalledProcessError) as error:
                 print(f"screenshots: {', '.join(wanted)}: {error}", file=sys.stderr)
                 failed = True
-    write_readme(ROOT)
+    for path, text in documents_with_pictures(ROOT).items():
+        (ROOT / path).write_text(text, encoding="utf-8")
     return int(failed)
 
 

@@ -1,4 +1,4 @@
-"""What a published method's module opens with. README's method table is made from these. Light to import."""
+"""What a published method's module opens with. docs/methods.md is made from these. Light to import."""
 
 from __future__ import annotations
 

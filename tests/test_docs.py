@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, readme_block
+from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
 from stages.params import ROOT, Annotate, ParamsError, check_domains, deep_merge, load_params, parse_params
-from stages.reporting.readme import replace_block
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -104,9 +103,11 @@ def test_every_picture_is_taken_by_the_script_and_small() -> None:
         assert path.stat().st_size <= LARGEST, path
 
 
-def test_readme_shows_the_pictures_that_are_there() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert replace_block(text, "screenshots", readme_block(ROOT)) == text, "run 'python -m screenshots'"
+def test_a_page_shows_the_pictures_that_are_there() -> None:
+    pages = documents_with_pictures(ROOT)
+    assert pages
+    for path, text in pages.items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, "run 'python -m screenshots'"
 
 
 def test_annotation_settings_of_papers_are_accepted() -> None:

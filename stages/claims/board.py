@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from stages.claims.results import result_path
 from stages.validation import ParamsError
 
 PAGE = FOLDER / "README.md"
+NOTHING = "–"
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
 SHARES = frozenset({"success", "difficulty", "pass_at_k", "solutions_differ", "win_rate", "area", "best", "found", "regret"})
 """Second parts of metrics that are shares, to be shown in per cent."""
@@ -24,6 +26,11 @@ LANES = {
     "offline_q": "each run learns from stored games of its own",
 }
 """What a run is, where it is not so many steps of an environment."""
+
+
+def page_of(slug: str) -> Path:
+    """The page of an experiment, relative to the checkout."""
+    return FOLDER / f"{slug}.md"
 
 
 def is_share(metric: str) -> bool:
@@ -54,7 +61,7 @@ class Row:
     @property
     def difference(self) -> str:
         if self.result is None or self.result["difference"] is None:
-            return "–"
+            return NOTHING
         low, high = self.number(self.result["low"]), self.number(self.result["high"])
         unit = " points" if self.in_points else ""
         return f"{self.number(self.result['difference'])}{unit} ({low} to {high})"
@@ -94,20 +101,24 @@ def _table(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def verdict_cell(row: Row) -> str:
-    """The verdict; for a claim that was not reproduced, with what was checked."""
-    state = f"**{row.state}**" if row.result is not None and row.result["verdict"] else row.state
-    return f"{state}; checked: {row.claim.checked}" if row.state == "not reproduced" else state
+    return f"**{row.state}**" if row.result is not None and row.result["verdict"] else row.state
 
 
-def readme_table(root: Path) -> str:
-    """README's block: method, paper, switch, claim, verdict, difference with its interval; the first three once an experiment."""
-    lines, told = [], set()
-    for row in rows(root):
-        one = row.experiment
-        whose = (f"[{one.method}]({PAGE}#{row.slug})", one.paper, f"`{one.switch}`") if row.slug not in told else ("", "", "")
-        told.add(row.slug)
-        lines.append((*whose, row.claim.says, verdict_cell(row), row.difference))
-    return _table(("method", "paper", "switch", "claim", "verdict", "difference (95 % interval)"), lines)
+def claims_table(of_slug: Iterable[Row]) -> str:
+    """A row per claim of one experiment: claim, verdict, difference, threshold."""
+    lines = ((row.claim.says, verdict_cell(row), row.difference, row.number(row.claim.threshold)) for row in of_slug)
+    return _table(("claim", "verdict", "difference (95 % CI)", "threshold"), lines)
+
+
+def index_table(by_slug: Mapping[str, list[Row]]) -> str:
+    """A row per experiment: method with a link to its page, paper, switch, and how many of its claims have which verdict."""
+    lines = []
+    for slug, of_slug in by_slug.items():
+        one = of_slug[0].experiment
+        counts = Counter(row.state for row in of_slug)
+        told = ", ".join(f"{count} {state}" for state, count in counts.items())
+        lines.append((f"[{one.method}]({page_of(slug).name})", one.paper, f"`{one.switch}`", told))
+    return _table(("experiment", "paper", "switch", "claims"), lines)
 
 
 def _override(values: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -124,11 +135,11 @@ def _override(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 def _seed_cells(row: Row, arm: str) -> str:
     assert row.result is not None
     values = row.result["per_seed"][arm]
-    return ", ".join("–" if value is None else f"{100 * value:.1f}" if row.in_points else f"{value:.3g}" for value in values)
+    return ", ".join(NOTHING if value is None else f"{100 * value:.1f}" if row.in_points else f"{value:.3g}" for value in values)
 
 
 def _start_cell(saved: Mapping[str, Any] | None, arm: str) -> str:
-    return f"{100 * saved['start'][arm]:.1f} %" if saved is not None and arm in saved["start"] else "–"
+    return f"{100 * saved['start'][arm]:.1f} %" if saved is not None and arm in saved["start"] else NOTHING
 
 
 def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
@@ -138,7 +149,7 @@ def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
         runs = [saved["runs"].get(f"{arm}/{seed}") for seed in experiment.seeds]
         values = [run["metrics"][metric] for run in runs if run is not None and run["metrics"][metric] is not None]
         if len(values) < len(runs):
-            return "–"
+            return NOTHING
         average = sum(values) / len(values)
         return f"{100 * average:.1f} %" if is_share(metric) else f"{average:.3g}"
 
@@ -146,8 +157,21 @@ def _measured(experiment: Experiment, saved: Mapping[str, Any]) -> str:
     return "Means over seeds:\n\n" + _table(("arm", *(f"`{metric}`" for metric in experiment.measured)), lines)
 
 
-def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> str:
-    """One experiment: what was run, and each claim with its metric per seed."""
+def _details(summary: str, content: str) -> str:
+    """`content` folded away behind `summary`."""
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def _per_seed(row: Row) -> tuple[str, ...]:
+    claim = row.claim
+    if row.result is None:
+        return (claim.says, f"`{claim.metric}`", f"`{claim.arm}`: {NOTHING}", f"`{claim.against}`: {NOTHING}")
+    arms = (f"`{arm}`: {_seed_cells(row, arm)}" for arm in (claim.arm, claim.against))
+    return (claim.says, f"`{claim.metric}`", *arms)
+
+
+def experiment_page(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> str:
+    """reports/claims/<slug>.md: the claims of one experiment, what was run, and the numbers per seed, folded away."""
     experiment = of_slug[0].experiment
     of = "the settings of stages/control/settings.py" if experiment.lane == "offline_q" else "params.yaml"
     arms = _table(
@@ -158,22 +182,20 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
         ),
     )
     steps = f"{experiment.budget.environment_steps:,} environment steps per run" if experiment.budget else LANES[experiment.lane]
-    told = (
+    setting = (
         f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, {steps}. "
         f"Shared by all arms: {', '.join(_override(experiment.shared)) or f'nothing beyond {of}'}."
     )
-    parts = [f'<a id="{slug}"></a>', f"## {experiment.method}", f"{experiment.paper}; `{experiment.switch}`.", told, arms]
-    for row in of_slug:
-        lines = [f"**{row.claim.says}** {verdict_cell(row)}."]
-        if row.result is not None:
-            lines.append(
-                f"`{row.claim.metric}`, `{row.claim.arm}` against `{row.claim.against}`, "
-                f"threshold {row.number(row.claim.threshold)}: {row.difference}. "
-                f"Per seed: {_seed_cells(row, row.claim.arm)} against {_seed_cells(row, row.claim.against)}."
-            )
-        parts.append("\n\n".join(lines))
+    head = f"{experiment.paper}; `{experiment.switch}`. Run it: `make claims METHOD={slug}`. [All experiments](README.md)."
+    parts = [f"# {experiment.method}", head, claims_table(of_slug)]
+    checked = [f"- {row.claim.says} {row.claim.checked}" for row in of_slug if row.state == "not reproduced"]
+    if checked:
+        parts += ["Checked, where a claim was not reproduced:", "\n".join(checked)]
+    parts += ["## What was run", setting, arms]
     if saved is not None and experiment.measured:
         parts.append(_measured(experiment, saved))
+    seeds = _table(("claim", "metric", "arm, per seed", "against, per seed"), (_per_seed(row) for row in of_slug))
+    parts.append(_details("Numbers per seed", seeds))
     if saved is not None:
         cost = saved["cost"]
         commits = ", ".join(f"`{commit[:12]}`" for commit in saved["commits"])
@@ -181,24 +203,27 @@ def _section(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | None) -> 
             f"Cost: {cost['environment_steps']:,} environment steps, {cost['seconds'] / 60:.0f} minutes of runs; "
             f"commit {commits}."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
-def page(root: Path) -> str:
-    """reports/claims/README.md: every experiment with its arms, numbers per seed and cost."""
+INTRODUCTION = (
+    "`make claims` runs what is missing; `make claims METHOD=lite_ppo` runs one experiment. Each `<slug>.yaml` was fixed before "
+    "its first run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and threshold. "
+    "`python -m stages.reporting.documents` writes these pages.\n\n"
+    "A claim is *reproduced* if the 95 % confidence interval of the paired difference over seeds (Student's t) lies above zero "
+    "and the difference is at least the threshold (for a negative threshold: if the interval lies above it), *not reproduced* if "
+    "the whole interval lies below the threshold, and *undecided* otherwise."
+)
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The index, reports/claims/README.md, and one page per experiment, by path relative to `root`."""
     by_slug: dict[str, list[Row]] = {}
     for row in rows(root):
         by_slug.setdefault(row.slug, []).append(row)
-    parts = [
-        "# Which published claims hold here",
-        "Written from the files of this folder by `python -m stages.reporting.readme`. Each experiment (`<slug>.yaml`) was fixed "
-        "before it was run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and "
-        "threshold. `make claims` runs what is missing. A claim is *reproduced* if the 95 % interval of the paired difference "
-        "over seeds (Student's t) is above zero and the difference at least the threshold (for a negative threshold: if the "
-        "interval is above it), *not reproduced* if all of the interval is below the threshold, and else *undecided*.",
-    ]
+    files = {PAGE: "\n\n".join(["# Which published claims hold here", INTRODUCTION, index_table(by_slug)]) + "\n"}
     for slug, of_slug in by_slug.items():
         path = result_path(root, slug)
         saved = read_json(path) if path.exists() and of_slug[0].state != OUTDATED else None
-        parts.append(_section(slug, of_slug, saved))
-    return "\n\n".join(parts) + "\n"
+        files[page_of(slug)] = experiment_page(slug, of_slug, saved)
+    return files

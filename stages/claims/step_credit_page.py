@@ -1,7 +1,7 @@
-"""The page on step credit, reports/claims/step_credit.md and its figure: agreement with exact advantages, and speed of learning.
+"""The page reports/claims/step_credit_exact.md and its figure: agreement with exact advantages, and speed of learning.
 
 From reports/claims/step_credit_exact.json (python -m stages.claims.step_credit) and reports/claims/step_credit.json (the runs of
-the experiment); written with README's other generated parts by `python -m stages.reporting.readme`.
+the experiment); written with the other generated pages by `python -m stages.reporting.documents`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stages.claims.results import result_path
 from stages.claims.step_credit import RESULT, SLUG
 from stages.reporting.style import colour, drawing, new_figure, to_svg
 
-PAGE = FOLDER / "step_credit.md"
+PAGE = FOLDER / "step_credit_exact.md"
 FIGURE = FOLDER / "step_credit.svg"
 NAMES = {
     "outcome": "outcome broadcast",
@@ -104,7 +104,7 @@ def files(root: Path) -> dict[Path, str]:
     text = (
         "# Which steps get the credit\n\n"
         f"`python -m stages.claims.step_credit` compared the advantages, `make claims METHOD={SLUG}` runs the training; written "
-        "by `python -m stages.reporting.readme`.\n\n"
+        "by `python -m stages.reporting.documents`.\n\n"
         f"The SFT policy played {exact['episodes']:,} episodes in groups of independent ones and as many in groups that "
         f"branch, on {exact['tasks']} training tasks of keydoor that it solves sometimes ({100 * exact['success']:.0f} % of the "
         "independent episodes). The exact advantage of a step is Q(s, a) − V(s) by dynamic programming, the turn limit "

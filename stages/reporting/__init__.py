@@ -1,1 +1,1 @@
-"""The report: figures, the self-contained page, the episode browser and README's generated blocks."""
+"""The report: figures, the self-contained page, the episode browser and the documents' generated blocks."""

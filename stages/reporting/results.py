@@ -13,10 +13,10 @@ NBSP = "\u00a0"
 """Keeps a number and its unit on one line."""
 
 IN_WORDS = {
-    "base": "the base model",
-    "sft": "the fine-tuned model",
-    "merged": "the merged model",
-    "merged_linear": "the linear average",
+    "base": "base model",
+    "sft": "fine-tuned model",
+    "merged": "merged model",
+    "merged_linear": "linear average",
 }
 
 
@@ -116,26 +116,19 @@ def verdict_mark(verdict: str) -> str:
 def in_words(model: str, domain: str) -> str:
     """A model as a person would call it on the page of `domain`."""
     if model == f"rl@{domain}":
-        return "the specialist"
+        return "specialist"
     model, plus, by = model.partition("+")
     return IN_WORDS.get(model, model) + (f", best of its actions by {by}" if plus else "")
 
 
 def sentence(comparison: Mapping[str, Any], confidence: float) -> str:
-    """A paired comparison in words: "The specialist is better than the fine-tuned model, by 21.3 points (95 % interval ...)."."""
-    points = 100 * comparison["difference"]
+    """A paired comparison: "Specialist vs. fine-tuned model: +21.3 points (95 % CI +14.0 to +28.6, p = 0.002)."."""
     a, b = (in_words(comparison[side], comparison["domain"]) for side in ("a", "b"))
-    numbers = (
-        f"({100 * confidence:g}{NBSP}% interval {signed(100 * comparison['low'])} to {signed(100 * comparison['high'])}, "
-        f"{p_value(comparison['p'])})"
-    )
-    a = a[:1].upper() + a[1:]
-    if comparison["verdict"] in ("better", "worse"):
-        return f"{a} is {comparison['verdict']} than {b}, by {abs(points):.1f} points {numbers}."
-    if abs(points) < 0.05:
-        return f"{a} and {b} are level {numbers}."
+    low, high = (signed(100 * comparison[end]) for end in ("low", "high"))
+    unclear = "" if comparison["verdict"] in ("better", "worse") else "; not significant"
     return (
-        f"{a} is {'ahead of' if points > 0 else 'behind'} {b} by {abs(points):.1f} points, which chance could explain {numbers}."
+        f"{a[:1].upper()}{a[1:]} vs. {b}: {signed(100 * comparison['difference'])} points "
+        f"({100 * confidence:g}{NBSP}% CI {low} to {high}, {p_value(comparison['p'])}{unclear})."
     )
 
 
@@ -217,9 +210,9 @@ def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[
 
 
 def markdown_table(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:
-    """Success per model (rows) and domain (columns) with intervals, as a Markdown table and one line per paired comparison."""
+    """Success per model (rows) and domain (columns) with intervals, as a Markdown table, and the panels below it."""
     level = f"{100 * confidence:g} %"
-    header = ["model", *(f"{domain} success ({level} interval)" for domain in domains)]
+    header = ["model", *(f"{domain} success ({level} CI)" for domain in domains)]
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * len(domains)]
     for model in model_order(list(evaluation["models"]), domains):
         cells = [f"`{model}`"]
@@ -231,8 +224,12 @@ def markdown_table(evaluation: Mapping[str, Any], domains: Sequence[str], confid
     for domain in domains:
         counts = sorted({found.n for model in evaluation["models"] if (found := success(evaluation, model, domain))})
         sizes.append(f"{domain}: n = {'/'.join(map(str, counts))}, panel `{evaluation['panels'].get(domain, '?')}`")
-    lines += ["", "; ".join(sizes) + "."]
+    return "\n".join([*lines, "", "; ".join(sizes) + "."]) + "\n"
+
+
+def comparisons_list(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:
+    """One Markdown line per paired comparison; "" where there are none."""
     told = [(domain, line) for domain in domains for line in verdicts(evaluation, domain, confidence)]
-    if told:
-        lines += ["", "Paired on the same tasks:", "", *(f"- {domain}: {line}" for domain, line in told)]
-    return "\n".join(lines) + "\n"
+    if not told:
+        return ""
+    return "\n".join(["Paired on the same tasks:", "", *(f"- {domain}: {line}" for domain, line in told)]) + "\n"

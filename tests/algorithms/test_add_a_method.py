@@ -1,4 +1,4 @@
-"""README's example of a method and its test on docs/add-a-method.md are the shipped files; the module alone adds the method."""
+"""docs/extending.md shows the shipped example of a method and its test; the module alone adds the method."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/extending.md"
 NAME = "added"
 
 
@@ -28,19 +29,19 @@ def block(page: str, name: str) -> str:
 
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """README's module under a name that is not there yet, put where methods are looked for."""
-    (tmp_path / f"{NAME}.py").write_text(block("README.md", "module").replace("gpg", NAME))
+    """The page's module under a name that is not there yet, put where methods are looked for."""
+    (tmp_path / f"{NAME}.py").write_text(block(PAGE, "module").replace("gpg", NAME))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, f"{methods.__name__}.{NAME}", raising=False)
 
 
 def test_the_pages_show_the_shipped_files() -> None:
-    assert block("README.md", "module") == (ROOT / "stages/algorithms/methods/gpg.py").read_text()
-    assert block("docs/add-a-method.md", "test") == (ROOT / "tests/algorithms/test_gpg.py").read_text()
+    assert block(PAGE, "module") == (ROOT / "stages/algorithms/methods/gpg.py").read_text()
+    assert block(PAGE, "test") == (ROOT / "tests/algorithms/test_gpg.py").read_text()
 
 
 def test_the_example_is_about_thirty_lines() -> None:
-    code = [line for line in block("README.md", "module").splitlines() if line.strip()]
+    code = [line for line in block(PAGE, "module").splitlines() if line.strip()]
     assert 25 <= len(code) <= 40
 
 

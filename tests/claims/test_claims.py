@@ -182,7 +182,7 @@ def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) ->
         metrics = {"panel.success": 0.5, "panel.pass_at_k.1": 0.2 + 0.1 * run.seed, "panel.turns": 3.0}
         results.outcomes[run.name] = {**outcome(run, 0.5), "metrics": metrics}
     results.write(result_path(tmp_path, "rloo"), one)
-    text = board.page(tmp_path)
+    text = board.pages(tmp_path)[board.page_of("rloo")]
     assert "| arm | `panel.pass_at_k.1` | `panel.turns` |" in text
     assert "| `grpo` | 40.0 % | 3 |" in text
 
@@ -202,7 +202,7 @@ def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path
         metrics = {**dict.fromkeys(metrics_of(one), 0.5), values: None if run.arm == "c" else 0.75}
         results.outcomes[run.name] = {**outcome(run, 0.5), "metrics": metrics}
     results.write(result_path(tmp_path, "rloo"), one)
-    text = board.page(tmp_path)
+    text = board.pages(tmp_path)[board.page_of("rloo")]
     assert "| `c` | – |" in text
     assert "| `b` | 0.75 |" in text
 
@@ -257,18 +257,16 @@ def board_after(root: Path, rloo: list[float], grpo: list[float], **changes: Any
 def test_the_board_is_made_from_the_files(tmp_path: Path) -> None:
     board_after(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
     write(tmp_path, "zzz", method="Other")
-    table = board.readme_table(tmp_path).splitlines()
-    assert table[0] == "| method | paper | switch | claim | verdict | difference (95 % interval) |"
-    assert table[2] == (
-        "| [RLOO](reports/claims/README.md#rloo) | arXiv 2402.14740 | `rl.algorithm: rloo` | RLOO is better than GRPO. | "
-        "**reproduced** | +12.0 points (+6.4 to +17.6) |"
-    )
-    assert table[3].endswith("| not run yet | – |")
-    page = board.page(tmp_path)
-    assert "50.0, 60.0, 70.0, 80.0, 90.0 against 40.0, 50.0, 60.0, 70.0, 70.0" in page
+    pages = board.pages(tmp_path)
+    index, page = pages[board.PAGE], pages[board.page_of("rloo")]
+    assert "| [RLOO](rloo.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 reproduced |" in index
+    assert "| [Other](zzz.md) | arXiv 2402.14740 | `rl.algorithm: rloo` | 1 not run yet |" in index
+    assert "| RLOO is better than GRPO. | **reproduced** | +12.0 points (+6.4 to +17.6) |" in page
+    assert "| not run yet | – |" in pages[board.page_of("zzz")]
+    assert "`rloo`: 50.0, 60.0, 70.0, 80.0, 90.0 | `grpo`: 40.0, 50.0, 60.0, 70.0, 70.0" in page
     assert "`rl.algorithm: rloo` | 31.0 %" in page
     assert "10,100 environment steps" in page
-    assert board.page(tmp_path) == page
+    assert board.pages(tmp_path) == pages
 
 
 def test_a_board_says_what_is_not_finished_or_not_of_this_experiment(tmp_path: Path) -> None:
@@ -284,10 +282,12 @@ def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
     numbers = ([0.4, 0.4, 0.4, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5, 0.5])
     board_after(tmp_path, *numbers)
     with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked'"):
-        board.readme_table(tmp_path)
+        board.pages(tmp_path)
     checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py"}]
     write(tmp_path, claims=checked)
-    assert "**not reproduced**; checked: advantages against tests/x.py |" in board.readme_table(tmp_path)
+    page = board.pages(tmp_path)[board.page_of("rloo")]
+    assert "| **not reproduced** |" in page
+    assert "- RLOO is better than GRPO. advantages against tests/x.py" in page
 
 
 def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:
         path = tmp_path / FOLDER / f"{slug}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    page = board.page(tmp_path)
+    page = "\n".join(board.pages(tmp_path).values())
     assert "5 paired seeds, each run learns from stored games of its own." in page
     assert "overrides of the settings of stages/control/settings.py" in page
     assert "nothing is trained after annotate" in page

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from stages.reporting.results import check_evaluation, find_comparison, markdown_table, model_order, retention, sentence, verdicts
+from stages.reporting.results import (
+    check_evaluation,
+    comparisons_list,
+    find_comparison,
+    markdown_table,
+    model_order,
+    retention,
+    sentence,
+    verdicts,
+)
 
 
 def make_evaluation() -> dict[str, Any]:
@@ -36,14 +45,14 @@ def test_models_come_in_the_order_of_the_run():
 
 def test_a_clear_difference_is_told_with_its_interval():
     said = plain(sentence(make_evaluation()["comparisons"][0], 0.95))
-    assert said == "The specialist is better than the fine-tuned model, by 20.0 points (95 % interval +13.8 to +26.2, p < 0.001)."
+    assert said == "Specialist vs. fine-tuned model: +20.0 points (95 % CI +13.8 to +26.2, p < 0.001)."
 
 
 def test_an_undecided_difference_is_never_called_better():
-    """Contract: "better" is a paired test; an interval that holds zero is told as chance."""
+    """Contract: "better" is a paired test; an interval that contains zero is marked as not significant."""
     said = plain(sentence(make_evaluation()["comparisons"][1], 0.95))
     assert "better" not in said
-    assert said.startswith("The specialist is ahead of the merged model by 6.0 points, which chance could explain")
+    assert said == "Specialist vs. merged model: +6.0 points (95 % CI −1.0 to +13.0, p = 0.080; not significant)."
 
 
 def test_a_comparison_can_be_turned_round():
@@ -64,6 +73,8 @@ def test_markdown_table_has_every_model_with_interval_and_n():
     assert "n = 200" in table
     assert "`abc`" in table
     assert table.index("`base`") < table.index("`sft`") < table.index("`merged`")
+    listed = plain(comparisons_list(make_evaluation(), ["search"], 0.95))
+    assert "- search: Specialist vs. fine-tuned model: +20.0 points" in listed
 
 
 @pytest.mark.parametrize("key", ["panels", "models", "comparisons"])

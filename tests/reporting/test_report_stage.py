@@ -92,7 +92,7 @@ def test_page_tells_the_whole_story(page):
     assert 'class="note"' not in re.sub(r"<noscript>.*?</noscript>|<script.*?</script>", "", page, flags=re.S), (
         "nothing is missing"
     )
-    assert "The merged model is better than the fine-tuned model, by 24.0 points" in page.replace("\u00a0", " ")
+    assert "Merged model vs. fine-tuned model: +24.0 points" in page.replace("\u00a0", " ")
     order = [
         page.index(f'<section class="chapter" id="{chapter}">') for chapter in ("results", "changes", "cost", "episodes", "data")
     ]

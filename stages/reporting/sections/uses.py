@@ -99,5 +99,5 @@ def use_blocks(inputs: Inputs) -> list[Block]:
         [claim["says"], claim["state"] + (f"; checked: {claim['checked']}" if claim["checked"] else ""), claim["difference"]]
         for claim in measured["claims"]
     ]
-    summary = _summary(measured, told) + _known(inputs) + " Numbers per seed: reports/claims/README.md."
+    summary = _summary(measured, told) + _known(inputs) + " Numbers per seed: reports/claims/."
     return [*blocks, Table(title, ("claim", "verdict", "difference (95 % interval)"), rows, text_columns=3), Text(summary)]

@@ -1,7 +1,6 @@
-"""README's table and figure of the benchmarks, from reports/benchmarks.
+"""The documents' blocks `benchmarks` (table and figure) and `speed` (four numbers), and docs/figures/benchmarks.svg.
 
-`python -m benchmarks.readme` rewrites what stands between `<!-- benchmarks:begin -->` and `<!-- benchmarks:end -->`, and
-docs/figures/benchmarks.svg; `--check` writes nothing and fails if something is out of date.
+`python -m benchmarks.documents` writes them from reports/benchmarks; `--check` writes nothing and fails if one is out of date.
 """
 
 from __future__ import annotations
@@ -15,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import draw
-from stages.reporting.readme import replace_block
+from stages.reporting.generated_blocks import filled, link, write_or_check
 from stages.reporting.style import drawing, to_svg
 
+COMMAND = "python -m benchmarks.documents"
 FIGURE = Path("docs/figures/benchmarks.svg")
 RAW = Path("reports/benchmarks/raw.json")
+SHOWN = {
+    "rollout_multi_turn@1m": "multi-turn rollouts",
+    "rl_iteration": "a whole RL iteration",
+    "mcts": "tree search",
+    "merge_ram": "a RAM merge of three 1 GB models",
+}
+"""Scenarios of the block `speed`, with what they are called there."""
 TITLE = "Speed beside TRL, transformers and mergekit, and how it grows with slots, tokens and size"
 
 
@@ -82,10 +89,24 @@ def profiles(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def block(raw: Mapping[str, Any]) -> str:
+def block(raw: Mapping[str, Any], document: Path) -> str:
     where = profiles(raw["tables"].get("profiles", {}).get("rows", []))
-    parts = [f"![{TITLE}]({FIGURE})", table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where]
+    picture = f"![{TITLE}]({link(FIGURE, document)})"
+    parts = [picture, table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where]
     return "\n\n".join(part for part in parts if part)
+
+
+def speed(raw: Mapping[str, Any]) -> str:
+    """The scenarios of SHOWN in one line each."""
+    lines = []
+    for name, what in SHOWN.items():
+        row = raw["scenarios"][name]
+        ratio = row["ratio"]
+        lines.append(
+            f"- {what}: {number(row['ours'])} {row['unit']}, **{number(ratio['median'])} times** as fast as {row['against']} "
+            f"({number(ratio['low'])} to {number(ratio['high'])})"
+        )
+    return "\n".join(lines)
 
 
 def figure(raw: Mapping[str, Any]) -> str:
@@ -95,29 +116,20 @@ def figure(raw: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description="Write README's benchmarks.")
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Write the documents' benchmarks.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is out of date")
     check = parser.parse_args().check
     root = Path.cwd()
     if not (root / RAW).exists():
-        print(f"readme: {RAW} does not exist; run 'make bench' first", file=sys.stderr)
+        print(f"documents: {RAW} does not exist; run 'make bench' first", file=sys.stderr)
         return 1
     raw = json.loads((root / RAW).read_text(encoding="utf-8"))
     try:
-        readme = replace_block((root / "README.md").read_text(encoding="utf-8"), "benchmarks", block(raw))
+        files = filled(root, {"benchmarks": lambda document: block(raw, document), "speed": lambda document: speed(raw)})
     except ValueError as error:
-        print(f"readme: {error}", file=sys.stderr)
+        print(f"documents: {error}", file=sys.stderr)
         return 1
-    files = {Path("README.md"): readme, FIGURE: figure(raw)}
-    stale = [path for path, text in files.items() if not (root / path).exists() or (root / path).read_text("utf-8") != text]
-    for path in stale:
-        if check:
-            print(f"readme: {path} is out of date; run 'python -m benchmarks.readme'", file=sys.stderr)
-            continue
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(files[path], encoding="utf-8")
-        print(f"readme: wrote {path}")
-    return 1 if check and stale else 0
+    return write_or_check(root, {**files, FIGURE: figure(raw)}, check, COMMAND)
 
 
 if __name__ == "__main__":

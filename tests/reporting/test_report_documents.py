@@ -1,4 +1,4 @@
-"""README's generated blocks."""
+"""The generated blocks of README.md and docs/."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from stages.algorithms.card import Card
+from stages.claims import board
 from stages.params import ROOT
-from stages.reporting.readme import FIGURE, all_cards, generated, has_block, methods_table, replace_block
+from stages.reporting.documents import FIGURE, all_cards, blocks, generated, methods_table
+from stages.reporting.generated_blocks import block_names, documents, link, replace_block
 
 README = (
     "# Title\n<!-- results:begin -->\nold\n<!-- results:end -->\nbetween\n<!-- methods:begin -->\n<!-- methods:end -->\nend\n"
@@ -35,8 +37,8 @@ def test_a_bar_in_an_equation_does_not_split_the_table():
 
 
 def test_every_method_has_a_row():
-    """Contract: README's method table is made from the cards of all RL and merge methods."""
-    slugs = {card.slug for card in all_cards()}
+    """Contract: the method table is made from the cards of all RL and merge methods."""
+    slugs = {card.slug for cards in all_cards().values() for card in cards}
     assert {
         "reinforce",
         "rloo",
@@ -58,25 +60,44 @@ def test_results_and_figure_are_written_from_the_reports(full_run, tmp_path):
     (tmp_path / "reports").mkdir()
     for name in ("params.yaml", "reports/evaluation.json"):
         (tmp_path / name).write_bytes((full / name).read_bytes())
-    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    (tmp_path / "README.md").write_text("# Title\n<!-- results:begin -->\n<!-- results:end -->\nbetween\n", encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/methods.md").write_text(README, encoding="utf-8")
     files = generated(tmp_path)
-    readme = files[Path("README.md")]
+    readme, page = files[Path("README.md")], files[Path("docs/methods.md")]
     assert "| `rl@search` |" in readme
     assert "between" in readme
-    assert "`rl.algorithm: grpo`" in readme
+    assert "vs." not in readme
+    assert "| `rl@search` |" in page
+    assert "`rl.algorithm: grpo`" in page
     assert files[FIGURE].startswith("<svg")
     assert generated(tmp_path)[FIGURE] == files[FIGURE]
 
 
-def test_readme_is_up_to_date():
-    """Contract: README's numbers are those of the reports in git; `python -m stages.reporting.readme` rewrites them."""
-    readme = ROOT / "README.md"
-    if not readme.exists() or not (has_block(readme.read_text(encoding="utf-8"), "results")):
-        pytest.skip("README.md has no results block")
+def test_links_of_a_block_lead_from_where_it_stands():
+    assert link("docs/figures/x.svg", Path("README.md")) == "docs/figures/x.svg"
+    assert link("docs/figures/x.svg", Path("docs/benchmarks.md")) == "figures/x.svg"
+    assert link(board.PAGE, Path("docs/methods.md")) == "../reports/claims/README.md"
+
+
+def test_every_block_has_a_command_that_writes_it():
+    """Contract: a block with a misspelt name would never be written."""
+    elsewhere = {"benchmarks", "speed", "screenshots"}  # benchmarks.documents, screenshots
+    found = {name for document in documents(ROOT) for name in block_names((ROOT / document).read_text(encoding="utf-8"))}
+    assert found == {*blocks(ROOT), *elsewhere}
+
+
+def test_the_documents_are_up_to_date():
+    """Contract: the documents' numbers are those of the reports in git; `python -m stages.reporting.documents` rewrites them."""
     listed = subprocess.run(["git", "ls-files", "reports/evaluation.json"], cwd=ROOT, capture_output=True, text=True, check=True)
     if not listed.stdout.strip():
         pytest.skip("reports/evaluation.json is not in git")
     stale = [
         str(path) for path, text in generated(ROOT).items() if not (ROOT / path).exists() or (ROOT / path).read_text() != text
     ]
-    assert stale == [], "run 'python -m stages.reporting.readme'"
+    assert stale == [], "run 'python -m stages.reporting.documents'"
+
+
+def test_readme_is_short_and_says_first_what_it_is():
+    """Contract: a newcomer reads README to its end."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250

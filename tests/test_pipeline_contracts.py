@@ -26,6 +26,8 @@ NO_EFFECT = frozenset(
 SPEED_ALONE = {"threads", "slots", "workers", "shards"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
+SECTIONS = Path("stages/sections.py")
+"""What `params.section` and `context.section` hand on to."""
 
 
 @cache
@@ -54,7 +56,16 @@ def code(stage: str) -> list[Path]:
     found = closure(Path("stages") / f"{stage}.py", without=NO_EFFECT)
     if Path(ENVIRONMENTS) / "registry.py" in found:
         found = found.union(*(closure(path, without=NO_EFFECT) for path in source_files(ENVIRONMENTS)))
+    if any(calls_section(path) for path in found):
+        found.add(SECTIONS)
     return sorted(path for path in found if (ROOT / path).stat().st_size)
+
+
+@cache
+def calls_section(path: Path) -> bool:
+    """Whether the file reads a section with its domain's overrides."""
+    calls = (node for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    return any(isinstance(call.func, ast.Attribute) and call.func.attr == "section" for call in calls)
 
 
 def test_the_stages_are_those_of_the_design() -> None:

@@ -162,7 +162,9 @@ def test_listed_code_takes_no_values_from_exempt_code() -> None:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         skipped = _type_checking_lines(tree)
         for node in ast.walk(tree):
-            exempt = isinstance(node, ast.ImportFrom) and module_path(node.module or "") in NO_EFFECT
+            exempt = isinstance(node, ast.ImportFrom) and module_path(node.module or "") in NO_EFFECT - {
+                Path("stages/__init__.py")
+            }
             if exempt and node.lineno not in skipped:
                 taken |= {f"{node.module}.{alias.name}": path for alias in node.names}
     for name, path in taken.items():

@@ -92,7 +92,7 @@ def run(context: StageContext) -> None:
 
     params, evaluate = context.params, context.params.evaluate
     if not context.shard:
-        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
+        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl", "data/packages/environments"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains, evaluate.split)
     for domain, panel in panels.items():  # here, since workers would say nothing of what they found

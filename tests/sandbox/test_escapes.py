@@ -286,7 +286,7 @@ def test_sleeping_is_bounded(open_sandbox: Callable[..., Sandbox], backend: str)
         "try:\n    while True: pass\nexcept BaseException: pass",
         "exec('while True: pass')",
         "import sys\nsys._getframe().f_trace = None\nwhile True: pass",
-        "def run():\n    while True: pass\nimport threading\nthread = threading.Thread(target=run)\nthread.start()\nthread.join()",
+        "def run():\n    while True: pass\nimport threading\nt = threading.Thread(target=run)\nt.start()\nt.join()",
     ],
 )
 def test_running_without_end_is_bounded(sandbox: Sandbox, loop: str) -> None:

@@ -31,6 +31,7 @@ from flows.pipeline import (
     Done,
     StageFailedError,
     on_gpu,
+    refresh_packages,
     run_group,
     side_by_side,
     stage_graph,
@@ -142,6 +143,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
     environment = run_environment(identity, str(runtime.flow_run.name))
     if (root / "stages" / "params.py").exists():
         check_params(str(root))
+    refresh_packages(root, environment, say)
     gpu_stages, jobs = on_gpu(root), settings.jobs or side_by_side(root)
     # One DVC command for all domains of a stage where they cannot run side by side: it starts once.
     items = stage_items(root) if jobs > 1 else {}

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = Path("data/packages/dvc.yaml")
 BAD_PARAMETERS = 2
 """Exit code of a stage that its parameters or input keep from running: trying again cannot help."""
 TICK_S = 2.0
@@ -206,6 +207,17 @@ def run_stage(
     if child.returncode != 0:
         raise StageFailedError(_explain(stage, child.returncode, code, words), code)
     return Done(tuple(found["ran"]), tuple(found["restored"]), tuple(found["unchanged"]))
+
+
+def refresh_packages(
+    root: Path = ROOT, environment: Mapping[str, str] | None = None, echo: Callable[[str], None] = print
+) -> None:
+    """Let DVC see what packages outside this repository bring, as plain `dvc repro` does before all else; single stages do not.
+
+    Raises StageFailedError.
+    """
+    if (root / PACKAGES).exists():
+        run_stage(PACKAGES.as_posix(), root, environment, echo)
 
 
 def _explain(stage: str, returned: int, code: int | None, words: Iterable[str]) -> str:

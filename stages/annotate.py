@@ -16,6 +16,7 @@ from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.summary import Forest, choose_tasks, summary
 from stages.annotation.tree import node_schema
+from stages.annotation.units import reads_values, value_range
 from stages.checkpoints import Checkpoints
 from stages.environments.protocol import Domain, Task
 from stages.environments.registry import open_domain
@@ -67,7 +68,7 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     """The value model that leaves are read with, fitted on the episodes of rollout; None where rollouts alone value them.
 
     Raises ValueError for a back end without hidden states."""
-    if not params.evaluation.reads_values:
+    if not reads_values(params.evaluation):
         return None
     from stages.agent.policy import load_policy
     from stages.agent.torch_engine import TorchEngine
@@ -138,7 +139,7 @@ def fit_value_model(
         "loss_last": fitted.history[-1],
         "clamped": fitted.clamped,
         "held_out_tasks": len({path.task_id for path in held_out}),
-        "calibration": calibration(*predict(model, held_out, micro), baseline, params.value_range),
+        "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
     }
 
 

@@ -20,9 +20,10 @@ from stages.agent.episode import read_json, write_json
 from stages.designs.places import Places
 from stages.designs.session import RESULTS, Session
 from stages.designs.space import Space
-from stages.params import Params, check_domains, deep_merge, load_params, parse_params
+from stages.params import Params, check_domains, load_params, parse_params
 from stages.parent import die_with_parent
 from stages.runtime import BAD_PARAMETERS, FAILED, quiet_environment
+from stages.sections import deep_merge
 from stages.tracking import open_tracker
 from stages.validation import ParamsError
 

@@ -15,15 +15,14 @@ from typing import Any
 from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
 from stages.agent.episode import write_json, write_table
-from stages.agent.named import model_folder
+from stages.agent.named import CHOICES, model_folder, model_names
 from stages.agent.scaffold import Scaffold
 from stages.checkpoints import Checkpoints
 from stages.domains import keep_only
 from stages.environments.registry import open_domain
+from stages.evaluation.judges import judged
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
-from stages.parameters.across import judged
-from stages.params import CHOICES, model_names
 from stages.runtime import StageContext, stage_run
 from stages.tracking import flatten
 
@@ -93,7 +92,7 @@ def run(context: StageContext) -> None:
 
     params, evaluate = context.params, context.params.evaluate
     if not context.shard:
-        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl"])
+        keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl", "data/packages/environments"])
     curated = context.data / "curated"
     panels = load_panels(curated, params.domains, evaluate.split)
     for domain, panel in panels.items():  # here, since workers would say nothing of what they found
@@ -101,7 +100,7 @@ def run(context: StageContext) -> None:
 
     # Models with the same weights are played once.
     folders = model_folders(context)
-    hashes, played = {}, {name: judged(params, name.partition("+")[2]) for name in folders}
+    hashes, played = {}, {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
     for name, folder in folders.items():
         check_folder(folder)
         best_of = choosing(context, name)

@@ -7,17 +7,16 @@ An unknown key fails with the nearest known name, a bad value with its range, a 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from stages.agent.named import CHOICES, model_names
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.parameters.across import check_judges, check_launch, check_sections
@@ -26,6 +25,7 @@ from stages.parameters.design import Design
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
+from stages.sections import params_hash, section_of
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, watched
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,20 +149,6 @@ class Merge(Section):
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
 
 
-def model_names(domains: Sequence[str]) -> list[str]:
-    """Names of a run's models, in the order they are made."""
-    return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
-
-
-CHOICES = {
-    "q": "the Q-model of annotate",
-    "value": "the values of tokens that rl has learnt (b_coder)",
-    "logprob": "the policy's own log-probability",
-    "vote": "how many of the draws are the same action (self-consistency)",
-}
-"""`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
-
-
 class BestOf(Section):
     n: Annotated[int, Field(ge=2, le=64)] = 5
     """Actions drawn at each turn of the models in evaluate.models that choose."""
@@ -281,25 +267,7 @@ class Params(Section):
 
     def section(self, name: str, domain: str) -> Any:
         """Section `name` with the overrides of `domain`: e.g. params.section("rl", "search") -> Rl."""
-        shared: Section = getattr(self, name)
-        override = getattr(self.per_domain[domain], name)
-        merged = deep_merge(shared.model_dump(exclude_unset=True), override)
-        return type(shared).model_validate(merged)
-
-    def seed_of(self, section: Rl | Design) -> int:
-        """The section's own seed, or that of all where it is null."""
-        return self.seed if section.seed is None else section.seed
-
-
-def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` with the values of `upper` over it, key by key."""
-    merged = dict(lower)
-    for key, value in upper.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = deep_merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged
+        return section_of(self, name, domain)
 
 
 def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Params:
@@ -346,12 +314,6 @@ def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     if not isinstance(values, dict):
         raise ParamsError(f"{path} must hold a mapping of sections")
     return parse_params(values, path.name)
-
-
-def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
-    """16 hex digits that name a set of parameters, independent of key order and comments."""
-    values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_domains(params: Params) -> None:

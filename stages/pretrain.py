@@ -13,11 +13,11 @@ def run(context: StageContext) -> None:
     from stages.agent.chat import Chat
     from stages.agent.episode import write_json
     from stages.checkpoints import Checkpoints
-    from stages.params import params_hash
     from stages.pretraining.job import PretrainJob, answer_accuracy, encode
     from stages.pretraining.settings import load_settings
     from stages.pretraining.text import held_out, make_corpus, tokenizer_texts, word_list
     from stages.pretraining.tokenizer import train_tokenizer
+    from stages.sections import params_hash
     from stages.training.loop import make_processes, run_loop, write_history
 
     folder = context.data / "base"

@@ -19,8 +19,8 @@ from stages.curation.model_aware import histogram
 from stages.environments.protocol import Task
 from stages.environments.registry import open_domain
 from stages.evaluation.statistics import pass_at_k
-from stages.params import params_hash
 from stages.runtime import StageContext, stage_run
+from stages.sections import params_hash
 
 
 def successes(episodes: Sequence[Episode]) -> dict[str, list[bool]]:

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
-from stages.params import ROOT, Annotate, ParamsError, check_domains, deep_merge, load_params, parse_params
+from stages.params import ROOT, Annotate, ParamsError, check_domains, load_params, parse_params
+from stages.sections import deep_merge
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.parameters.across import check_launch
-from stages.params import apply_overlay, deep_merge, load_params, params_hash, parse_params
+from stages.params import apply_overlay, load_params, parse_params
+from stages.sections import deep_merge, params_hash
 from stages.tracking import flatten
 from stages.validation import ParamsError
 

@@ -26,11 +26,18 @@ NO_EFFECT = frozenset(
 SPEED_ALONE = {"threads", "slots", "workers", "shards"}
 ENVIRONMENTS = "stages/environments"
 """Domains are found by name, so whoever loads one depends on all of them."""
+SECTIONS = Path("stages/sections.py")
+"""What `params.section` and `context.section` hand on to."""
 
 
 @cache
 def pipeline() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+
+
+def packages() -> dict[str, Any]:
+    """The stage that writes what outside packages are run."""
+    return yaml.safe_load((ROOT / "data/packages/dvc.yaml").read_text(encoding="utf-8"))["stages"]["packages"]
 
 
 def paths(entry: dict[str, Any], *kinds: str) -> list[str]:
@@ -54,7 +61,16 @@ def code(stage: str) -> list[Path]:
     found = closure(Path("stages") / f"{stage}.py", without=NO_EFFECT)
     if Path(ENVIRONMENTS) / "registry.py" in found:
         found = found.union(*(closure(path, without=NO_EFFECT) for path in source_files(ENVIRONMENTS)))
+    if any(calls_section(path) for path in found):
+        found.add(SECTIONS)
     return sorted(path for path in found if (ROOT / path).stat().st_size)
+
+
+@cache
+def calls_section(path: Path) -> bool:
+    """Whether the file reads a section with its domain's overrides."""
+    calls = (node for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    return any(isinstance(call.func, ast.Attribute) and call.func.attr == "section" for call in calls)
 
 
 def test_the_stages_are_those_of_the_design() -> None:
@@ -82,7 +98,7 @@ def test_no_dependency_on_code_that_is_not_used(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_dependency_exists_or_is_made(stage: str) -> None:
-    made = [out for entry in pipeline().values() for out in paths(entry, "outs", "metrics", "plots")]
+    made = [out for entry in (*pipeline().values(), packages()) for out in paths(entry, "outs", "metrics", "plots")]
     for dep in paths(pipeline()[stage], "deps"):
         if not (ROOT / dep).exists() or dep.startswith(("data/", "reports/")):
             inside = [out for out in made if out == dep or out.startswith(f"{dep}/") or dep.startswith(f"{out}/")]
@@ -204,7 +220,7 @@ def test_what_may_be_imported_is_a_dependency_of_curate() -> None:
 def test_outputs_are_ignored_by_git_unless_they_belong_to_a_commit() -> None:
     """DVC would write .gitignore files of its own for outputs that are not ignored yet."""
     patterns = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
-    for entry in pipeline().values():
+    for entry in (*pipeline().values(), packages()):
         for kind in ("outs", "metrics", "plots"):
             for item in entry.get(kind, []):
                 path, options = (item, {}) if isinstance(item, str) else next(iter(item.items()))

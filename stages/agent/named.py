@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stages.params import Params, model_names
 from stages.validation import ParamsError
+
+if TYPE_CHECKING:
+    from stages.params import Params
+
+CHOICES = {
+    "q": "the Q-model of annotate",
+    "value": "the values of tokens that rl has learnt (b_coder)",
+    "logprob": "the policy's own log-probability",
+    "vote": "how many of the draws are the same action (self-consistency)",
+}
+"""`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
+
+
+def model_names(domains: Sequence[str]) -> list[str]:
+    """Names of a run's models, in the order they are made."""
+    return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
 
 
 def model_folder(name: str, root: Path, params: Params) -> Path:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from stages.algorithms.advantage import group_sums
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Filling, PrsStage
+from stages.parameters.rl import Filling
+from stages.rewards.settings import PrsStage
 from stages.seeding import stream
 
 

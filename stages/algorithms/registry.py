@@ -43,6 +43,11 @@ def composition(name: str) -> Composition:
     return made
 
 
+def learns_token_values(method: Composition) -> bool:
+    """Whether the method leaves values of tokens beside its policy, by which a model can choose among actions."""
+    return method.stored is not None and method.stored.value is not None
+
+
 def cards() -> list[Card]:
     """Every method's card, by name."""
     return [composition(name).card for name in names()]

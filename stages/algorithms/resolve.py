@@ -15,9 +15,10 @@ from stages.algorithms.card import Composition
 from stages.algorithms.checks import check
 from stages.algorithms.horizon import stage_count
 from stages.algorithms.registry import composition
-from stages.parameters.heads import HeadParams
-from stages.parameters.rl import PrsStage, Rl
+from stages.parameters.rl import Rl
+from stages.rewards.settings import PrsStage
 from stages.validation import ParamsError
+from stages.values.settings import HeadParams
 
 PRS_STAGES = [
     PrsStage(name="parse", weight=0.1),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stages.algorithms.needs import learns_values
-from stages.parameters.heads import check_support
 from stages.parameters.rl import Reward, Rl
 from stages.validation import ParamsError
+from stages.values.supports import check_support
 
 
 def check_reward(rl: Rl) -> None:

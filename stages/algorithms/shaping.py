@@ -11,10 +11,11 @@ from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
-from stages.parameters.rl import PrsStage, Reward
+from stages.parameters.rl import Reward
 from stages.rewards.density import dense, single
 from stages.rewards.hierarchical import hierarchical
 from stages.rewards.progressive import staged
+from stages.rewards.settings import PrsStage
 from stages.rewards.terms import overlong_term, with_tool_bonus
 
 

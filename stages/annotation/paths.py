@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.labels import ended, unscaled_q
 from stages.annotation.tree import Row, children_of, trees_of
+from stages.annotation.units import return_of
 from stages.values.step_value import ValuePath
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
         children = children_of(tree)
         values = None if params.labels.q == "rollout" else unscaled_q(tree, params)
         if values and params.labels.q == "tree":  # the others are in no units of the tree's
-            values = [params.return_of(value) for value in values]
+            values = [return_of(params, value) for value in values]
         covered: set[int] = set()
         for row in tree:
             if ended(row) or any(not ended(tree[child]) for child in children[row["node"]]):

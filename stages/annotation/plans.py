@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.solutions import flat, omega
 from stages.annotation.tree import Tree
+from stages.annotation.units import reads_values, values_children
 from stages.annotation.work import Plan, Play, Read, stopped
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def eager(tree: Tree) -> Plan:
     while not stopped(tree):
         leaves = _choose(tree, apart=True)
         opened = [leaf.index for leaf in leaves if not tree.nodes[leaf.index].ended]
-        if evaluation.reads_values:
+        if reads_values(evaluation):
             yield from _read(tree, opened)
         if evaluation.lookahead:
             yield from _look_ahead(tree, opened)
@@ -143,7 +144,7 @@ def _expand(tree: Tree, leaves: list[int]) -> Plan:
     for index in leaves:
         edges = [edge for _ in range(params.expand_k) for edge in next(results)]
         added += tree.draw(index, edges, tree.iterations + 1)
-    if params.values_children:
+    if values_children(params):
         yield from _read(tree, [child for child in added if not tree.nodes[child].ended])
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.annotation.plans import plan_of
 from stages.annotation.tree import Edge, Tree
+from stages.annotation.units import reads_values, worth
 from stages.annotation.work import Plan, Play, Read
 from stages.environments.protocol import SUCCESS_TERM, Environment, Task, opening
 from stages.seeding import key64
@@ -152,7 +153,7 @@ class Search:
         threaded: bool = True,
         reader: Reader | None = None,
     ) -> None:
-        if params.evaluation.reads_values and reader is None:
+        if reads_values(params.evaluation) and reader is None:
             raise ValueError(f"annotate.evaluation.kind '{params.evaluation.kind}' needs a value model to read leaves with")
         self.engine, self.chat, self.pool, self.params = engine, chat, pool, params
         self.seed, self.max_length, self.threaded, self.reader = seed, max_length, threaded, reader
@@ -285,7 +286,7 @@ class Search:
             sessions = [self._open(reader.engine, growth.read_prefixes, growth.tree, node) for growth, node in wanted]
             worst, best = self.params.returns
             for (growth, node), session, value in zip(wanted, sessions, reader.values(sessions), strict=True):
-                growth.tree.nodes[node].model_value = self.params.worth(min(best, max(worst, value)))
+                growth.tree.nodes[node].model_value = worth(self.params, min(best, max(worst, value)))
                 growth.tree.counters["values_read"] += 1
                 growth.read_prefixes.add(node, reader.engine.snapshot(session), growth.lengths[node])
                 reader.engine.close(session)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stages.agent.episode import NODE_SCHEMA
+from stages.annotation import units
 from stages.annotation.selection import Arm, critic_ranks, exploration, mixed, select, virtual
 from stages.environments.protocol import SUCCESS_TERM, succeeded
 from stages.seeding import stream
@@ -146,7 +147,7 @@ class Tree:
         dropped, and a value model the histories that it read."""
         if params.expansion.kind == "eager":
             self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
-        if params.evaluation.reads_values:
+        if units.reads_values(params.evaluation):
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -192,7 +193,7 @@ class Tree:
         """The child that selection prefers."""
         params = self.params
         arms = [virtual(params, arm, child.pending) for arm, child in zip(self.arms(children), children, strict=True)]
-        drawing = params.selection.rule == "random" or params.unvisited == "random"
+        drawing = params.selection.rule == "random" or units.unvisited_score(params) == "random"
         key = (self.seed, "annotate", self.task_id, "select", self.iterations, number, node.path)
         c = exploration(params, self.iterations)
         place = select(arms, node.N + node.pending, params, c, stream(*key) if drawing else None)
@@ -240,7 +241,7 @@ class Tree:
 
     def worth(self, total: float, cut: bool) -> float:
         """What an episode of return `total` counts as in the tree, where a limit `cut` it maybe something of its own."""
-        return self.params.cut_return if cut and self.params.cut_return is not None else self.params.worth(total)
+        return self.params.cut_return if cut and self.params.cut_return is not None else units.worth(self.params, total)
 
     def back_up(self, index: int, value: float) -> None:
         """Count a visit of `value` at a node and above."""
@@ -286,14 +287,14 @@ class Tree:
         if node.ended:
             return node.edge.reward if from_here else self.worth(node.total, node.edge.truncated)
         if node.model_value is None:
-            return self.params.low
+            return units.lowest_worth(self.params)
         return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
             child.n_rollouts, child.n_success = 1, int(child.succeeded)
-            if self.params.evaluation.reads_values:
+            if units.reads_values(self.params.evaluation):
                 child.model_value = self.worth(child.total, child.edge.truncated)
         return child.index
 
@@ -340,7 +341,7 @@ class Tree:
             "context_ids": list(node.edge.context_ids),
         }
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
-        return row if self.params.plain else row | more
+        return row if units.plain(self.params) else row | more
 
 
 MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
@@ -349,7 +350,7 @@ MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn",
 
 def node_schema(params: Annotate) -> pa.Schema:
     """Columns of nodes.parquet."""
-    return NODE_SCHEMA if params.plain else pa.schema([*NODE_SCHEMA, *MORE])
+    return NODE_SCHEMA if units.plain(params) else pa.schema([*NODE_SCHEMA, *MORE])
 
 
 def normal(action: str) -> str:
@@ -368,9 +369,10 @@ def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[fl
     """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
     evaluation = params.evaluation
     judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
-    scale = params.high - params.low
+    lowest = units.lowest_worth(params)
+    scale = units.highest_worth(params) - lowest
     ranks = critic_ranks(judged)
-    return [mixed(own, params.low + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]
+    return [mixed(own, lowest + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]
 
 
 Row = Mapping[str, Any]

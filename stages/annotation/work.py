@@ -6,6 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from stages.annotation.units import highest_worth, lowest_worth
+
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge, Tree
 
@@ -42,7 +44,8 @@ def stopped(tree: Tree) -> bool:
     if first is not None and tree.iterations >= first + stop.extra_after_success:
         return True
     if stop.value is not None:
-        worth = params.low + (params.high - params.low) * stop.value
+        lowest = lowest_worth(params)
+        worth = lowest + (highest_worth(params) - lowest) * stop.value
         # An end that was drawn has its return for a value; a tree that stopped before its visit would not have backed it up.
         said = (node.model_value for node in tree.nodes if node.N or not node.ended)
         if any(value is not None and value >= worth for value in said):

@@ -31,8 +31,9 @@ from stages.designs.space import Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel, describe
 from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play, start_worker
-from stages.params import Params, deep_merge, params_hash, parse_params
+from stages.params import Params, parse_params
 from stages.parent import die_with_parent
+from stages.sections import deep_merge, params_hash
 from stages.seeding import permutation
 from stages.validation import ParamsError
 from stages.workers import worker_pool

@@ -22,6 +22,7 @@ import yaml
 from stages.agent.episode import Episode, read_json, read_tasks, write_json
 from stages.annotation.search import Search
 from stages.annotation.tree import Row, normal
+from stages.annotation.units import reads_values
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import judge
 from stages.claims.step_credit import policy_table
@@ -143,7 +144,7 @@ def main() -> int:
     try:
         params = parse_params(yaml.safe_load(options.settings.read_text(encoding="utf-8")), str(options.settings))
         section, seed = params.section("annotate", params.domains[0]), params.rl.seed or 0
-        if section.evaluation.reads_values:
+        if reads_values(section.evaluation):
             raise ParamsError("lane labels compares ways to annotate by rollouts; set annotate.evaluation.kind to rollout")
         on_keydoor, steps = Keydoor(params, options.tasks, options.episodes).measure(seed)
     except ParamsError as error:

@@ -25,7 +25,7 @@ from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import digest, start_values
 
 PLACE = Path(".bellwether/claims")
-SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
+SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """What is copied of the commit."""
 START = "start.json"
 """In a start's copy: what the evaluation of its SFT policy found."""

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import HeadParams, check_support
 from stages.validation import Count, NonNegative, Positive, Section, Share
+from stages.values.settings import HeadParams
+from stages.values.supports import check_support
 
 
 class Game(Section):

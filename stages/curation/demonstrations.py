@@ -15,7 +15,8 @@ from stages.agent.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.curation.cleaning import episode_length, is_near_duplicate
 from stages.environments.protocol import Domain, Environment, Task, opening
 from stages.environments.registry import load_domain
-from stages.params import Curate, params_hash
+from stages.params import Curate
+from stages.sections import params_hash
 from stages.seeding import stream
 from stages.workers import worker_pool
 

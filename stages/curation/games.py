@@ -23,7 +23,8 @@ from stages.curation.demonstrations import play_out
 from stages.curation.raw import configured_domain, read_raw, record_line
 from stages.curation.selection import order_by_mix
 from stages.environments.protocol import Domain, DomainSettings, Environment, Task
-from stages.params import Curate, load_params, params_hash
+from stages.params import Curate, load_params
+from stages.sections import params_hash
 from stages.seeding import stream
 
 PLAYER = "player:"

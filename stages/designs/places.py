@@ -24,7 +24,8 @@ from stages.designs.tasks import Chosen, choose_tasks
 from stages.designs.value_model import describe
 from stages.environments.protocol import Task
 from stages.lineage import dvc_hash, identity, input_hashes
-from stages.params import Params, deep_merge, params_hash
+from stages.params import Params
+from stages.sections import deep_merge, params_hash
 
 FOLDER = Path(".bellwether") / "design"
 PLACES = ("search", "confirm")

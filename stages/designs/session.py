@@ -14,6 +14,7 @@ import yaml
 from scipy.stats import spearmanr
 
 from stages.agent.episode import read_json, write_json
+from stages.agent.named import model_names
 from stages.designs.places import Evaluated, Places
 from stages.designs.search import Proposal, Search
 from stages.designs.space import Design
@@ -21,7 +22,7 @@ from stages.designs.tree import Node, visits
 from stages.designs.value_model import FittedValueModel
 from stages.evaluation.summary import compare_models
 from stages.parameters.design import Design as Settings
-from stages.params import model_names, params_hash
+from stages.sections import params_hash, seed_of
 from stages.validation import ParamsError
 
 RESULTS = Path("reports") / "design"
@@ -49,7 +50,7 @@ class Session:
 
     def __init__(self, places: Places) -> None:
         self.places, self.settings, self.space = places, places.params.design, places.space
-        self.seed = places.params.seed_of(self.settings)
+        self.seed = seed_of(places.params, self.settings)
         domains = {name: one["description"] for name, one in places.plan["domains"].items()}
         guided = self.settings.method == "agentswift"
         model = FittedValueModel(self.space, domains, self.settings.value_model) if guided else None

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from stages.parameters.across import judged
+from stages.agent.named import model_names
+from stages.algorithms.registry import composition, learns_token_values
 from stages.parameters.design import DesignSpace
-from stages.params import Params, model_names
+from stages.params import Params
 from stages.validation import ParamsError
 
 LARGEST = 100_000
@@ -83,7 +84,9 @@ def _asked(space: DesignSpace, name: str) -> Sequence[Any]:
 def _check_choices(params: Params) -> None:
     """Raise ParamsError for a choice by what a domain does not have: a Q-model, or values of tokens."""
     choose = params.design.space.choose
-    no_q, no_values = ([name for name in params.domains if name not in judged(params, by)] for by in ("q", "value"))
+    no_q = [name for name in params.domains if params.section("annotate", name).q_model.kind == "none"]
+    methods = {name: composition(params.section("rl", name).algorithm) for name in params.domains}
+    no_values = [name for name, method in methods.items() if not learns_token_values(method)]
     if "q" in choose and no_q:
         raise ParamsError(
             f"params.yaml: design.space.choose: q needs a Q-model, and annotate.q_model.kind is none in {no_q[0]}; "

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import yaml
 
 from stages.algorithms.needs import needs_utterances
-from stages.algorithms.registry import composition
+from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.reward_checks import shapes_returns
+from stages.annotation.units import reads_values, value_range
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
-    from stages.algorithms.card import Composition
     from stages.parameters.annotate import Annotate
     from stages.parameters.rl import Critic, Rl
     from stages.params import Params
@@ -32,7 +32,7 @@ def check_sections(params: Params, domain: str, source: str) -> None:
         )
     _check_value_model(rl.critic, annotate, params.model.lora.rank, where)
     _check_scales(rl, annotate, where)
-    if _learns_token_values(method) and params.model.lora.rank:
+    if learns_token_values(method) and params.model.lora.rank:
         raise ParamsError(
             f"{where}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, and model.lora.rank is "
             f"{params.model.lora.rank}: set it to 0"
@@ -44,7 +44,7 @@ def check_sections(params: Params, domain: str, source: str) -> None:
             f"{where}: rl.preference.level: trajectory learns from whole episodes, which "
             f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
         )
-    if leaves.reads_values and leaves.backbone == "policy" and engine != "torch":
+    if reads_values(leaves) and leaves.backbone == "policy" and engine != "torch":
         raise ParamsError(
             f"{where}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
             f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
@@ -61,18 +61,12 @@ def check_sections(params: Params, domain: str, source: str) -> None:
         )
 
 
-def judged(params: Params, choice: str) -> list[str]:
-    """The domains whose panels a model that chooses so among its actions plays ("" for one that does not): those with a Q-model,
-    or whose rl learns values of tokens; otherwise all."""
-    if choice == "q":
-        return [domain for domain in params.domains if params.section("annotate", domain).q_model.kind != "none"]
-    if choice == "value":
-        return [domain for domain in params.domains if _learns_token_values(composition(params.section("rl", domain).algorithm))]
-    return list(params.domains)
-
-
 def check_judges(params: Params, source: str) -> None:
     """Raise ParamsError where a model would choose by what no domain has."""
+    there = {
+        "q": any(params.section("annotate", domain).q_model.kind != "none" for domain in params.domains),
+        "value": any(learns_token_values(composition(params.section("rl", domain).algorithm)) for domain in params.domains),
+    }
     algorithms = ", ".join(sorted({params.section("rl", domain).algorithm for domain in params.domains}))
     lacking = {
         "q": "the Q-model of a domain, and in every domain annotate.q_model.kind is none: set it to step_dpo or regression",
@@ -81,7 +75,7 @@ def check_judges(params: Params, source: str) -> None:
     }
     for model in params.evaluate.models or []:
         choice = model.partition("+")[2]
-        if not judged(params, choice):
+        if not there.get(choice, True):
             raise ParamsError(f"{source}: evaluate.models: {model} chooses by {lacking[choice]}")
 
 
@@ -107,10 +101,6 @@ def check_launch(params: Params, root: Path) -> None:
             )
 
 
-def _learns_token_values(method: Composition) -> bool:
-    return method.stored is not None and method.stored.value is not None
-
-
 def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where: str) -> None:
     """Raise ParamsError where the critic cannot start from annotate's step-value model."""
     if critic.init != "value_model":
@@ -130,7 +120,7 @@ def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where
 
 def _check_scales(rl: Rl, annotate: Annotate, where: str) -> None:
     """Raise ParamsError where rl would take the step-value model's word as one of another scale."""
-    says, returns = annotate.value_range, (annotate.returns[0], annotate.returns[1])
+    says, returns = value_range(annotate), (annotate.returns[0], annotate.returns[1])
     if rl.curriculum.kind == "value" and says != (0.0, 1.0):
         raise ParamsError(
             f"{where}: rl.curriculum.kind: value draws tasks by shares of success, and with "

@@ -7,10 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import check_support
+from stages.annotation.units import (
+    highest_worth,
+    lowest_worth,
+    q_range,
+    reads_values,
+    unvisited_score,
+    value_range,
+    values_children,
+)
 from stages.parameters.shared import SamplingParams
 from stages.parameters.values import Progress, QModel, ValueModel
 from stages.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
+from stages.values.supports import check_support
 
 Whole = Annotated[int, Field(ge=0)]
 MEASURING = ("flat", "omega")
@@ -93,25 +102,20 @@ class LeafEvaluation(Section):
     critic_share: Share = 0.5
     """Weight of 1/rank; Q of the search has the rest."""
 
-    @property
-    def reads_values(self) -> bool:
-        """Whether the search needs a value model."""
-        return self.kind != "rollout"
-
     @model_validator(mode="after")
     def _together(self) -> LeafEvaluation:
         if self.kind == "value_model" and self.rollouts != 1:
             raise ValueError(f"kind 'value_model' plays no rollouts: set rollouts to 1 (it is {self.rollouts})")
         if self.lookahead and self.kind != "value_model":
             raise ValueError(f"lookahead ({self.lookahead}) looks ahead with the value model; kind is '{self.kind}': set it to 0")
-        if self.critic == "value" and not self.reads_values:
+        if self.critic == "value" and not reads_values(self):
             raise ValueError("critic 'value' ranks by the value model, which kind 'rollout' has none of: set kind or critic")
-        read = (self.reads_values, "kind: value_model or mixed")
+        read = (reads_values(self), "kind: value_model or mixed")
         needs = {
             "temperature": (self.kind != "value_model", "kind: rollout or mixed"),
             "value_share": (self.kind == "mixed", "kind: mixed"),
             "backbone": read,
-            "head_learning_rate": (self.reads_values and self.backbone == "policy", f"{read[1]}, with backbone: policy"),
+            "head_learning_rate": (reads_values(self) and self.backbone == "policy", f"{read[1]}, with backbone: policy"),
             "critic_share": (self.critic != "none", "critic: prior or value"),
         }
         refuse_idle(self, "evaluation.", needs)
@@ -200,57 +204,6 @@ class Annotate(Section):
     q_model: QModel = QModel()
     progress: Progress = Progress()
 
-    @property
-    def low(self) -> float:
-        """The worst return, in the tree's units."""
-        return (self.returns if self.backup == "discounted_max" else self.reward_range)[0]
-
-    @property
-    def high(self) -> float:
-        """The best return, in the tree's units."""
-        return (self.returns if self.backup == "discounted_max" else self.reward_range)[1]
-
-    @property
-    def q_range(self) -> tuple[float, float]:
-        """Within what the labels' q lies."""
-        if self.labels.scale == "min_max" or self.labels.q in ("rollout", "hard", "process"):
-            return 0.0, 1.0
-        return (self.low, self.high) if self.labels.q == "tree" else (self.returns[0], self.returns[1])
-
-    @property
-    def value_range(self) -> tuple[float, float]:
-        """Within what the step-value model's targets lie: returns where labels are, else shares."""
-        return (self.returns[0], self.returns[1]) if self.labels.q in ("tree", "best") else (0.0, 1.0)
-
-    def worth(self, total: float) -> float:
-        """What an episode of return `total` counts as in the tree."""
-        if self.backup == "discounted_max":
-            return total
-        worst, best = self.returns
-        return self.low + (self.high - self.low) * ((total - worst) / (best - worst))
-
-    def return_of(self, value: float) -> float:
-        """The return that counts as `value` in the tree."""
-        if self.backup == "discounted_max":
-            return value
-        worst, best = self.returns
-        return worst + (best - worst) * ((value - self.low) / (self.high - self.low))
-
-    @property
-    def unvisited(self) -> str:
-        """`selection.unvisited`, resolved."""
-        return self.selection.unvisited or ("zero" if self.selection.rule == "puct" else "first")
-
-    @property
-    def values_children(self) -> bool:
-        """Whether the value model reads children as soon as they are there."""
-        return self.unvisited in ("value", "bonus") or self.evaluation.critic == "value"
-
-    @property
-    def plain(self) -> bool:
-        """Whether NODE_SCHEMA tells all there is of a tree: rollouts alone make its nodes and its values."""
-        return self.expansion.kind == "lazy" and not self.evaluation.reads_values
-
     @model_validator(mode="after")
     def _values(self) -> Annotate:
         refuse_idle(self, "", {"virtual": (self.leaves_per_tree > 1, "leaves_per_tree of at least 2")})
@@ -272,9 +225,9 @@ class Annotate(Section):
                 "backup 'discounted_max' adds up single rewards, so that cut_return and evaluation.kind 'mixed' would change "
                 "nothing: set cut_return to null and evaluation.kind to rollout or value_model"
             )
-        if self.cut_return is not None and not self.low <= self.cut_return <= self.high:
+        if self.cut_return is not None and not lowest_worth(self) <= self.cut_return <= highest_worth(self):
             raise ValueError(f"cut_return ({self.cut_return}) lies outside reward_range {self.reward_range}")
-        lowest, highest = self.q_range
+        lowest, highest = q_range(self)
         if self.pairs.min_margin > highest - lowest:
             raise ValueError(
                 f"pairs.min_margin ({self.pairs.min_margin}) is more than the labels' q can differ by: labels.q "
@@ -286,11 +239,11 @@ class Annotate(Section):
     def _supports(self) -> Annotate:
         returns = (self.returns[0], self.returns[1])
         named = "returns" if self.labels.q in ("tree", "best") else "shares of success"
-        learnt = [("value_model", self.value_model.head, self.value_range, named)]
-        if self.evaluation.reads_values:
+        learnt = [("value_model", self.value_model.head, value_range(self), named)]
+        if reads_values(self.evaluation):
             learnt.append(("value_model", self.value_model.head, returns, "returns"))
         if self.q_model.kind == "regression":
-            learnt.append(("q_model", self.q_model.head, self.q_range, "the labels' q"))
+            learnt.append(("q_model", self.q_model.head, q_range(self), "the labels' q"))
         if self.progress.kind != "none":
             learnt.append(("progress", self.progress.head, returns, "returns"))
         for name, head, units, what in learnt:
@@ -304,10 +257,10 @@ class Annotate(Section):
     def _expansion(self) -> Annotate:
         evaluation, expansion = self.evaluation, self.expansion
         if expansion.kind == "eager":
-            if self.values_children and not evaluation.reads_values:
+            if values_children(self) and not reads_values(evaluation):
                 raise ValueError(
-                    f"selection.unvisited '{self.unvisited}' scores children by the value model, which evaluation.kind 'rollout' "
-                    "has none of"
+                    f"selection.unvisited '{unvisited_score(self)}' scores children by the value model, which evaluation.kind "
+                    "'rollout' has none of"
                 )
             if evaluation.kind == "value_model" and self.labels.q in ("rollout", "hard"):
                 raise ValueError(
@@ -354,7 +307,7 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _search(self) -> Annotate:
         evaluation = self.evaluation
-        if self.stop.value is not None and not evaluation.reads_values:
+        if self.stop.value is not None and not reads_values(evaluation):
             raise ValueError("stop.value is a value of the value model, which evaluation.kind 'rollout' has none of")
         rule = self.selection.rule
         if rule not in MEASURING:

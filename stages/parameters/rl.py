@@ -7,26 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import HeadParams
 from stages.parameters.shared import SamplingParams
+from stages.rewards.settings import PrsStage
 from stages.validation import Count, NonNegative, Positive, Section, Share
+from stages.values.settings import HeadParams
 
 AboveOne = Annotated[float, Field(gt=1.0)]
 BelowHalf = Annotated[float, Field(ge=0.0, lt=0.5)]
-
-
-class PrsStage(Section):
-    """One stage of progressive reward shaping: reached once all stages before it have met their thresholds."""
-
-    name: str
-    weight: NonNegative
-    threshold: Share = 1.0
-    """Score from which the next stage counts."""
-    term: str | None = None
-    """What is scored: `parse` (share of accepted actions; 0 if the episode ran out of tokens), `tool` (1 if a tool was called),
-    `outcome` (the environment's return) or a reward term that the environment reports. null: the stage's name."""
-    no_call_score: Share = 1.0
-    """`tool`: the score of an episode without a call."""
 
 
 class Reward(Section):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import HeadParams
 from stages.validation import NonNegative, Positive, Section, refuse_idle
+from stages.values.settings import HeadParams
 
 ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]
 
@@ -20,7 +20,7 @@ class Fitting(Section):
     """Of the tasks, held out to judge the model by."""
 
 
-def fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
+def _fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
     """For `refuse_idle`: how a model is fitted counts where there is one."""
     return dict.fromkeys(Fitting.model_fields, (kind != "none", "a kind other than none"))
 
@@ -55,7 +55,7 @@ class QModel(Fitting):
         of_logs = (self.kind in ("step_dpo", "trajectory_dpo"), "kind: step_dpo or trajectory_dpo")
         of_values = (self.kind == "regression", "kind: regression")
         needs = dict.fromkeys(("beta", "length_normalise"), of_logs) | dict.fromkeys(("init", "head", "conservative"), of_values)
-        refuse_idle(self, "q_model.", fitting_needs(self.kind) | needs)
+        refuse_idle(self, "q_model.", _fitting_needs(self.kind) | needs)
         return self
 
 
@@ -69,5 +69,5 @@ class Progress(Fitting):
 
     @model_validator(mode="after")
     def _counts(self) -> Progress:
-        refuse_idle(self, "progress.", fitting_needs(self.kind) | {"head": (self.kind != "none", "kind: spa")})
+        refuse_idle(self, "progress.", _fitting_needs(self.kind) | {"head": (self.kind != "none", "kind: spa")})
         return self

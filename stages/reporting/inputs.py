@@ -52,6 +52,7 @@ NO_EFFECT = (
     "domains.py",
     "export.py",
     "lineage.py",
+    "packages.py",
     "parameters",
     "params.py",
     "progress.py",

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from stages.params import params_hash
+from stages.sections import params_hash
 from stages.validation import Section, explain
 
 FILE = Path("reports") / "runs.jsonl"

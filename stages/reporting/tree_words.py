@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.labels import ended, hard, node_q, weighed
 from stages.annotation.tree import Row, children_of, tree_values
+from stages.annotation.units import highest_worth, lowest_worth
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
 
@@ -64,7 +65,7 @@ class Known:
 
 def scale(params: Annotate) -> str:
     """What the lowest and the highest value of a tree stand for."""
-    low, high = f"{params.low:g}".replace("-", "−"), f"{params.high:g}"
+    low, high = f"{lowest_worth(params):g}".replace("-", "−"), f"{highest_worth(params):g}"
     if params.returns == [0.0, 1.0] and params.gamma == 1.0:
         return f"{low} fails, {high} solves"
     return f"{low} is the worst, {high} the best"

@@ -28,15 +28,16 @@ VARIABLES = {
 }
 """All of a program's environment."""
 
-INSIDE = ("values", "program", "testing", "syscalls", "server")
+INSIDE = ("values", "steps", "program", "testing", "syscalls", "server")
 """Modules of stages/sandbox/inside, each before those that import it."""
-START = """
+LOAD = """
 import json, sys, types
 for name, text in json.loads(sys.argv[1]):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec"), module.__dict__)
-module.serve(json.loads(sys.argv[2]))
 """
+"""What a bare interpreter makes these modules of."""
+START = f"{LOAD}module.serve(json.loads(sys.argv[2]))"
 
 
 def interpreter() -> Path:
@@ -47,9 +48,13 @@ def interpreter() -> Path:
 @cache
 def server_command() -> list[str]:
     """Python with the server's modules, and no packages but its own (`-S`, `-P`); what the server is told comes behind."""
+    return [str(interpreter()), "-s", "-S", "-P", "-B", "-c", START, texts()]
+
+
+def texts() -> str:
+    """Names and texts of the modules in INSIDE, for LOAD."""
     folder = Path(__file__).with_name("inside")
-    texts = [(f"stages.sandbox.inside.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in INSIDE]
-    return [str(interpreter()), "-s", "-S", "-P", "-B", "-c", START, json.dumps(texts)]
+    return json.dumps([(f"stages.sandbox.inside.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in INSIDE])
 
 
 class Backend:

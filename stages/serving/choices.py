@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from stages.agent.named import named_or_folder
+from stages.agent.named import model_names, named_or_folder
 from stages.agent.selecting import Ranking, by_logprob
+from stages.evaluation.judges import LACKING, judges
 from stages.evaluation.panels import BestOf, ranking
-from stages.params import Params, model_names
+from stages.params import Params
 from stages.validation import ParamsError
 
 
@@ -38,22 +39,6 @@ class Served:
 
 
 PLAIN = Choice(1, lambda: by_logprob)
-LACKING = {
-    "q": "No domain has a Q-model: annotate makes them where annotate.q_model.kind is not none",
-    "value": "No domain has values of tokens: rl learns them with rl.algorithm b_coder",
-}
-
-
-def judges(root: Path, params: Params) -> dict[str, list[str]]:
-    """q, value -> the domains that have something to rank by so."""
-    from stages.values.q_model import q_model_kind
-    from stages.values.token_q import has_token_q
-
-    models = root / "data" / "models"
-    return {
-        "q": [domain for domain in params.domains if q_model_kind(models / "q" / domain) != "none"],
-        "value": [domain for domain in params.domains if has_token_q(models / "rl" / domain)],
-    }
 
 
 def choices(root: Path, params: Params, name: str) -> dict[str, Choice]:
@@ -66,7 +51,7 @@ def choices(root: Path, params: Params, name: str) -> dict[str, Choice]:
 
     found = {"": PLAIN, "+logprob": choice("logprob"), "+vote": choice("vote")}
     own = name.partition("@")[2] if name in model_names(params.domains) else ""
-    for by, domains in judges(root, params).items():
+    for by, domains in judges(root / "data" / "models", params.domains).items():
         of_domain = {domain: choice(by, domain) for domain in domains}
         if own in of_domain or len(of_domain) == 1:
             found[f"+{by}"] = of_domain.get(own) or next(iter(of_domain.values()))

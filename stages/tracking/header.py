@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.params import Params, params_hash
+from stages.params import Params
+from stages.sections import params_hash
 
 STATES = ("ran", "restored", "unchanged", "cached")
 """Tag `dvc.state`: executed; taken from DVC's run cache; up to date before; one of these two, not known which."""

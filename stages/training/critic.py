@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.policy import States, predicting_states
-from stages.parameters.heads import HeadParams
 from stages.training.adapters import twin
 from stages.values.heads import make_head
+from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel, check_same_head
 
 

@@ -18,7 +18,6 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.needs import learns_values
-from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
@@ -29,6 +28,7 @@ from stages.training.processes import Processes
 from stages.training.recompute import recompute_layers, recomputes
 from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
 from stages.values.progress import ProgressEstimator
+from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
 from stages.values.utterance import TWINS, UtteranceCritic
 

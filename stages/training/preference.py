@@ -17,6 +17,7 @@ from stages.algorithms.contract import LossTerms
 from stages.algorithms.needs import REFERENCE_FREE
 from stages.algorithms.preference import LOSSES, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
+from stages.sections import seed_of
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.dealing import Dealer
 from stages.training.ledger import Ledger
@@ -73,7 +74,7 @@ class PreferenceJob:
             folder = context.data / "curated" / context.domain
             self.pairs += imported_pairs(folder, Chat(policy.tokenizer), params.model.max_length)
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
-        self.dealer = Dealer(len(self.pairs), self.per_step, params.seed_of(rl), f"pairs@{context.domain}")
+        self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
         self.learners = make_learners(self.models, rl)

@@ -17,7 +17,7 @@ from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import dead_groups
-from stages.params import params_hash
+from stages.sections import params_hash, seed_of
 from stages.training.batches import trajectory_batch
 from stages.training.curriculum import TaskSampler, first_values, selected
 from stages.training.demonstrations import ExternalEpisodes
@@ -80,7 +80,7 @@ class RlJob:
         if algorithm.external_per_group:
             shown = read_episodes(folder / "demonstrations.parquet")
             self.demonstrations = ExternalEpisodes(shown, self.tasks, self.chat, rl.external, self.max_length)
-        seed = params.seed_of(rl)
+        seed = seed_of(params, rl)
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch, seed)
         self.learners = make_learners(self.models, rl)
         self.ledger = Ledger()

@@ -21,7 +21,7 @@ from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import LossTerms
 from stages.algorithms.stored import Scores, StoredBatch, asked
 from stages.algorithms.successors import successors
-from stages.parameters.heads import HeadParams
+from stages.sections import seed_of
 from stages.seeding import seed_torch
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.critic import Critic
@@ -32,6 +32,7 @@ from stages.training.models import Models, make_learners
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.processes import Processes
 from stages.training.stored_episodes import KINDS, returns_by_task, shares, stored_episodes
+from stages.values.settings import HeadParams
 from stages.values.token_q import Scale, TokenQ, advantages, bounded, raw_of, recovered, standing
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class StoredJob:
         self.stored = stored_episodes(
             context.data, context.domain, domain, known, Chat(policy.tokenizer), params.model.max_length
         )
-        seed = params.seed_of(rl)
+        seed = seed_of(params, rl)
         self._deal(seed, f"stored@{context.domain}")
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
         self._ask_reference()

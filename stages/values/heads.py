@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.cards import Card
-from stages.parameters.heads import HeadParams
+from stages.values.settings import HeadParams
 
 if TYPE_CHECKING:
     from stages.values.contract import ValueHead

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.parameters.heads import HeadParams
 from stages.parameters.values import ValueModel
 from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.contract import ValueHead
 from stages.values.fitting import FitReport, split_by_task, within
 from stages.values.heads import make_head
+from stages.values.settings import HeadParams
 
 
 @dataclass(frozen=True)

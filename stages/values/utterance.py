@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stages.agent.policy import States
-from stages.parameters.heads import HeadParams
 from stages.seeding import seed_torch
 from stages.values.contract import ValueHead
 from stages.values.heads import C51Head, make_head
+from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel, check_same_head
 
 TWINS = 2

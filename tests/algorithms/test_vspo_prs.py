@@ -13,8 +13,9 @@ from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.filling import draw_counts, smoothing, task_values
 from stages.algorithms.shaping import shape_rewards
 from stages.environments.search.scoring import answer_bleu
-from stages.parameters.rl import PrsStage, Reward, Rl
+from stages.parameters.rl import Reward, Rl
 from stages.rewards.progressive import staged
+from stages.rewards.settings import PrsStage
 
 NO_KL = {"kl_coef": 0.0}
 

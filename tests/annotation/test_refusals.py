@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stages.annotation.units import value_range
 from stages.params import Annotate, ParamsError, parse_params
 
 EAGER = {"kind": "eager"}
@@ -125,10 +126,10 @@ def test_whole_episodes_are_learnt_from_where_they_are_kept():
 
 def test_returns_of_dense_rewards_are_counted_on():
     """Contract: settings whose heads and margins have room for returns from -6 to 0 pass."""
-    assert Annotate(returns=[-6.0, 0.0]).value_range == (0.0, 1.0), "shares of success, whatever the returns"
+    assert value_range(Annotate(returns=[-6.0, 0.0])) == (0.0, 1.0), "shares of success, whatever the returns"
     best = Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
     tree = Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
-    assert best.value_range == tree.value_range == (-6.0, 0.0)
+    assert value_range(best) == value_range(tree) == (-6.0, 0.0)
 
 
 def test_the_value_model_speaks_the_scale_of_what_reads_it():

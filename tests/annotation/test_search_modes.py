@@ -16,6 +16,7 @@ from stages.annotation.plans import lazy
 from stages.annotation.search import Search
 from stages.annotation.solutions import omega
 from stages.annotation.tree import Edge, Tree, node_schema, tree_values
+from stages.annotation.units import lowest_worth
 from stages.annotation.work import Play
 from stages.claims.known_tree import (
     ARMS,
@@ -98,7 +99,7 @@ def test_visits_add_up(mode: str):
             assert node.n_success <= node.n_rollouts
             if own and not node.ended:
                 assert params.evaluation.kind == "value_model" or not params.evaluation.keep_rollouts
-            assert max(1.0, params.low**2) * node.N + 1e-9 >= node.W2
+            assert max(1.0, lowest_worth(params) ** 2) * node.N + 1e-9 >= node.W2
             below = sum(child.W for child in children)
             if not own:
                 assert below == pytest.approx(node.W)

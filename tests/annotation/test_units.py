@@ -15,6 +15,7 @@ from stages.annotation.paths import value_paths
 from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
 from stages.annotation.tree import Edge, Tree, tree_values
+from stages.annotation.units import return_of, worth
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
 from stages.params import Annotate
 
@@ -86,14 +87,14 @@ def test_the_value_model_says_any_return(reward_range: list[float], says: float,
 def test_the_lowest_return_is_the_lowest():
     """Contract: returns -6, -3 and 0 count as 0, 0.5 and 1, and as themselves under discounted_max; a visit under way that counts
     as lost and a history that nobody read are worth the lowest of them."""
-    for more, worth in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
+    for more, expected in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
         params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss", leaves_per_tree=2)
-        assert [params.worth(total) for total in (-6.0, -3.0, 0.0)] == worth
-        assert [params.return_of(value) for value in worth] == pytest.approx([-6.0, -3.0, 0.0])
-        assert virtual(params, Arm(worth[1], 1, 0.0), 1).q == (worth[0] + worth[1]) / 2
+        assert [worth(params, total) for total in (-6.0, -3.0, 0.0)] == expected
+        assert [return_of(params, value) for value in expected] == pytest.approx([-6.0, -3.0, 0.0])
+        assert virtual(params, Arm(expected[1], 1, 0.0), 1).q == (expected[0] + expected[1]) / 2
         tree = Tree("t", ROOT, params)
         (child,) = tree.draw(0, [edge(1)], 1)
-        assert tree.foreseen(child) == worth[0]
+        assert tree.foreseen(child) == expected[0]
 
 
 def test_the_best_of_negative_returns_is_one_that_was_seen():

@@ -17,6 +17,7 @@ from flows import design as flow
 from stages import design as command
 from stages.agent.chat import Chat
 from stages.agent.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
+from stages.agent.named import model_names
 from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search, workshop
 from stages.claims.design_metrics import METRICS
@@ -31,7 +32,8 @@ from stages.designs.tasks import choose_tasks, split_tasks
 from stages.designs.tree import Node
 from stages.environments.search import SearchDomain
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.params import ROOT, Params, apply_overlay, deep_merge, load_params, model_names, parse_params
+from stages.params import ROOT, Params, apply_overlay, load_params, parse_params
+from stages.sections import deep_merge
 from stages.validation import ParamsError
 
 VALUES: dict[str, Any] = {

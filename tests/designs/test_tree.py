@@ -26,7 +26,8 @@ from stages.designs.tree import (
     visits,
 )
 from stages.designs.value_model import acquisition
-from stages.params import params_hash, parse_params
+from stages.params import parse_params
+from stages.sections import params_hash
 from stages.seeding import stream
 
 

@@ -383,6 +383,10 @@ def test_a_model_plays_the_panels_that_have_a_judge(context: StageContext, monke
     write_tasks(folder / "tasks.parquet", tasks)
     write_panel(folder / "panel.json", make_panel(domain, tasks, folder / "worlds"))
     shutil.copytree(context.data / "models/rl/search", context.data / "models/rl/calculator")
+    left = {"q": ("q/calculator", q_model.SETTINGS), "value": ("rl/calculator/value", "value.json")}[judge]
+    made = context.data / "models" / left[0] / left[1]
+    made.parent.mkdir(parents=True)
+    made.write_text(json.dumps({"params": {"kind": "step_dpo"}}))
     learns = {"q": {"annotate": {"q_model": {"kind": "step_dpo"}}}, "value": {"rl": {"algorithm": "b_coder"}}}[judge]
     values = {
         **PARAMS,

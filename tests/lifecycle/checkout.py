@@ -22,7 +22,8 @@ from stages.tracking.spool import spools
 ROOT = Path(__file__).resolve().parents[2]
 TINY = Path(__file__).with_name("tiny.yaml")
 DVC = [sys.executable, "-m", "dvc", "--wait-for-lock"]
-_LINE = re.compile(r"^(?:(Running) stage|Stage) '([^']+)'(?: (is cached|didn't change))?", re.M)
+_LINE = re.compile(r"^(?:(Running) stage|Stage) '([^':]+)'(?: (is cached|didn't change))?", re.M)
+"""What DVC says of a stage of dvc.yaml; stages of other files have theirs before their names, and a colon."""
 
 
 def export(target: Path, base: Path) -> Path:
@@ -80,7 +81,7 @@ class Checkout:
         overlay.unlink()
 
     def repro(self, *arguments: str) -> tuple[list[str], list[str]]:
-        """(stages that ran, stages restored from the cache), in order. Fails with DVC's output if DVC fails."""
+        """(stages of the lifecycle that ran, stages restored from the cache), in order. Fails with DVC's output if DVC fails."""
         done = subprocess.run(
             [*DVC, "repro", *arguments], cwd=self.root, env=self.env, capture_output=True, text=True, check=False
         )

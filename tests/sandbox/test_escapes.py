@@ -279,9 +279,18 @@ def test_sleeping_is_bounded(open_sandbox: Callable[..., Sandbox], backend: str)
 
 
 @pytest.mark.parametrize(
-    "loop", ["while True: pass", "sum(iter(int, 1))", "try:\n    while True: pass\nexcept BaseException: pass"]
+    "loop",
+    [
+        "while True: pass",
+        "sum(iter(int, 1))",
+        "try:\n    while True: pass\nexcept BaseException: pass",
+        "exec('while True: pass')",
+        "import sys\nsys._getframe().f_trace = None\nwhile True: pass",
+        "def run():\n    while True: pass\nimport threading\nt = threading.Thread(target=run)\nt.start()\nt.join()",
+    ],
 )
 def test_running_without_end_is_bounded(sandbox: Sandbox, loop: str) -> None:
+    """Contract: what no step is counted of ends all the same."""
     assert sandbox.run(Program(loop)).status == "timeout"
 
 

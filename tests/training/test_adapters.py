@@ -16,7 +16,6 @@ from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import LossTerms
-from stages.parameters.heads import HeadParams
 from stages.params import Lora, Resources, Rl, parse_params
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
 from stages.training.critic import Critic
@@ -26,6 +25,7 @@ from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.policy_updates import PolicyUpdates
 from stages.validation import ParamsError
+from stages.values.settings import HeadParams
 from training.test_shared_prefixes import make_batch
 
 IDS = torch.arange(5, 29).reshape(2, 12)

@@ -10,7 +10,6 @@ import torch
 from stages.agent.policy import load_policy
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.heads import HeadParams
 from stages.params import Resources, Rl
 from stages.training.batches import trajectory_batch
 from stages.training.critic import Critic
@@ -18,6 +17,7 @@ from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
 from stages.training.models import Models
 from stages.training.policy_updates import PolicyUpdates, agreement, check_agreement
+from stages.values.settings import HeadParams
 from training.toys import make_episode
 
 

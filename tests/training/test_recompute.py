@@ -13,10 +13,10 @@ from torch import nn
 from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.torch_engine import TorchEngine
-from stages.parameters.heads import HeadParams
 from stages.training.critic import Critic
 from stages.training.recompute import recompute_layers
 from stages.training.shared_prefixes import can_share
+from stages.values.settings import HeadParams
 
 IDS = torch.arange(5, 29).reshape(2, 12)
 MASK = torch.ones(2, 12, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)

@@ -65,8 +65,8 @@ def store_progress(context, tiny_policy, contribution: float) -> None:
     import torch
 
     from stages.agent.policy import load_policy
-    from stages.parameters.heads import HeadParams
     from stages.values.progress import ProgressEstimator
+    from stages.values.settings import HeadParams
 
     model = ProgressEstimator(load_policy(tiny_policy).model.base_model, HeadParams(loss="mse"))
     torch.nn.init.constant_(model.output.bias, contribution)

@@ -11,8 +11,8 @@ import torch
 
 from stages import rl
 from stages.agent.episode import Owner, read_rows
-from stages.parameters.heads import HeadParams
 from stages.training import reinforcement
+from stages.values.settings import HeadParams
 from training.toys import KilledError, kill_at_step, outputs
 
 RL: dict[str, Any] = {

@@ -5,8 +5,8 @@ import torch
 from by_hand import assert_near
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from stages.parameters.heads import HeadParams
 from stages.values.heads import C51Head, HlGaussHead, TwoHotHead, cross_entropy, make_head
+from stages.values.settings import HeadParams
 
 CATEGORICAL = ["two_hot", "hl_gauss", "c51"]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from stages.parameters.heads import HeadParams
 from stages.parameters.values import Progress
 from stages.values.progress import ProgressEstimator, Rollout, fit_progress, judge
+from stages.values.settings import HeadParams
 from values.test_step_value import backbone
 
 

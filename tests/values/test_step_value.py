@@ -11,10 +11,10 @@ import torch
 
 from stages.annotation.calibration import calibration
 from stages.annotation.paths import mean_success, value_paths
-from stages.parameters.heads import HeadParams
 from stages.parameters.values import ValueModel
 from stages.params import Annotate
 from stages.values.fitting import epoch_batches
+from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel, ValuePath, fit, predict, split_paths
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stages.agent.policy import load_policy, predicting_states
-from stages.parameters.heads import HeadParams
 from stages.training.shared_prefixes import sharing_states
 from stages.values.heads import make_head
+from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
 from stages.values.utterance import Target, Turns, UtteranceCritic, expectile_weights, follow, losses
 

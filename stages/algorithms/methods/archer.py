@@ -7,7 +7,7 @@ the two apart, cut to 512 tokens.
 """
 
 from stages.algorithms.card import Card, Composition
-from stages.parameters.heads import HeadParams
+from stages.values.settings import HeadParams
 
 CARD = Card(
     slug="archer",

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.heads import HeadParams
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError, Positive, Section
+from stages.values.settings import HeadParams
 
 CARD = Card(
     slug="archer_offline",

@@ -6,7 +6,7 @@ copies of environments. The paper trains on those rollouts once; here the policy
 """
 
 from stages.algorithms.card import Card, Composition
-from stages.parameters.heads import HeadParams
+from stages.values.settings import HeadParams
 
 CARD = Card(
     slug="spa_rl",

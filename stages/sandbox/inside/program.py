@@ -10,8 +10,9 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
+from stages.sandbox.inside.steps import PROGRAM, Steps, counter
 from stages.sandbox.inside.values import decode, describe, encode, receive, send
 
 FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
@@ -27,26 +28,26 @@ def compile_program(source: str, entry: str | None, parameters: Sequence[str]) -
     if not source.strip():
         raise SyntaxError("there is no program")
     if entry is None:
-        return compile(source, "<program>", "exec")
+        return compile(source, PROGRAM, "exec")
     head = f"def {entry}({', '.join(parameters)}):\n"
     try:
         return as_written(source, entry, head)
     except SyntaxError:
         for body in indented_again(source):
             with suppress(*FAULTS):
-                return compile(head + body, "<program>", "exec")
+                return compile(head + body, PROGRAM, "exec")
         raise
 
 
 def as_written(source: str, entry: str, head: str) -> types.CodeType:
     if re.search(rf"^{re.escape(entry)}\s*=[^=]", source, re.M) or _DEFINITION.search(source):
-        return compile(source, "<program>", "exec")
+        return compile(source, PROGRAM, "exec")
     body = textwrap.dedent(source)
     try:
-        compile(f"({body}\n)", "<program>", "eval")
+        compile(f"({body}\n)", PROGRAM, "eval")
     except SyntaxError:
-        return compile(head + textwrap.indent(body, "    "), "<program>", "exec")
-    return compile(f"{head}    return ({body}\n    )", "<program>", "exec")
+        return compile(head + textwrap.indent(body, "    "), PROGRAM, "exec")
+    return compile(f"{head}    return ({body}\n    )", PROGRAM, "exec")
 
 
 def indented_again(source: str) -> Iterator[str]:
@@ -57,41 +58,20 @@ def indented_again(source: str) -> Iterator[str]:
         yield f"{indent}{first}{newline}{later}\n"
 
 
-class Steps:
-    """Counts instructions (bytecode, of the program's own functions): a loop without end is one on every machine alike."""
-
-    def __init__(self, most: int | None, exhausted: Callable[[], None]) -> None:
-        self.most, self.left, self.exhausted = most, most or 0, exhausted
-
-    def begin(self) -> None:
-        self.left = self.most or 0
-        if self.most is not None:
-            sys.settrace(self.trace)
-
-    def trace(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != "<program>":
-            return None
-        if event == "call":
-            frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        elif event == "opcode":
-            self.left -= 1
-            if self.left < 0:
-                self.exhausted()
-        return self.trace
-
-
 def run_program(job: socket.socket, peer: socket.socket) -> None:
     """Load the program that `job` brings, say how that went, then answer calls from `peer`."""
     order = receive(job)
     entry = order["entry"]
     told = [job]
 
-    def leave(status: str, message: str) -> None:
+    def leave(status: str, message: str) -> NoReturn:
         flush()
         send(told[0], {"status": status, "message": message})
         os._exit(0)
 
-    steps = Steps(order["steps"], lambda: leave("timeout", f"more than {order['steps']} steps"))
+    steps = counter(order["steps"], lambda: leave("timeout", f"more than {order['steps']} steps"))
+    for name in [name for name in sys.modules if name.startswith("stages.")]:
+        del sys.modules[name]  # what counts is not for the program to change
     module = types.ModuleType("__main__" if entry is None else "program")
     sys.modules[module.__name__] = module
     try:
@@ -104,13 +84,13 @@ def run_program(job: socket.socket, peer: socket.socket) -> None:
         exec(code, module.__dict__)
         function = getattr(module, entry) if entry else None
     except AttributeError as error:
-        sys.settrace(None)
+        steps.end()
         missing = entry is not None and entry not in module.__dict__
         return leave("error", f"NameError: {entry} is not defined" if missing else describe(error))
     except BaseException as error:
-        sys.settrace(None)
+        steps.end()
         return leave("error", describe(error))
-    sys.settrace(None)
+    steps.end()
     if function is None:
         return leave("ok", "")
     flush()
@@ -133,9 +113,9 @@ def answer(function: Callable[..., Any], call: Any, steps: Steps) -> dict[str, A
         steps.begin()
         value = encode(function(*arguments, **named))
     except BaseException as error:
-        sys.settrace(None)
+        steps.end()
         return {"status": "raised", "kind": type(error).__name__, "message": describe(error)}
-    sys.settrace(None)
+    steps.end()
     try:
         after = encode(arguments)
     except (TypeError, RecursionError):

@@ -1,0 +1,175 @@
+"""Code that dvc.yaml exempts from the stages' dependencies makes no value that an output depends on."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from source_imports import ROOT, _type_checking_lines, module_path, source_files
+from test_pipeline_contracts import NO_EFFECT, STAGES, code
+
+from stages.params import Params
+
+SETTINGS = [Path("stages/params.py"), Path("stages/resources.py"), *source_files("stages/parameters")]
+"""Exempt files that hold the shape of params.yaml."""
+HANDS_ON = {"parse_params", "load_params", "main"}
+"""Functions of stages/params.py that check and print the file and hand it on."""
+DELEGATE = "return section_of(self, name, domain)"
+"""Params.section, whose work a listed part does."""
+LISTED_BY_KEY = {"PerDomain"}
+"""Sections whose keys dvc.yaml lists one by one, which DVC refuses to do without."""
+MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/units.py)"
+TAKEN = {
+    "stages.checkpoints.Checkpoints": "an output is the same with and without them",
+    "stages.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
+    "stages.params.load_params": "reads the file",
+    "stages.progress.Progress": "shows",
+    "stages.runtime.StageContext": "paths, and what it tells of a run",
+    "stages.runtime.quiet_environment": "threads and offline switches",
+    "stages.runtime.stage_run": "starts a stage",
+    "stages.tracking.flatten": "names of what MLflow is told",
+    "stages.validation.Count": "a range",
+    "stages.validation.NonNegative": "a range",
+    "stages.validation.ParamsError": "a message",
+    "stages.validation.Positive": "a range",
+    "stages.validation.Section": "the base of settings",
+    "stages.validation.Share": "a range",
+    "stages.validation.explain": "a message",
+    "stages.validation.watched": "a check",
+    "stages.workers.worker_pool": "hands out work; who asks orders the results",
+}
+"""What listed code takes of exempt code beside settings, and why no output depends on it."""
+
+
+def _returned(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+
+
+def _is_check(function: ast.FunctionDef) -> bool:
+    """A validator that gives back what it got, and puts nothing in its place."""
+    decorators = {ast.unparse(item).partition("(")[0] for item in function.decorator_list}
+    names = {argument.arg for argument in function.args.args} - {"cls"}
+    assigned = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return (
+        function.name.startswith("_")
+        and bool(decorators & {"model_validator", "field_validator"})
+        and all(isinstance(value, ast.Name) and value.id in names - assigned for value in _returned(function))
+    )
+
+
+def _defaults(node: ast.stmt) -> Iterator[str]:
+    """What of a field or constant is more than literals, settings and ranges."""
+    value = getattr(node, "value", None)
+    for part in ast.walk(value) if value is not None else ():
+        if isinstance(part, (ast.Lambda, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp, ast.BinOp, ast.IfExp)):
+            yield f"computes {ast.unparse(part)}"
+        elif isinstance(part, ast.Call) and not ast.unparse(part.func).rpartition(".")[2][0].isupper():
+            yield f"calls {ast.unparse(part.func)}"
+
+
+def faults(source: str, hands_on: frozenset[str] = frozenset()) -> list[str]:
+    """Line and name of what a file of settings defines beside fields, ranges and messages."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name not in hands_on:
+            if not (isinstance(node.returns, ast.Constant) and node.returns.value is None) or any(_returned(node)):
+                found.append(f"{node.lineno}: {node.name}() returns a value")
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            for item in node.body:
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    if not _is_check(item) and ast.unparse(item.body[-1]) != DELEGATE:  # type: ignore[arg-type]
+                        found.append(f"{item.lineno}: {node.name}.{item.name} is more than a check")
+                elif isinstance(item, (ast.Assign, ast.AnnAssign)):
+                    found += [f"{item.lineno}: {node.name} {what}" for what in _defaults(item)]
+                elif not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)) and not isinstance(item, ast.Pass):
+                    found.append(f"{item.lineno}: {node.name} holds {ast.unparse(item)}")
+    return found
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=str)
+def test_settings_are_fields_ranges_and_messages(path: Path) -> None:
+    """Contract: DVC says up to date only if it is: what makes values of settings is code that some stage lists."""
+    assert path in NO_EFFECT
+    hands_on = frozenset(HANDS_ON if path == Path("stages/params.py") else ())
+    found = faults((ROOT / path).read_text(encoding="utf-8"), hands_on)
+    assert not found, "\n".join(f"{path}:{fault}; {MOVE}" for fault in found)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("    @property\n    def low(self) -> float:\n        return self.a", "Some.low is more than a check"),
+        ("    def worth(self, total: float) -> float:\n        return total", "Some.worth is more than a check"),
+        (
+            '    @model_validator(mode="after")\n    def _all(self) -> Some:\n        return self.model_copy(update={"a": 1.0})',
+            "Some._all is more than a check",
+        ),
+        (
+            '    @field_validator("a")\n    @classmethod\n    def _a(cls, a: float) -> float:\n        a += 1\n        return a',
+            "Some._a is more than a check",
+        ),
+        ("    b: float = other()", "Some calls other"),
+        ("    b: float = Field(default_factory=lambda: 1.0)", "Some computes lambda: 1.0"),
+        ("def judged() -> list[str]:\n    return []", "judged() returns a value"),
+    ],
+)
+def test_the_check_sees_what_makes_values(line: str, says: str) -> None:
+    source = f"class Some(Section):\n    a: float = 0.5\n    c: Other = Other(b=[1])\n{line}\n"
+    assert [fault.partition(": ")[2] for fault in faults(source)] == [says]
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in getattr(annotation, "__args__", ()) for section in _sections(part)]
+
+
+def _left_out(section: type[BaseModel], values: Any, place: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """(place, section) of settings whose keys params.yaml need not give, since they stand in lists or for null."""
+    for name, info in section.model_fields.items():
+        for inner in _sections(info.annotation):
+            given = values.get(name) if isinstance(values, Mapping) else None
+            if inner is not info.annotation and inner.__name__ not in LISTED_BY_KEY:
+                yield f"{place}{name}", inner
+            if inner.__name__ not in LISTED_BY_KEY:
+                yield from _left_out(inner, given, f"{place}{name}.")
+
+
+def test_defaults_that_apply_lie_in_listed_parts() -> None:
+    """Contract: an edit of a default re-runs what it changes. params.yaml gives every key but those of settings in lists, and of
+    those that are null by default."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    found = dict(_left_out(Params, values, ""))
+    assert {"rl.reward.prs", "rl.critic.head"} <= found.keys()
+    for place, section in found.items():
+        path = Path(inspect.getfile(section)).relative_to(ROOT)
+        assert path not in NO_EFFECT, f"{place}: the defaults of {section.__name__} apply, and {path} is exempt; {MOVE}"
+
+
+def test_listed_code_takes_no_values_from_exempt_code() -> None:
+    """Contract: parts of the pipeline import settings, checks and what runs a stage of exempt code, nothing that makes values."""
+    taken: dict[str, Path] = {}
+    for path in {path for stage in STAGES if stage != "report" for path in code(stage)}:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        skipped = _type_checking_lines(tree)
+        for node in ast.walk(tree):
+            exempt = isinstance(node, ast.ImportFrom) and module_path(node.module or "") in NO_EFFECT - {
+                Path("stages/__init__.py")
+            }
+            if exempt and node.lineno not in skipped:
+                taken |= {f"{node.module}.{alias.name}": path for alias in node.names}
+    for name, path in taken.items():
+        module, _, attribute = name.rpartition(".")
+        value = getattr(importlib.import_module(module), attribute)
+        settings = module_path(module) in SETTINGS and isinstance(value, type) and issubclass(value, BaseModel)
+        assert settings or name in TAKEN, f"{path} imports {name}: {MOVE}; or say in TAKEN why no output depends on it"
+    assert TAKEN.keys() <= taken.keys(), f"nothing imports {sorted(TAKEN.keys() - taken.keys())}; remove it from TAKEN"

@@ -1,0 +1,170 @@
+"""A change in somebody else's package, be it an environment or an RL method, re-runs the stages that use it, and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+import yaml
+from outside import install_editable, python_path, write_package
+from source_imports import ROOT
+
+from stages import packages
+
+pytestmark = [pytest.mark.long(40)]
+
+DVC_YAML = """
+stages:
+  play:
+    matrix: {domain: "${domains}"}
+    cmd: echo ${item.domain} > play-${item.domain}
+    deps: ["data/packages/environments/${item.domain}.json"]
+    outs: ["play-${item.domain}"]
+  learn:
+    matrix: {domain: "${domains}"}
+    cmd: cat play-${item.domain} > learn-${item.domain}
+    deps:
+      - play-${item.domain}
+      - data/packages/environments/${item.domain}.json
+      - data/packages/algorithms/${item.domain}.json
+    outs: ["learn-${item.domain}"]
+"""
+PARAMS = "domains: [maze, search]\nrl: {algorithm: grpo}\nper_domain: {maze: {rl: {algorithm: gpgx}}, search: {rl: {}}}\n"
+RAN = re.compile(r"^Running stage '([^':]+)'", re.M)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with three editable installs: an environment, what that requires, and a method."""
+    root = tmp_path_factory.mktemp("packages")
+    write_package(root, "maze-rules", {})
+    write_package(root, "maze-game", {"bellwether.domains": 'maze = "maze_game:MazeDomain"'}, '"maze-rules", "numpy"')
+    write_package(root, "gpg-method", {"bellwether.algorithms": 'gpgx = "gpg_method"'})
+    install_editable(root, "maze-rules", "maze-game", "gpg-method")
+    return root
+
+
+@pytest.fixture
+def project(tmp_path: Path, site: Path) -> Path:
+    """A DVC project in git, whose stages depend on packages as the lifecycle's do."""
+    (tmp_path / "data/packages").mkdir(parents=True)
+    (tmp_path / "data/packages/dvc.yaml").write_text((ROOT / "data/packages/dvc.yaml").read_text())
+    (tmp_path / "dvc.yaml").write_text(DVC_YAML)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    (tmp_path / ".gitignore").write_text("/play-*\n/learn-*\n/data/packages/environments/\n/data/packages/algorithms/\n")
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    analytics = false\n    check_update = false\n")
+    (tmp_path / ".dvc/.gitignore").write_text("/tmp\n/cache\n/config.local\n")
+    for command in (["init", "--quiet"], ["add", "-A"], ["commit", "-q", "-m", "Start"]):
+        git(tmp_path, *command)
+    return tmp_path
+
+
+def git(project: Path, *arguments: str) -> None:
+    command = ["git", "-c", "user.name=Test", "-c", "user.email=test@example.org", *arguments]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+
+
+def dvc(project: Path, site: Path, *arguments: str) -> list[str]:
+    """The stages that a DVC command ran, those that look at packages aside."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "LIFECYCLE_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+    environment = {**kept, "PATH": path, "PYTHONPATH": python_path(site, ROOT)}
+    command = [sys.executable, "-m", "dvc", *arguments]
+    done = subprocess.run(command, cwd=project, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RAN.findall(done.stdout)
+
+
+def test_an_edit_of_an_outside_package_reruns_what_uses_it(project: Path, site: Path) -> None:
+    """Contract: plain `dvc repro` sees an edit in place of an editable install, of its data and of what it requires too."""
+    everything = ["play@maze", "learn@maze", "play@search", "learn@search"]
+    assert sorted(dvc(project, site, "repro")) == sorted(everything)
+    (site / "maze-game/maze_game/__init__.py").write_text("SIZE = 4\n")
+    assert dvc(project, site, "repro", "learn@maze") == ["play@maze", "learn@maze"]
+    (site / "gpg-method/gpg_method/__init__.py").write_text("SCALE = 2\n")
+    assert dvc(project, site, "repro") == ["learn@maze"]
+    assert dvc(project, site, "repro") == []
+    (site / "maze-rules/maze_rules/words.txt").write_text("east west\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "Done")
+    assert dvc(project, site, "exp", "run") == ["play@maze", "learn@maze"]
+    assert yaml.safe_load((project / "dvc.lock").read_text())["stages"].keys() == set(everything)
+
+
+def test_the_default_run_uses_no_package_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what is shipped comes to the same bytes on every machine, so that no stage runs for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    domains = yaml.safe_load((ROOT / "params.yaml").read_text())["domains"]
+    locked = yaml.safe_load((ROOT / "data/packages/dvc.lock").read_text())["stages"]
+    for domain in domains:
+        monkeypatch.setattr(sys, "argv", ["packages", "--domain", domain])
+        assert packages.main() == 0
+        for folder in packages.GROUPS:
+            path = tmp_path / packages.FOLDER / folder / f"{domain}.json"
+            assert path.read_text() == "[]\n"
+            before = path.stat().st_mtime_ns
+            assert packages.main() == 0
+            assert path.stat().st_mtime_ns == before, "a file that says the same is not written again"
+        assert {out["md5"] for out in locked[f"packages@{domain}"]["outs"]} == {packages.dvc_hash(path)}
+
+
+def installed(folder: Path, direct_url: object = None, record: bool = True) -> Distribution:
+    """A distribution as an installer leaves it in a folder of the module path."""
+    info = folder / "guess_game-0.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Guess.Game\nVersion: 0.2\n")
+    (info / "entry_points.txt").write_text("[bellwether.domains]\nguess = guess_game.inner:GuessDomain\n")
+    (folder / "guess_game").mkdir()
+    (folder / "guess_game/__init__.py").write_text("")
+    if record:
+        (info / "RECORD").write_text("guess_game/__init__.py,,\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct_url))
+    return Distribution.at(info)
+
+
+def test_a_package_from_an_index_is_known_by_its_version(tmp_path: Path) -> None:
+    assert packages.described(installed(tmp_path)) == {"package": "guess-game", "version": "0.2"}
+
+
+def test_a_package_from_a_commit_or_an_archive_is_known_by_that(tmp_path: Path) -> None:
+    commit = {"vcs": "git", "commit_id": "0123abc"}
+    told = packages.described(installed(tmp_path, {"url": "https://example.org/guess.git", "vcs_info": commit}))
+    assert told == {"package": "guess-game", "version": "0.2", "vcs_info": commit}
+
+
+@pytest.mark.parametrize("how", [{"direct_url": {"url": "file:///guess", "dir_info": {}}}, {"record": False}])
+def test_other_packages_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object]) -> None:
+    """Contract: the hash covers every file of the package but bytecode, and no path of this machine."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dist = installed(tmp_path, **how)  # type: ignore[arg-type]
+    first = packages.described(dist)
+    assert [name for name, _ in first["files"]] == ["guess_game"]
+    assert str(tmp_path) not in json.dumps(first)
+    (tmp_path / "guess_game/__pycache__").mkdir()
+    (tmp_path / "guess_game/__pycache__/a.pyc").write_bytes(b"1")
+    assert packages.described(dist) == first
+    (tmp_path / "guess_game/levels.json").write_text("[]")
+    assert packages.described(dist) != first
+    assert "guess_game" not in sys.modules
+
+
+def test_what_is_not_installed_here_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Contract: a machine without the package looks at results that were made with it, and runs nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("domains: [nowhere]\nper_domain: {nowhere: {}}\n")
+    known = tmp_path / packages.FOLDER / "environments/nowhere.json"
+    known.parent.mkdir(parents=True)
+    known.write_text('[{"package": "nowhere"}]\n')
+    monkeypatch.setattr(sys, "argv", ["packages", "--domain", "nowhere"])
+    assert packages.main() == 0
+    assert known.read_text() == '[{"package": "nowhere"}]\n'
+    assert "no installed package brings nowhere" in capsys.readouterr().err

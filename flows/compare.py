@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from prefect import flow, task
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.experiments import experiment_name, results, run_experiment, tree_state
 from flows.lifecycle import echo
-from flows.pipeline import ROOT, StageFailedError
+from flows.pipeline import ROOT, StageFailedError, read_params
 from stages.command import command
 from stages.files import atomic_text
 
@@ -114,7 +113,7 @@ def experiment(root: str, name: str, overrides: list[str]) -> bool:
 
 def planned(comparison: Comparison, root: Path) -> Plan:
     """The experiments of a comparison, seed by seed."""
-    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params = read_params(root)
     state, alone = tree_state(root), checked_jobs(comparison.jobs, params) == 1
     plan = {}
     for seed in comparison.seeds:
@@ -126,7 +125,7 @@ def planned(comparison: Comparison, root: Path) -> Plan:
 
 def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[list[float]]]:
     """Setting -> scores [runs, domains] of the experiments of `plan`."""
-    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
+    domains = read_params(root)["domains"]
     return {
         label: [scores_of(results(root, plan[label, seed][0]), setting, comparison.metric, domains) for seed in comparison.seeds]
         for label, setting in comparison.settings.items()
@@ -136,11 +135,11 @@ def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[l
 def write(comparison: Comparison, root: Path, scores: Mapping[str, list[list[float]]]) -> Path:
     """The scores as a file, and the table and figure that the stages' command line makes of it; the table's path."""
     path = root / FOLDER / f"{comparison.name}.json"
-    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
+    domains = read_params(root)["domains"]
     written = {**comparison.model_dump(exclude={"jobs"}), "domains": domains, "scores": scores}
     atomic_text(path, json.dumps(written, indent=1, sort_keys=False) + "\n")
     command = [sys.executable, "-m", "stages.reporting.comparison", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise StageFailedError(f"stages.reporting.comparison failed: {done.stderr.strip()}")
     return path.with_suffix(".md")
@@ -156,7 +155,7 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
     """
     place = Path(root or ROOT)
     plan = planned(comparison, place)
-    jobs = checked_jobs(comparison.jobs, yaml.safe_load((place / "params.yaml").read_text(encoding="utf-8")))
+    jobs = checked_jobs(comparison.jobs, read_params(place))
     runs = [(experiment.with_options(task_run_name=f"{label} {seed}"), *run) for (label, seed), run in plan.items()]
     # The first goes ahead, so that what all runs share is in the cache for the others; these are about equally long.
     for rank in [runs[:1], *(runs[first : first + jobs] for first in range(1, len(runs), jobs))]:

@@ -25,7 +25,7 @@ TARGET = "evaluate"
 
 def git(root: Path, *arguments: str) -> str:
     """Output of a git command. Raises StageFailedError."""
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise StageFailedError(f"git {' '.join(arguments)} failed in {root}: {done.stderr.strip()}")
     return done.stdout
@@ -67,7 +67,7 @@ def run_experiment(root: Path, name: str, overrides: Sequence[str], echo: Callab
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "dvc", "--wait-for-lock", "exp", "run", "--temp"]
     command += ["--name", name, *settings, TARGET]
     with subprocess.Popen(
-        command, cwd=root, env=environment(name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=root, env=environment(name), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as child:
         said = []
         try:

@@ -108,7 +108,7 @@ def stage_graph(root: Path = ROOT) -> dict[str, list[str]]:
 def stage_items(root: Path = ROOT) -> dict[str, list[str]]:
     """Stage -> what DVC makes of it: itself, or one name per cell of its matrix (`rl@textworld`). Raises StageFailedError."""
     command = [sys.executable, "-m", "dvc", "stage", "list", "--name-only"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if listed.returncode:
         raise StageFailedError(f"dvc stage list failed in {root}: {listed.stderr.strip()}", BAD_PARAMETERS)
     items: dict[str, list[str]] = {name: [] for name in _stages(root)}
@@ -131,8 +131,19 @@ def side_by_side(root: Path = ROOT) -> int:
 
 
 def _resources(root: Path) -> dict[str, Any]:
+    return (read_params(root).get("resources") or {}) if (root / "params.yaml").exists() else {}
+
+
+def read_params(root: Path) -> dict[str, Any]:
+    """params.yaml as it stands, its values unchecked. Raises StageFailedError where it is no mapping in UTF-8."""
     path = root / "params.yaml"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resources", {}) if path.exists() else {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StageFailedError(f"{path} can't be read: {error}", BAD_PARAMETERS) from error
+    if not isinstance(values, dict):
+        raise StageFailedError(f"{path} must hold a mapping of sections", BAD_PARAMETERS)
+    return values
 
 
 class Children:
@@ -186,6 +197,7 @@ def run_stage(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
     ) as child:
         try:
             assert child.stdout is not None

@@ -21,6 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.pipeline import ROOT
+from stages.command import command
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""
@@ -64,13 +65,14 @@ def deploy(root: Path = ROOT) -> None:
     """Make or update all deployments of prefect.yaml. Raises CalledProcessError after showing what Prefect said."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)
         done.check_returncode()
     print(f"bootstrap: deployments {', '.join(item['name'] for item in deployments(root))}")
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server."

@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-import yaml
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
-from flows.pipeline import ROOT, StageFailedError
+from flows.pipeline import ROOT, StageFailedError, read_params
+from stages.command import command
 
 
 class Split(BaseModel):
@@ -94,10 +94,11 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
         budget: The total, what a demonstration costs, and the splits.
         root: The checkout; empty: the one that this flow belongs to.
     """
-    params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
+    params = read_params(Path(root or ROOT))
     return compare(comparison_of(budget, params.get("rl") or {}), root)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.budget", description="Compare ways to spend a fixed budget.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml for all splits")

@@ -26,6 +26,7 @@ from flows.checkout import only_run
 from flows.experiments import environment
 from flows.lifecycle import can_be_retried, echo, gpu
 from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
+from stages.command import command
 
 LOCK = Path(".bellwether") / "design" / "search.lock"
 CHANGE = r"^[\w.]+=.+$"
@@ -72,7 +73,7 @@ def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]
     variables = {"BELLWETHER_TRACKING": "off", **environment(run_name())}
     said: list[str] = []
     with subprocess.Popen(
-        supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as child:
         try:
             assert child.stdout is not None
@@ -90,7 +91,13 @@ def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.design", *news]
     command += ["--set", *changes] if changes else []
     with subprocess.Popen(
-        command, cwd=root, env=environment(run_name()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=root,
+        env=environment(run_name()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as child:
         try:
             out, complaints = child.communicate()
@@ -150,6 +157,7 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
     return step
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.design", description="Search over agent designs.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml, such as design.method=random")

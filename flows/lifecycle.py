@@ -38,6 +38,7 @@ from flows.pipeline import (
     stage_items,
 )
 from flows.tracked import run_environment, tell_mlflow
+from stages.command import command
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; a run without that server has the stages' own file lock."""
@@ -112,7 +113,7 @@ def stage(name: str, items: list[str], root: str, environment: dict[str, str], j
 def check_params(root: str) -> None:
     """Check params.yaml before anything runs. Raises StageFailedError with what is wrong and what to do."""
     command = [sys.executable, "-m", "stages.params", "--file", str(Path(root) / "params.yaml")]
-    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if checked.returncode:
         raise StageFailedError(f"params.yaml cannot be run:\n{checked.stderr.strip()}", BAD_PARAMETERS)
 
@@ -166,6 +167,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
     return {name: result for name, (result, _) in done.items()}
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."

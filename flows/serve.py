@@ -25,6 +25,8 @@ import psutil
 
 from flows.pages import MLFLOW_URL, REPORT_URL
 from flows.pipeline import ROOT
+from stages.command import command
+from stages.files import atomic_text
 
 FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"
@@ -149,10 +151,8 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
     mlflow = given
     if not given.startswith("http"):  # a server of its own has its own UI
         mlflow = f"http://{HOST}:{ports.mlflow_port}"
-        ui = [*python, "mlflow", "ui", "--host", HOST, "--port", str(ports.mlflow_port), "--workers", "1"]
-        found.append(
-            Part("mlflow-ui", [*ui, "--backend-store-uri", given or f"sqlite:///{ROOT / 'mlflow.db'}"], f"{mlflow}/health")
-        )
+        ui = [*python, "stages.tracking.ui", "--host", HOST, "--port", str(ports.mlflow_port)]
+        found.append(Part("mlflow-ui", ui, f"{mlflow}/health"))
     worker = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
     works = [Part("worker", worker, grace_s=WORKER_GRACE_S), Part("watch", [*python, "flows.watch"])]
     return found, works, mlflow
@@ -244,7 +244,7 @@ def start(ports: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         me = psutil.Process()
-        STATE.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), **vars(ports)}), encoding="utf-8")
+        atomic_text(STATE, json.dumps({"pid": me.pid, "created": me.create_time(), **vars(ports)}))
         return serve(ports)
 
 
@@ -275,6 +275,7 @@ def stop() -> int:
     return 0
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1."

@@ -24,6 +24,7 @@ import yaml
 
 from stages.agent.episode import read_json
 from stages.claims import annotation_uses, board, step_credit_page
+from stages.command import command
 from stages.params import load_params
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
@@ -178,6 +179,7 @@ def generated(root: Path) -> dict[Path, str]:
     return files
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description="Write the generated parts of README.md and docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is out of date")

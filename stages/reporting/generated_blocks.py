@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from stages.files import atomic_text
+
 DOCUMENTS = ("*.md", "docs/*.md")
 """Where blocks may stand, relative to the checkout."""
 
@@ -66,7 +68,6 @@ def write_or_check(root: Path, files: Mapping[Path, str], check: bool, command: 
         if check:
             print(f"documents: {path} is out of date; run '{command}'", file=sys.stderr)
             continue
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(files[path], encoding="utf-8")
+        atomic_text(root / path, files[path])
         print(f"documents: wrote {path}")
     return int(check and bool(stale))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.command import command
 from stages.lineage import locked_stages
 from stages.params import load_params
 from stages.tracking import tracking_is_off
@@ -27,7 +28,7 @@ from stages.validation import ParamsError
 def changed_stages(root: Path) -> set[str] | None:
     """Stages that `dvc status` calls changed; None where it cannot say (another DVC command runs, or this is no checkout)."""
     command = [sys.executable, "-m", "dvc", "status", "--json", "dvc.yaml"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         print(f"tracking: dvc status: {done.stderr.strip()}; stages that were not executed are left out", file=sys.stderr)
         return None
@@ -87,6 +88,7 @@ def parse_states(values: Sequence[str]) -> dict[str, str]:
     return states
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.tracking", description=__doc__)
     choice = parser.add_mutually_exclusive_group()

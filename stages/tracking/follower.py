@@ -7,12 +7,14 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stages.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import FOLDER, Spool, locked
+from stages.tracking.spool import FOLDER, Spool
 from stages.tracking.sweep import replay, sweep
 
 SEND_EVERY_S = 2.0
@@ -160,5 +162,6 @@ class Follower:
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
-            self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
+            with suppress(OSError):  # a full disk: the stage is not told, and this goes on trying
+                self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
         return False

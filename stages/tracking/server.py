@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.tracking.spool import FOLDER, locked
+from stages.files import atomic_file, locked
+from stages.tracking.place import ARTIFACTS, DATABASE, bring_up_to_date
+from stages.tracking.spool import FOLDER
 
 EXPERIMENT = "bellwether"
 MAX_POINTS, MAX_ITEMS = 1000, 100
@@ -69,9 +71,8 @@ def create_database(path: Path, artifacts: Path) -> None:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else path.parent) as folder:
         new = Path(folder) / path.name
         SqlAlchemyStore(f"sqlite:///{new}", artifacts.as_uri()).engine.dispose()
-        partial = path.with_suffix(".db.partial")
-        shutil.copyfile(new, partial)
-        os.replace(partial, path)
+        with atomic_file(path) as partial:
+            shutil.copyfile(new, partial)
 
 
 class Server:
@@ -83,12 +84,15 @@ class Server:
 
         self.root = root
         self.local = not os.environ.get("MLFLOW_TRACKING_URI")
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / DATABASE}"
         self.mlflow = mlflow
         # Two stages that start together must not both create the database or the experiment; a client makes the database, too.
         with self.alone():
             if self.local:
-                create_database(root / "mlflow.db", root / "mlartifacts")
+                create_database(root / DATABASE, root / ARTIFACTS)
+                former = bring_up_to_date(root)
+                if former:
+                    print(f"{root / DATABASE} was made elsewhere: runs' files are below {root / ARTIFACTS}, no longer {former}")
             mlflow.set_tracking_uri(self.uri)
             if self.local:
                 os.environ.pop("MLFLOW_TRACKING_URI", None)  # set_tracking_uri wrote it; another root has another file
@@ -105,7 +109,7 @@ class Server:
             if found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             return found.experiment_id
-        location = (self.root / "mlartifacts").as_uri() if self.local else None
+        location = (self.root / ARTIFACTS).as_uri() if self.local else None
         # Else the UI takes traces for a sign that nothing is trained here, and hides the charts.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         return self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags)

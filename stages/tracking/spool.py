@@ -8,20 +8,25 @@ what was sent completely is removed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.files import atomic_bytes, atomic_text
+
 FOLDER = Path(".bellwether") / "tracking"
 MAX_READ = 4_000_000
-"""Bytes of events taken from a file at a time."""
+"""About how many bytes of events are taken from a file at a time; an event that is larger is taken by itself."""
+HEADER = {
+    **{"title": str, "pid": int, "t": int, "state": str, "lifecycle": str, "lifecycle_name": str},
+    **{"tags": dict, "params": dict, "lifecycle_tags": dict, "lifecycle_params": dict},
+}
+"""What the first event must have (stages/tracking/header.py)."""
 
 
 @dataclass
@@ -33,10 +38,39 @@ class Sent:
     """Bytes of the file whose events the server has."""
     doubt: bool = False
     """A batch from `offset` on was begun and not confirmed: the server may have some of it."""
+    again: int = 0
+    """What lies before this byte may be on the server already: the record of how far the file was sent was damaged."""
     rejected: int = 0
     """Events the server refused for good (an artifact that is gone, a parameter logged twice with different values)."""
     error: str = ""
     """Why the last attempt failed; empty when it did not."""
+
+
+def _said(line: bytes) -> dict[str, Any]:
+    """The event of a whole line; of kind "torn" where a full disk cut it short or something else damaged it."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    whole = isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("t"), int)
+    if whole and event["kind"] == "metric":
+        whole = isinstance(event.get("name"), str) and isinstance(event.get("step"), int)
+        whole = whole and isinstance(event.get("value"), (int, float))
+    elif whole and event["kind"] in ("params", "tags"):
+        values = event.get("values")
+        whole = isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
+    return event if whole else {"kind": "torn"}
+
+
+def _checked(state: Any, size: int) -> Sent:
+    """The record `state` of a file of `size` bytes. Raises ValueError or TypeError where it makes no sense."""
+    sent = Sent(**state)
+    for name, default in asdict(Sent()).items():
+        if type(getattr(sent, name)) is not type(default):
+            raise TypeError(name)
+    if not 0 <= sent.offset <= size or (sent.offset and not sent.run_id):
+        raise ValueError(sent.offset)
+    return sent
 
 
 def _line(event: Mapping[str, Any]) -> bytes:
@@ -56,15 +90,8 @@ class Spool:
         """A new file that begins with `header`, named by time, process and the header's title, so that names sort by age. It is
         there under its name with its header or not at all: whoever looks after files that were left would take one without for
         that of a stage that died. Raises OSError if it cannot be made."""
-        folder = root / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        spool = cls(folder / f"{time.time_ns():020d}-{os.getpid()}-{header['title']}.jsonl")
-        partial = spool.path.with_suffix(".partial")
-        try:
-            partial.write_bytes(_line(header))
-            os.replace(partial, spool.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        spool = cls(root / FOLDER / f"{time.time_ns():020d}-{os.getpid()}-{header['title']}.jsonl")
+        atomic_bytes(spool.path, _line(header))
         return spool
 
     def append(self, event: Mapping[str, Any]) -> None:
@@ -106,32 +133,44 @@ class Spool:
         """
         with self.path.open("rb") as handle:
             handle.seek(offset)
-            data = handle.read(MAX_READ)
+            lines = handle.readlines(MAX_READ)
         events, position = [], offset
-        for line in data.splitlines(keepends=True):
+        for line in lines:
             if not line.endswith(b"\n"):
                 break
-            try:
-                events.append((position, json.loads(line)))
-            except ValueError:
-                events.append((position, {"kind": "torn"}))
+            events.append((position, _said(line)))
             position += len(line)
         return events, position
 
     def header(self) -> dict[str, Any] | None:
-        """The first event, which says what run this is; None if a full disk cut it short."""
-        events, _ = self.read(0)
-        return events[0][1] if events else None
+        """The first event, which says what run this is; None if it is damaged or was cut short."""
+        with self.path.open("rb") as handle:
+            line = handle.readline()
+        header = _said(line) if line.endswith(b"\n") else {"kind": "torn"}
+        whole = header["kind"] == "run" and all(isinstance(header.get(name), kind) for name, kind in HEADER.items())
+        return header if whole and "git.commit" in header["tags"] else None
+
+    def set_aside(self) -> None:
+        """Nothing says what run this is: keep the file under a name that nobody sends, or remove it if no event is in it."""
+        if not self.read(0)[0]:
+            self.remove()
+            return
+        kept = self.path.with_suffix(".damaged")
+        os.replace(self.path, kept)
+        print(f"tracking: the first line of {kept} is damaged, so it can't be sent; remove it, or mend it and call it .jsonl")
 
     def load_sent(self) -> Sent:
-        if not self.state_path.exists():
+        """How far the file was sent. If that record is damaged, all of it is to be sent again: see `Sent.again`."""
+        try:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            return _checked(json.loads(self.state_path.read_bytes()), size)
+        except FileNotFoundError:
             return Sent()
-        return Sent(**json.loads(self.state_path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Sent(again=max(size, 1))
 
     def save_sent(self, sent: Sent) -> None:
-        partial = self.state_path.with_suffix(".state.partial")
-        partial.write_text(json.dumps(asdict(sent)), encoding="utf-8")
-        os.replace(partial, self.state_path)
+        atomic_text(self.state_path, json.dumps(asdict(sent)))
 
     def save_error(self, error: str) -> None:
         """Note why sending failed, for the stage to see."""
@@ -148,16 +187,3 @@ class Spool:
 def spools(root: Path) -> list[Spool]:
     """All files that are not completely sent, oldest first."""
     return [Spool(path) for path in sorted((root / FOLDER).glob("*.jsonl"))]
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold an exclusive lock on `path` (made if need be); yields False at once if `wait` is off and another holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

@@ -77,7 +77,8 @@ def run(context: StageContext) -> None:
     # What comes from elsewhere: more demonstrations, and preference pairs.
     imports = Imports()
     if curate.imports:
-        imports = Importer(domain, tasks, worlds, params.model.max_length).read(context.root, curate.imports)
+        importer = Importer(domain, tasks, worlds, params.model.max_length, params.model.thinking)
+        imports = importer.read(context.root, curate.imports)
     for line in imports.told():
         print(f"curate@{name}: {line}", file=sys.stderr)
 

@@ -24,7 +24,7 @@ from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
 from stages.parameters.rl import Rl
-from stages.parameters.shared import SamplingParams
+from stages.parameters.shared import SamplingParams, Thinking
 from stages.resources import Resources
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, watched
 
@@ -59,6 +59,9 @@ class Model(Section):
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, more time in training, the same gradient."""
     lora: Lora = Lora()
+    thinking: Thinking | None = None
+    """For models that reason before they act: marks around the thought, which the environment does not get. null: none, a turn is
+    the action."""
 
 
 class Curate(Section):

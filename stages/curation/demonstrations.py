@@ -167,15 +167,15 @@ def check_expert(name: str, shown: Demonstrations, curate: Curate) -> list[str]:
     causes = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     if not kept:
         raise ValueError(
-            f"domain {name}: none of the expert's {tries} demonstrations can be learnt from ({causes}): mend the domain's expert() "
-            f"or per_domain.{name}.environment (too_long: raise model.max_length), or go without an expert by "
+            f"domain {name}: none of the expert's {tries} demonstrations can be learnt from ({causes}): mend the domain's "
+            f"expert() or per_domain.{name}.environment (too_long: raise model.max_length), or go without an expert by "
             f"per_domain.{name}.curate.expert_demonstrations: 0"
         )
     if 2 * unsolved <= tries:
         return []
     return [
-        f"domain {name}: the expert solved {tries - unsolved} of {tries} tasks that it was to demonstrate ({causes}); what it does "
-        "not solve, nobody shows: see the domain's expert() and its settings"
+        f"domain {name}: the expert solved {tries - unsolved} of {tries} tasks that it was to demonstrate ({causes}); what it "
+        "does not solve, nobody shows: see the domain's expert() and its settings"
     ]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from stages.agent.episode import IMPORTED, Episode, TurnRecord
 from stages.agent.messages import Messages
+from stages.agent.thinking import Markers, take_apart
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import play_out
 from stages.curation.leakage import PanelPrompts
@@ -69,11 +70,14 @@ class Imports:
 class Importer:
     """Reads the records of one domain. `tasks`: all of its curated ones; `folder`: what `Domain.build` wrote.
 
-    max_length: words and marks that a record may have, the model's tokens at least (model.max_length).
+    max_length: words and marks that a record may have, the model's tokens at least (model.max_length); thinking: what encloses the
+    thoughts in it (model.thinking).
     """
 
-    def __init__(self, domain: Domain, tasks: Sequence[Task], folder: Path, max_length: int) -> None:
-        self.domain, self.max_length = domain, max_length
+    def __init__(
+        self, domain: Domain, tasks: Sequence[Task], folder: Path, max_length: int, thinking: Markers | None = None
+    ) -> None:
+        self.domain, self.max_length, self.thinking = domain, max_length, thinking
         self.environment: Environment = domain.make(folder)
         self.tasks = {task.task_id: task for task in tasks}
         test = [task for task in tasks if task.split == "test"]
@@ -146,7 +150,8 @@ class Importer:
         """The episode of a conversation of no task."""
         episode = _empty(f"{IMPORTED}/{name}", f"{IMPORTED}/{name}", self.domain.name)
         said = [message["content"] for message in record.messages]
-        for action, observation in zip(said[1::2], [*said[2::2], ""], strict=False):
+        for text, observation in zip(said[1::2], [*said[2::2], ""], strict=False):
+            action = self._action(text)
             key = " ".join(action.lower().split())
             episode.turns.append(TurnRecord(action, observation, True, 0.0, 0.0, "", key, 0, 0))
         episode.messages = record.messages[: len(record.messages) // 2 * 2]
@@ -160,11 +165,14 @@ class Importer:
             raise _RefusedError("unknown_task", detail)
         if task.split not in splits:
             raise _RefusedError("wrong_split", f"{task_id} is a {task.split} task; only {' and '.join(splits)} may be shown")
-        left = iter([message["content"] for message in messages[1::2]])
+        said = [message["content"] for message in messages[1::2]]
+        left = iter([self._action(text) for text in said])
         episode = play_out(self.environment, task, f"{IMPORTED}-{name}", IMPORTED, lambda: next(left, None), whole=False)
         assert episode is not None
         if next(left, None) is not None:
             raise _RefusedError("unlike_environment", f"it goes on after {len(episode.turns)} turns, which end {task_id}")
+        for message, text in zip(episode.messages[1::2], said, strict=False):
+            message["content"] = text  # with its thought, which is learnt, too
         answered = conversation(episode)
         for place, message in enumerate(messages):
             answer = answered[place]["content"] if place < len(answered) else ""
@@ -176,6 +184,10 @@ class Importer:
                 raise _RefusedError("unlike_environment", detail)
         episode.messages = episode.messages[: len(episode.messages) // 2 * 2]
         return episode
+
+    def _action(self, text: str) -> str:
+        """What the environment gets of an assistant's message."""
+        return text if self.thinking is None else take_apart(text, self.thinking).action
 
     # ---- pairs --------------------------------------------------------------------------------------------------------------
 

@@ -155,9 +155,7 @@ def report(
     hash share one summary's computation."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
-    shares = {
-        domain: proportions(row for by_domain in rows.values() for row in by_domain.get(domain, ())) for domain in panels
-    }
+    shares = {domain: proportions(row for by_domain in rows.values() for row in by_domain.get(domain, ())) for domain in panels}
     for model, by_domain in rows.items():
         models[model] = {}
         for domain, of_domain in by_domain.items():

@@ -225,8 +225,8 @@ def test_numbers_of_a_panel_worked_out_by_hand() -> None:
 
 
 def test_only_proportions_have_a_proportions_interval() -> None:
-    """Contract: where every episode has one turn or costs nothing, turns and cost have no Wilson interval; the reward has one only
-    where it is success and nothing else in the episodes of every model of the panel."""
+    """Contract: where every episode has one turn or costs nothing, turns and cost have no Wilson interval; the reward has one
+    only where it is success and nothing else in the episodes of every model of the panel."""
 
     def estimates(reward: float) -> dict[str, Any]:
         base = [{**row, "turns": 1} for row in made_rows("base", [0] * 8)]

@@ -171,7 +171,7 @@ class Chat:
 
     def read(self, turn_ids: Sequence[int]) -> Said:
         """A turn's tokens taken apart: the action, without special tokens and outer white space, and the thought before it."""
-        return take_apart(self._text(turn_ids), self.thinking, bool(self._opened))
+        return take_apart(self._text(turn_ids), self.thinking, self._opened)
 
     def _text(self, turn_ids: Sequence[int]) -> str:
         """The text of tokens without special ones, the marks of thoughts aside."""

@@ -364,9 +364,9 @@ def collect(
     plan: how each group is played, if not all its episodes one beside the other.
     A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
     `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
-    another turn), "length" (the room ran out within a turn), "thinking" (one of these limits ended it after a turn that had been cut
-    within its thought, so that its action was empty). Raises RuntimeError if a task's resets differ; environments' errors pass
-    through.
+    another turn), "length" (the room ran out within a turn), "thinking" (one of these limits ended it after a turn that had been
+    cut within its thought, so that its action was empty). Raises RuntimeError if a task's resets differ; environments' errors
+    pass through.
     """
     collector = Collector(
         engine,

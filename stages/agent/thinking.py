@@ -34,18 +34,18 @@ class Said:
     """Whether every thought was closed."""
 
 
-def take_apart(text: str, markers: Markers | None, opened: bool = False) -> Said:
+def take_apart(text: str, markers: Markers | None, opened: str = "") -> Said:
     """The thought and the action in a turn's text. The action is what follows the last end mark.
 
-    opened: whether the template has written the start mark, as DeepSeek-R1's does; a message then begins with it. Without
-    `markers` the whole text is the action.
+    opened: what the template has written of a thought before the turn, the start mark first, as DeepSeek-R1's does; it belongs to
+    the message. Without `markers` the whole text is the action.
     """
-    text = text.strip()
     if markers is None:
-        return Said(text, "", text)
+        action = text.strip()
+        return Said(action, "", action)
     start, end = markers.start, markers.end
-    before, closed, after = text.rpartition(end)
-    finished = start not in after and (bool(closed) or not opened)
-    thought, action = (before, after) if finished else (text, "")
-    message = f"{start}\n{text}" if opened and not text.startswith(start) else text
+    message = (text if text.lstrip().startswith(start) else opened + text).strip()
+    before, _, after = message.rpartition(end)
+    finished = start not in after
+    thought, action = (before, after) if finished else (message, "")
     return Said(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished)

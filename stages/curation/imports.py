@@ -70,8 +70,8 @@ class Imports:
 class Importer:
     """Reads the records of one domain. `tasks`: all of its curated ones; `folder`: what `Domain.build` wrote.
 
-    max_length: words and marks that a record may have, the model's tokens at least (model.max_length); thinking: what encloses the
-    thoughts in it (model.thinking).
+    max_length: words and marks that a record may have, the model's tokens at least (model.max_length); thinking: what encloses
+    the thoughts in it (model.thinking).
     """
 
     def __init__(

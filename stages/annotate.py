@@ -200,7 +200,8 @@ def run(context: StageContext) -> None:
     resources = context.params.resources
     start = context.data / "models" / "sft"
     domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
-    player = open_player(start, EngineSettings.of(resources, context.params.model.max_length))
+    settings = EngineSettings.of(resources, context.params.model.max_length, context.params.model.thinking)
+    player = open_player(start, settings)
     forest = search_trees(context, domain, player, chosen, params)
     player.close()
     if context.shard:

@@ -117,7 +117,7 @@ def run(context: StageContext) -> None:
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
-        engine=EngineSettings.of(params.resources, params.model.max_length),
+        engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=Scaffold(**evaluate.scaffold.model_dump()),
     )
     jobs = [job for of_model in jobs_by_hash.values() for job in of_model]

@@ -92,7 +92,8 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     assert context.domain is not None
     section, resources, max_length = context.section("rollout"), context.params.resources, context.params.model.max_length
     domain = open_domain(context.domain, context.params.per_domain[context.domain].environment)
-    player = open_player(context.data / "models" / "sft", EngineSettings.of(resources, max_length))
+    settings = EngineSettings.of(resources, max_length, context.params.model.thinking)
+    player = open_player(context.data / "models" / "sft", settings)
     worlds = context.data / "curated" / context.domain / "worlds"
     labels = Labels(context.params.seed, player.policy_hash, params_hash(section))
     sampling = Sampling(**section.sampling.model_dump())

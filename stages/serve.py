@@ -45,7 +45,8 @@ def engine_settings(params: Params, kind: str, port: int) -> Any:
     """Settings of the back end `kind`. Raises ValueError for a server in front of itself."""
     from stages.agent.engines import EngineSettings
 
-    settings = replace(EngineSettings.of(params.resources, params.model.max_length), kind=kind, text=False)
+    model = params.model
+    settings = replace(EngineSettings.of(params.resources, model.max_length, model.thinking), kind=kind, text=False)
     if kind == "openai" and settings.base_url.startswith((f"http://{HOST}:{port}/", f"http://localhost:{port}/")):
         raise ValueError(f"resources.engine.base_url is {settings.base_url}, this server's own address; --port names another")
     return settings

@@ -77,7 +77,7 @@ def run(context: StageContext) -> None:
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
     prepare_model(policy.model, context.params, "sft")
-    job = SftJob(context.params, policy.model, Chat(policy.tokenizer), demonstrations)
+    job = SftJob(context.params, policy.model, Chat(policy.tokenizer, context.params.model.thinking), demonstrations)
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")

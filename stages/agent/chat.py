@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from stages.agent.episode import Owner
+from stages.agent.template import alternatives, format_marks, prompt_date, renderer
+from stages.agent.thinking import Markers, Said, take_apart
 
 ENCODED = 4096
 """Texts whose tokens are remembered."""
@@ -37,22 +39,35 @@ class Encoded:
         self.turn.extend([turn] * len(token_ids))
 
 
+def _apart(marks: re.Pattern[str], text: str) -> str:
+    """`text` with a space after the first character of each mark in it; a mark of one character goes."""
+    return marks.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}" if len(found.group()) > 1 else "", text)
+
+
 class Chat:
-    """The chat format of one tokenizer.
+    """The chat format of one tokenizer. `thinking`: what encloses the thoughts of a reasoning model (`model.thinking`).
 
     Raises ValueError if it has no chat template, the template has no single end-of-turn token after an assistant message, or
     user messages are not rendered alike in every place.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, thinking: Markers | None = None) -> None:
+        self.tokenizer, self.thinking = tokenizer, thinking
         # The same observations come back in group after group, and transformers' way to the tokenizer is long.
         self._encoded = lru_cache(ENCODED)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(f"tokenizer {self._name} has no chat template; add a chat_template.jinja to the model's folder")
-        self._special = re.compile("|".join(re.escape(token) for token in sorted(tokenizer.all_special_tokens, key=len)[::-1]))
+        self.date = prompt_date(tokenizer)
+        """The date that prompts show, YYYY-MM-DD; None for none."""
+        self._render = renderer(tokenizer)
         between, self._after = self._surroundings()
+        opening = self._render([{"role": "user", "content": _USER}]).partition(_USER)[0]
+        marks, own = format_marks(tokenizer, opening, [between, self._after]), set()
+        if thinking is not None:
+            own = {thinking.start, thinking.end}
+            marks = sorted({*marks, *own}, key=lambda mark: (-len(mark), mark))
+        self._marks, self._not_own = alternatives(marks), alternatives([mark for mark in marks if mark not in own])
         ids = self._encode(between)
         self.end_of_turn: int = self._end_of_turn(ids)
         """The token that ends an assistant message."""
@@ -62,6 +77,12 @@ class Chat:
         self._before = between[between.index(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
         self._before = self._before[len(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
         self._strips = self._check()
+        added = {token.content: number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+        self._mark_ids = {added[mark]: mark for mark in own if mark in added}
+        # What the generation prompt has of a thought: the start mark and what follows it. "" if the policy opens thoughts itself.
+        self._opened = ""
+        if thinking is not None and thinking.start in self._after.rpartition(thinking.end)[2]:
+            self._opened = self._after[self._after.rindex(thinking.start) :]
 
     @property
     def pad_token(self) -> int:
@@ -76,9 +97,6 @@ class Chat:
     def tokens_of(self, text: str) -> list[int]:
         """Token ids of a text as it stands, special tokens in it included."""
         return self._encode(text)
-
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._encoded(text))
@@ -95,7 +113,8 @@ class Chat:
 
     def _end_of_turn(self, ids: Sequence[int]) -> int:
         """The eos token if the template closes an assistant message with it, otherwise the first special token there."""
-        special = set(self.tokenizer.all_special_ids)
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {*self.tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
         eos = self.tokenizer.eos_token_id
         if eos in ids:
             return int(eos)
@@ -120,8 +139,9 @@ class Chat:
         raise ValueError(f"the chat template of {self._name} changes the text of user messages: {text!r}")
 
     def clean(self, text: str) -> str:
-        """`text` with special tokens spelt out apart (`< |end|>`), so that no observation can pose as part of the format."""
-        return self._special.sub(lambda found: found.group()[0] + " " + found.group()[1:], text)
+        """`text` with all that belongs to the format spelt out apart (`< |end|>`), so that no observation can pose as part of it:
+        see `stages.agent.template.format_marks`."""
+        return _apart(self._marks, text)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Token ids of a conversation that opens with the user message `text`, ready for the first assistant turn."""
@@ -137,12 +157,39 @@ class Chat:
         return self._encode(self._before + text + self._after)
 
     def assistant_tokens(self, text: str) -> list[int]:
-        """An assistant turn as the policy would write it: the text and the end-of-turn token."""
-        return [*self._encode(self.clean(text)), self.end_of_turn]
+        """An assistant turn as the policy would write it: the text, its thought included, and the end-of-turn token."""
+        return [*self._encode(_apart(self._not_own, self._continued(text))), self.end_of_turn]
+
+    def _continued(self, text: str) -> str:
+        """What comes after the generation prompt in a turn of this text. Where that has opened a thought, the text goes on with
+        it, or closes it at once if it has none."""
+        if not self._opened or self.thinking is None:
+            return text
+        if self.thinking.end not in text:
+            return f"\n{self.thinking.end}\n\n{text}"
+        return text.removeprefix(self.thinking.start).removeprefix(self._opened.removeprefix(self.thinking.start))
+
+    def read(self, turn_ids: Sequence[int]) -> Said:
+        """A turn's tokens taken apart: the action, without special tokens and outer white space, and the thought before it."""
+        return take_apart(self._text(turn_ids), self.thinking, self._opened)
+
+    def _text(self, turn_ids: Sequence[int]) -> str:
+        """The text of tokens without special ones, the marks of thoughts aside."""
+        marks = {} if self.thinking is None else self._mark_ids
+        parts: list[str] = []
+        run: list[int] = []
+        for token in (*turn_ids, None):
+            if token is not None and token not in marks:
+                run.append(token)
+                continue
+            parts.append(self.tokenizer.decode(run, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            parts += [] if token is None else [marks[token]]
+            run = []
+        return "".join(parts)
 
     def action_text(self, turn_ids: Sequence[int]) -> str:
-        """The action in a turn's tokens: special tokens and outer white space removed."""
-        return self.tokenizer.decode(list(turn_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+        """The action in a turn's tokens: special tokens, thoughts and outer white space removed."""
+        return self.read(turn_ids).action
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
         """Tokens of user and assistant messages by turns, laid out exactly as a rollout of the same text; where the last message

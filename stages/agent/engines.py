@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
 from stages.agent.engine import Engine, EngineError
+from stages.agent.thinking import Markers
 
 if TYPE_CHECKING:
     from stages.resources import Resources
@@ -32,11 +33,13 @@ class EngineSettings:
     requests: int
     check_turns: int
     gpu_memory: float
+    thinking: Markers | None = None
+    """What encloses the policy's thoughts, `model.thinking`."""
 
     @classmethod
-    def of(cls, resources: Resources, max_length: int) -> EngineSettings:
+    def of(cls, resources: Resources, max_length: int, thinking: Markers | None = None) -> EngineSettings:
         shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
-        return cls(max_length, **shared, **resources.engine.model_dump())
+        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,14 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
         from stages.agent.torch_engine import TorchEngine
 
         policy = load_policy(folder, device=settings.device, precision=settings.precision)
-        chat = Chat(policy.tokenizer)
+        chat = Chat(policy.tokenizer, settings.thinking)
         engine = TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
         return Player(engine, chat, policy.hash, policy)
     from stages.agent.checked_backend import CheckedBackend
     from stages.agent.token_sessions import Backend, TokenEngine
 
     check_folder(folder)
-    chat = Chat(load_tokenizer(folder))
+    chat = Chat(load_tokenizer(folder), settings.thinking)
     backend: Backend
     as_text = settings.kind == "openai" and settings.text
     if as_text and not text:

@@ -77,8 +77,9 @@ class Episode:
     terminated: bool = False
     truncated: bool = False
     stop_reason: str = ""
-    """"terminated", "turn_limit", "context" or "length"."""
+    """"terminated", "turn_limit", "context", "length" or "thinking"; see `stages.agent.rollout.collect`."""
     messages: list[dict[str, str]] = field(default_factory=list)
+    """What was said, the thoughts of a reasoning model included; its actions are those of `turns`."""
     parent: str = ""
     """The episode that this one is a branch of, and ..."""
     inherited: int = 0

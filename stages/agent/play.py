@@ -67,14 +67,13 @@ class Play:
             setattr(branch, name, getattr(source, name)[: mark.tokens])
         branch.turns = [replace(turn) for turn in source.turns[:turns]]
         branch.reward = sum(turn.reward for turn in branch.turns)
-        branch.messages = [source.messages[0]]
-        for turn in branch.turns:
-            branch.messages += exchange(turn.action, turn.observation)
+        said = 1 + sum(len(exchange("", turn.observation)) for turn in branch.turns)
+        branch.messages = [dict(message) for message in source.messages[:said]]
         self.turn, self.terms, self.state_key, self.snapshot = turns, dict(mark.terms), mark.state_key, mark.snapshot
         self.marks, self.entropies = parent.marks[:turns], parent.entropies[:turns]
 
 
-def exchange(action: str, observation: str) -> list[dict[str, str]]:
+def exchange(said: str, observation: str) -> list[dict[str, str]]:
     """A turn as messages."""
     answer = [{"role": "user", "content": observation}] if observation else []
-    return [{"role": "assistant", "content": action}, *answer]
+    return [{"role": "assistant", "content": said}, *answer]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
+from stages.agent.template import DATE_KEY, prompt_date
 from stages.files import atomic_folder
 
 HUB = "hub:"
@@ -230,6 +231,8 @@ def write_folder(folder: Path, tokenizer: Any, write: Callable[[Path], object]) 
         # How it was loaded is no part of a tokenizer.
         path = partial / "tokenizer_config.json"
         settings = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key not in _LOADED_BY}
+        if (day := prompt_date(tokenizer)) is not None:
+            settings[DATE_KEY] = day
         path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from stages.agent.engine import Engine, Sampling, Turn
 from stages.agent.episode import Episode, Owner, TurnRecord
 from stages.agent.play import Mark, Play, Request, exchange
 from stages.agent.rounds import Group, Rounds
+from stages.agent.thinking import Said
 from stages.environments.protocol import Environment, Step, Task, opening
 
 
@@ -215,8 +216,8 @@ class Collector:
             sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[Play, str] | None:
-        """Add the policy's tokens to its episode; the action to take, or None if there was no room for one."""
+    def _record_turn(self, turn: Turn) -> tuple[Play, Said] | None:
+        """Add the policy's tokens to its episode; what they say, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
@@ -224,22 +225,22 @@ class Collector:
         play.episode.append(turn.token_ids, Owner.POLICY, play.turn, turn.logprobs)
         if self._rounds.group(play.request):
             play.entropies.append(turn.entropies)
-        return play, self.chat.action_text(turn.token_ids)
+        return play, self.chat.read(turn.token_ids)
 
-    def _record_step(self, play: Play, turn: Turn, action: str, before: str, step: Step, snapshot: Any) -> None:
+    def _record_step(self, play: Play, turn: Turn, said: Said, before: str, step: Step, snapshot: Any) -> None:
         """Add what the action brought, and go on unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
         observation = step.observation.text
         episode.turns.append(
             TurnRecord(
-                action=action,
+                action=said.action,
                 observation=observation,
                 accepted=step.accepted,
                 reward=step.reward,
                 cost=step.cost,
                 state_key=before,
-                action_key=action_key(action),
+                action_key=action_key(said.action),
                 start=end - len(turn.token_ids),
                 end=end,
             )
@@ -247,7 +248,7 @@ class Collector:
         episode.reward += step.reward
         for name, value in step.terms.items():
             play.terms[name] = play.terms.get(name, 0.0) + value
-        episode.messages += exchange(action, observation)
+        episode.messages += exchange(said.message, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
         stop = ""
         if step.done:
@@ -258,6 +259,8 @@ class Collector:
             stop = "length"
         elif end + len(tokens) >= self.max_length:
             stop = "context"
+        if stop not in ("", "terminated") and not said.finished and turn.stop_reason != "stop":
+            stop = "thinking"
         group = self._rounds.group(play.request)
         if group:
             group.record(play, Mark(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
@@ -316,15 +319,15 @@ class Collector:
         """Play everything. `workers`: a thread pool with one thread, or its inline stand-in."""
         self._workers = workers
         resets: list[tuple[Play, Future]] = []
-        steps: list[tuple[Play, Turn, str, Future]] = []
+        steps: list[tuple[Play, Turn, Said, Future]] = []
         while self._waiting or self._playing or resets:
             branches, self._branches = self._branches, []
             while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:
                 play = self._new_play(self._waiting.pop())
                 resets.append((play, workers.submit(self._reset, play)))
             turns = self.engine.advance()
-            for play, turn, action, future in steps:
-                self._record_step(play, turn, action, *future.result())
+            for play, turn, said, future in steps:
+                self._record_step(play, turn, said, *future.result())
             self._begin([(play, future.result()) for play, future in resets])
             for play, future in branches:
                 future.result()
@@ -332,9 +335,9 @@ class Collector:
             resets, steps = [], []
             for turn in turns:
                 if recorded := self._record_turn(turn):
-                    play, action = recorded
+                    play, said = recorded
                     keep = self._rounds.group(play.request) is not None
-                    steps.append((play, turn, action, workers.submit(self._act, play, action, keep)))
+                    steps.append((play, turn, said, workers.submit(self._act, play, said.action, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 
@@ -361,7 +364,8 @@ def collect(
     plan: how each group is played, if not all its episodes one beside the other.
     A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
     `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
-    another turn), "length" (the room ran out within a turn). Raises RuntimeError if a task's resets differ; environments' errors
+    another turn), "length" (the room ran out within a turn), "thinking" (one of these limits ended it after a turn that had been
+    cut within its thought, so that its action was empty). Raises RuntimeError if a task's resets differ; environments' errors
     pass through.
     """
     collector = Collector(

@@ -57,7 +57,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**params.evaluate.sampling.model_dump()),
-        engine=EngineSettings.of(params.resources, params.model.max_length),
+        engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=Scaffold(**params.evaluate.scaffold.model_dump()),
     )
     curated = Path("data/curated")

@@ -69,7 +69,8 @@ class Keydoor:
         self.params, self.episodes = params, episodes
         (self.name,) = params.domains
         self.domain = load_domain(self.name, params.per_domain[self.name].environment)
-        self.player = open_player(Path("data/models/sft"), EngineSettings.of(params.resources, params.model.max_length))
+        settings = EngineSettings.of(params.resources, params.model.max_length, params.model.thinking)
+        self.player = open_player(Path("data/models/sft"), settings)
         shares = read_json(Path("data/rollouts") / self.name / "difficulty.json")
         curated = permutation(read_tasks(Path("data/curated") / self.name / "tasks.parquet", "train"), 0, "mcts_labels.tasks")
         some = [one for one in curated if 0 < shares.get(one.task_id, 0) < 1][:tasks]

@@ -141,7 +141,7 @@ class Bench:
         from stages.algorithms.compose import resolve
 
         rl, length = params.section("rl", self.name), params.model.max_length
-        chat = Chat(self.policy.tokenizer)
+        chat = Chat(self.policy.tokenizer, params.model.thinking)
         engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
         plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
         requests = [

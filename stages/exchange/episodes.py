@@ -24,8 +24,9 @@ ABILITY = "agent"
 def conversation(episode: Episode) -> Messages:
     """The episode's messages, an answer after each turn but an empty last one, as its tokens are laid out."""
     messages = [dict(episode.messages[0])]
-    for turn in episode.turns:
-        messages += [{"role": "assistant", "content": turn.action}, {"role": "user", "content": turn.observation}]
+    said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+    for turn, text in zip(episode.turns, said, strict=True):
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": turn.observation}]
     return messages if messages[-1]["content"] or len(messages) == 1 else messages[:-1]
 
 

@@ -15,7 +15,7 @@ from stages.training.step_keys import step_keys
 _PER_TOKEN = ("token_ids", "mask", "external", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
 _PER_TOKEN += ("token_rewards", "logprobs_drawn", "mean_logprobs_old")
 """Fields of TrajectoryBatch with a token dimension."""
-OVERLONG = ("context", "length")
+OVERLONG = ("context", "length", "thinking")
 """Stop reasons of episodes that ran out of tokens."""
 
 

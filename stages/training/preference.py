@@ -72,7 +72,7 @@ class PreferenceJob:
             self.pairs += tree_pairs(context.data / "annotated" / context.domain, self.preference.level or "trajectory")
         if source != "trees":
             folder = context.data / "curated" / context.domain
-            self.pairs += imported_pairs(folder, Chat(policy.tokenizer), params.model.max_length)
+            self.pairs += imported_pairs(folder, Chat(policy.tokenizer, params.model.thinking), params.model.max_length)
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
         self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])

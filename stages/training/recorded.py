@@ -32,7 +32,7 @@ class RecordedJob:
         params, rl = context.params, algorithm.rl
         self.context, self.algorithm, self.rl = context, algorithm, rl
         max_length, width = params.model.max_length, params.resources.slots
-        chat, seed = Chat(policy.tokenizer), seed_of(params, rl)
+        chat, seed = Chat(policy.tokenizer, params.model.thinking), seed_of(params, rl)
         tasks = {task.task_id for task in read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")}
         self.records = read_records(context.data, context.domain, rl.replay.records or [], tasks, chat, max_length)
         replay = Replay([episode for kind in self.records.values() for episode in kind], 1)

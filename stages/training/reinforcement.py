@@ -64,7 +64,7 @@ class RlJob:
         self.max_length, self.width = params.model.max_length, params.resources.slots
         self.max_turns = max_turns
         self.precision = params.resources.precision
-        self.chat = Chat(policy.tokenizer)
+        self.chat = Chat(policy.tokenizer, params.model.thinking)
         folder = context.data / "curated" / context.domain
         self.tasks = {task.task_id: task for task in read_tasks(folder / "tasks.parquet", "train")}
         annotated = context.data / "annotated" / context.domain

@@ -81,7 +81,7 @@ class StoredJob:
         tasks = read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")
         known = {task.task_id: task for task in tasks}
         self.stored = stored_episodes(
-            context.data, context.domain, domain, known, Chat(policy.tokenizer), params.model.max_length
+            context.data, context.domain, domain, known, Chat(policy.tokenizer, params.model.thinking), params.model.max_length
         )
         seed = seed_of(params, rl)
         self._deal(seed, f"stored@{context.domain}")

@@ -91,6 +91,7 @@ def source(lines: list[str], chat: Chat, tmp_path_factory: pytest.TempPathFactor
     for episode in episodes[:2]:
         failure = replace(episode, episode_id=f"{episode.episode_id}-failed", turns=[*episode.turns[:-1]], reward=0.0)
         failure.turns.append(replace(episode.turns[-1], action="answer nobody", observation="Answered.", reward=0.0))
+        failure.messages = [*episode.messages[:-1], {**episode.messages[-1], "content": "answer nobody"}]
         failure.reward_terms = {}
         episodes.append(failure)
     write_episodes(root / "data/rollouts/search/episodes.parquet", episodes)
@@ -193,12 +194,15 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     ]
     file = tmp_path / "data/raw/mine.jsonl"
     file.parent.mkdir(parents=True)
-    file.write_text("\n".join([*map(json.dumps, rows), "{broken"]) + "\n", encoding="utf-8")
+    answer = '"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "answer Nobody"}]'
+    bad = ["{broken", f'{{{answer}, "weight": {"9" * 5000}}}', f'{{{answer}, "deep": {"[" * 5000}{"]" * 5000}}}']
+    bad += [answer.join("{}").replace("Nobody", "\\ud83d"), f'{{{answer}, "deep": {"[" * 200}{"]" * 200}}}']
+    file.write_text("\n".join([*map(json.dumps, rows), *bad]) + "\n", encoding="utf-8")
     folder = curated(tmp_path, lines, ["data/raw/mine.jsonl"])
     told = capsys.readouterr().err
     for line, reason in [
         (2, "duplicate: the same as data/raw/mine.jsonl:1"),
-        (3, "panel_task: it opens as a task of the frozen panel does"),
+        (3, "panel_task: it tells a task of the frozen panel"),
         (4, "unknown_task: task_id search-train-nowhere names none"),
         (5, f"wrong_split: {test.task_id} is a test task"),
         (6, f"unlike_environment: message 2 of {train.task_id} is 'Another page.'"),
@@ -206,6 +210,10 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
         (8, "failed: played to its end it does not solve"),
         (10, "too_long: it has 702 words and marks"),
         (13, "malformed: not JSON"),
+        (14, "malformed: a number is too long"),
+        (15, "malformed: values are nested too deeply"),
+        (16, "malformed: text that is not Unicode"),
+        (17, "malformed: values are nested too deeply"),
     ]:
         assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in told
     assert "1 imported conversations have names of panel tasks in them, data/raw/mine.jsonl:11 first" in told
@@ -213,7 +221,7 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     assert report["imports"]["mention_panel_names"] == 1
     counts = report["imports"]["files"]["data/raw/mine.jsonl"]
     assert {key: counts[key] for key in ("records", "demonstrations", "pairs", "of_other_domains", "of_tasks")} == {
-        **{"records": 13, "demonstrations": 2, "pairs": 1, "of_other_domains": 1, "of_tasks": 0}
+        **{"records": 17, "demonstrations": 2, "pairs": 1, "of_other_domains": 1, "of_tasks": 0}
     }
     assert report["demonstrations"]["kept"]["expert"] == sum(
         one.policy_hash == "expert" for one in read_episodes(folder / "demonstrations.parquet")
@@ -222,6 +230,30 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     assert "data/raw/mine.jsonl" in str(_curate_domain("search", 0, report))
     free = [one for one in brought(folder) if one.task_id.startswith("imported/")]
     assert [one.episode_id for one in free] == ["imported/mine-000001", "imported/mine-000011"]
+
+
+def test_thoughts_come_in_with_what_they_led_to(source: Path, lines: list[str], tmp_path: Path) -> None:
+    """Contract: with `model.thinking`, a record's thoughts are learnt and the environment plays the actions behind them; without,
+    they are part of the action, which the environment does not know."""
+    shown = [one for one in read_episodes(source / "data/curated/search/demonstrations.parquet") if one.policy_hash == "expert"]
+    rows = episode_rows(shown, "messages", {})
+    for row in rows:
+        for message in row["messages"][1::2]:
+            message["content"] = f"<think>\nwhich one?\n</think>\n\n{message['content']}"
+    free = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>hm</think>answer No"}]}
+    none = {"expert_demonstrations": 0, "noisy_demonstrations": 0}
+    back = brought(imported(tmp_path / "on", lines, [*rows, free], curate=none, model={"thinking": {}}))
+    by_task = {one.task_id: one for one in back if one.task_id in {known.task_id for known in shown}}
+    assert len(by_task) == len(shown)
+    for known in shown:
+        one = by_task[known.task_id]
+        assert [turn.action for turn in one.turns] == [turn.action for turn in known.turns]
+        assert all(message["content"].startswith("<think>\nwhich one?\n</think>") for message in one.messages[1::2])
+        assert (one.reward, one.success) == (1.0, True)
+    (talk,) = (one for one in back if one.task_id.startswith("imported/"))
+    assert (talk.turns[0].action, talk.messages[1]["content"]) == ("answer No", "<think>hm</think>answer No")
+    off = brought(imported(tmp_path / "off", lines, [*rows, free], curate=none))
+    assert [one.turns[0].action for one in off] == ["<think>hm</think>answer No"]
 
 
 def test_a_file_that_is_not_there_and_one_that_dvc_does_not_see(lines: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,302 @@
+"""Thoughts of reasoning models: no part of the action, and every token of the record."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tiny import TINY_TEMPLATE, make_tiny_tokenizer
+from tokenizers import AddedToken
+from toys import CountingEnvironment, toy_tasks
+
+from stages.agent.branching import Fork
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling, Turn
+from stages.agent.episode import Owner
+from stages.agent.policy import load_policy
+from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.selecting import choose
+from stages.agent.thinking import Said, take_apart
+from stages.agent.torch_engine import TorchEngine
+from stages.annotation.search import Search
+from stages.exchange.episodes import conversation
+from stages.params import Annotate, ParamsError, Thinking, parse_params
+from stages.training.batches import OVERLONG
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKS = Thinking()
+# As Qwen3's: the policy opens its thoughts; the template drops those of earlier turns from a history that is text.
+QWEN = (
+    "{% for message in messages %}{% set text = message['content'] %}"
+    "{% if message['role'] == 'assistant' and '</think>' in text %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|' + message['role'] + '|>\n' + text + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+# As DeepSeek-R1's: the generation prompt opens the thought.
+R1 = QWEN.replace("{{ '<|assistant|>\n' }}", "{{ '<|assistant|>\n<think>\n' }}")
+# As Qwen3's without thinking: the generation prompt has an empty thought.
+CLOSED = QWEN.replace("{{ '<|assistant|>\n' }}", "{{ '<|assistant|>\n<think>\n\n</think>\n\n' }}")
+
+
+def tokenizer(template: str, marks: str):
+    """`marks`: the think marks are tokens of their own, special ones, or plain text."""
+    made = make_tiny_tokenizer(template)
+    if marks != "text":
+        made.add_tokens([AddedToken(text, special=marks == "special", normalized=False) for text in ("<think>", "</think>")])
+    return made
+
+
+@pytest.fixture(params=["token", "special", "text"])
+def marks(request) -> str:
+    return request.param
+
+
+def test_the_action_is_what_follows_the_thought() -> None:
+    for text, opened, said in [
+        ("go north", False, Said("go north", "", "go north")),
+        ("<think>\nwhy?\n</think>\n\ngo north\n", False, Said("go north", "why?", "<think>\nwhy?\n</think>\n\ngo north")),
+        ("<think></think>go", False, Said("go", "", "<think></think>go")),
+        ("<think>why", False, Said("", "why", "<think>why", False)),
+        ("go <think>why", False, Said("", "go why", "go <think>why", False)),
+        ("<think>a</think>b<think>c</think>d", False, Said("d", "abc", "<think>a</think>b<think>c</think>d")),
+        ("<think>a</think>b<think>c", False, Said("", "abc", "<think>a</think>b<think>c", False)),
+        ("why</think>go", False, Said("go", "why", "why</think>go")),
+        ("why\n</think>\n\ngo", True, Said("go", "why", "<think>\nwhy\n</think>\n\ngo")),
+        ("<think>why</think>go", True, Said("go", "why", "<think>why</think>go")),
+        ("why", True, Said("", "why", "<think>\nwhy", False)),
+        ("", True, Said("", "", "<think>", False)),
+        ("</think>", False, Said("", "", "</think>")),
+    ]:
+        assert take_apart(text, MARKS, "<think>\n" if opened else "") == said, text
+    assert take_apart(" <think>a</think>b ", None) == Said("<think>a</think>b", "", "<think>a</think>b")
+
+
+@pytest.mark.parametrize("template", [QWEN, R1, CLOSED])
+def test_what_is_shown_is_read_back(template: str, marks: str) -> None:
+    """Contract: a message as tokens, as SFT learns it, is read as the same action, thought and message; a demonstration without a
+    thought is not written into one that the template has opened."""
+    chat = Chat(tokenizer(template, marks), MARKS)
+    opens = template == R1
+    for thought in ("", "why? <|end|> or 'not'"):
+        message = f"<think>\n{thought}\n</think>\n\ngo north"
+        said = chat.read(chat.assistant_tokens(message))
+        assert (said.action, said.finished, said.message) == ("go north", True, message.replace("<|end|>", "< |end|>"))
+        assert said.thought == thought.replace("<|end|>", "< |end|>")
+    assert (
+        chat.read(chat.assistant_tokens("go north")).action == chat.action_text(chat.assistant_tokens("go north")) == "go north"
+    )
+    assert chat.tokenizer.decode(chat.assistant_tokens("go north")) == ("\n</think>\n\n" if opens else "") + "go north<|end|>"
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\nwhy\n</think>\n\ngo"}]
+    encoded = chat.encode([*talk, {"role": "user", "content": "so"}])
+    prompt = chat.prompt_tokens("hi")
+    assert encoded.token_ids[: len(prompt)] == prompt
+    text = chat.tokenizer.decode(encoded.token_ids)
+    assert "why\n</think>\n\ngo<|end|>" in text, "the record keeps earlier thoughts, whatever the template does to text"
+    starts = {QWEN: 1, R1: 2, CLOSED: 3}[template]
+    assert (text.count("<think>"), text.count("</think>")) == (starts, starts - opens)
+
+
+def test_an_observation_cannot_open_or_close_a_thought(marks: str) -> None:
+    chat = Chat(tokenizer(QWEN, marks), MARKS)
+    text = chat.tokenizer.decode([*chat.prompt_tokens("a <think> b"), *chat.observation_tokens("</think> c")])
+    assert "< think> b" in text
+    assert "< /think> c" in text
+
+
+def test_without_the_switch_a_turn_is_its_action(marks: str) -> None:
+    chat = Chat(tokenizer(QWEN, marks))
+    ids = [*chat.tokenizer.encode("<think>a</think>b", add_special_tokens=False), chat.end_of_turn]
+    assert chat.action_text(ids) == ("ab" if marks == "special" else "<think>a</think>b")
+    assert chat.read(ids).finished
+
+
+class Saying:
+    """An engine that says given texts in turn; one that ends in `|` is cut there by max_tokens, in `||` by the context."""
+
+    def __init__(self, texts: list[str], chat: Chat) -> None:
+        self.texts, self.chat = list(texts), chat
+        self.asked: list[int] = []
+        self.opened = 0
+        self.fed: list[int] = []
+
+    def open(self, token_ids, prefix=None):
+        self.opened += 1
+        return self.opened
+
+    def extend(self, session, token_ids):
+        self.fed += token_ids
+
+    def request(self, session, key, sampling):
+        self.asked.append(session)
+
+    def advance(self):
+        asked, self.asked = sorted(self.asked), []
+        return [self.turn(session) for session in asked]
+
+    def turn(self, session: int) -> Turn:
+        text = self.texts.pop(0)
+        cut = {0: "stop", 1: "length", 2: "context"}[len(text) - len(text.rstrip("|"))]
+        ids = self.chat.tokenizer.encode(text.rstrip("|"), add_special_tokens=False)
+        ids = [*ids, self.chat.end_of_turn] if cut == "stop" else ids
+        return Turn(session, tuple(ids), (-0.5,) * len(ids), cut, (0.0,) * len(ids))
+
+    def fork(self, session, count):
+        return [self.open(()) for _ in range(count)]
+
+    def snapshot(self, session, length=None):
+        return None
+
+    def close(self, session): ...
+
+
+class Refusing(CountingEnvironment):
+    """Refuses an empty action, as environments do; never ends by itself before its turns are over."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step if action else SimpleNamespace(**{**vars(step), "accepted": False, "done": step.done})
+
+
+def played(chat: Chat, texts: list[str], turns: int, count: int = 1, max_length: int = 400, **options):
+    engine = Saying(texts, chat)
+    tasks = toy_tasks(turns, turns=turns, ends=False)[-1:]
+    with EnvironmentPool(Refusing) as pool:
+        requests = attempts(tasks, count)
+        episodes = collect(
+            engine, chat, pool, requests, Sampling(max_tokens=64), Labels(0), max_length=max_length, threaded=False, **options
+        )
+    return episodes, engine
+
+
+@pytest.mark.parametrize("template", [QWEN, R1])
+def test_a_rollout_keeps_the_tokens_and_plays_the_action(template: str, marks: str) -> None:
+    """Contract: the environment gets the action without its thought; every token that was drawn is the policy's in the record,
+    with its log-probability; messages keep the thought; nothing is tokenised again."""
+    chat = Chat(tokenizer(template, marks), MARKS)
+    opens = template == R1
+    drawn = ["<think>\nwhich?\n</think>\n\ntake key", "open box", "<think>\nno end|"]
+    drawn = [text.removeprefix("<think>\n") if opens else text for text in drawn]
+    (episode,), _ = played(chat, drawn, 3)
+    assert [turn.action for turn in episode.turns] == ["take key", "" if opens else "open box", ""]
+    assert [turn.action_key for turn in episode.turns] == [turn.action for turn in episode.turns]
+    assert [turn.accepted for turn in episode.turns] == [True, not opens, False]
+    for turn, text in zip(episode.turns, drawn, strict=True):
+        ids = chat.tokenizer.encode(text.rstrip("|"), add_special_tokens=False)
+        ids += [] if text.endswith("|") else [chat.end_of_turn]
+        assert episode.token_ids[turn.start : turn.end] == ids
+        assert set(episode.owner[turn.start : turn.end]) == {int(Owner.POLICY)}
+        assert set(episode.logprob[turn.start : turn.end]) == {-0.5}
+    said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+    assert said[0] == "<think>\nwhich?\n</think>\n\ntake key"
+    assert said == [message["content"] for message in conversation(episode)[1::2]]
+    assert (episode.stop_reason, episode.truncated) == ("thinking", True)
+    assert "thinking" in OVERLONG
+
+
+@pytest.mark.parametrize(
+    ("texts", "turns", "reason"),
+    [
+        (["<think>a|", "<think>b</think>go"], 2, "turn_limit"),  # cut once, then it went on
+        (["<think>a"], 1, "turn_limit"),  # it ended its turn itself
+        (["<think>a</think>go|"], 1, "turn_limit"),  # cut within the action
+        (["go|"], 1, "turn_limit"),
+        (["<think>a|"], 1, "thinking"),
+        (["<think>a||"], 2, "thinking"),
+        (["go||"], 2, "length"),
+    ],
+)
+def test_a_thought_without_an_end_has_its_own_stop_reason(texts: list[str], turns: int, reason: str) -> None:
+    (episode,), _ = played(Chat(tokenizer(QWEN, "token"), MARKS), texts, turns)
+    assert episode.stop_reason == reason
+    assert [turn.action == "" for turn in episode.turns] == ["</think>" not in text and "go" not in text for text in texts]
+
+
+def test_a_branch_takes_over_messages_with_their_thoughts() -> None:
+    class Once:
+        """Forks the only row after its first turn."""
+
+        candidates = 1
+
+        def initial(self, size: int) -> int:
+            return 1
+
+        def grow(self, paths, places, *key):
+            return [Fork(0, 1)] if places and len(paths) == 1 and paths[0].moved else []
+
+    chat = Chat(tokenizer(QWEN, "token"), MARKS)
+    episodes, _ = played(chat, ["<think>a</think>go", "<think>b</think>x", "<think>c</think>y"], 2, 2, plan=Once())
+    branch = next(episode for episode in episodes if episode.parent)
+    first = next(episode for episode in episodes if not episode.parent)
+    assert branch.messages[:3] == first.messages[:3]
+    assert branch.messages[1]["content"] == "<think>a</think>go"
+    assert branch.messages[3] != first.messages[3]
+    assert [turn.action for turn in branch.turns] == ["go", "y"]
+
+
+def test_draws_that_do_the_same_after_other_thoughts_are_one_action() -> None:
+    chat = Chat(tokenizer(QWEN, "token"), MARKS)
+    engine = Saying(["<think>a</think>go", "stay", "<think>b</think>go"], chat)
+    turns = [engine.turn(session) for session in range(3)]
+    assert choose([], turns[1:], None, lambda ids: chat.action_text(ids)) == 0
+    assert choose([], turns, None, lambda ids: chat.action_text(ids)) == 0
+    assert choose([], [turns[1], turns[0], turns[2]], None, lambda ids: chat.action_text(ids)) == 1
+
+
+def test_trees_hold_actions_without_thoughts_and_all_their_tokens(tiny_policy: Path) -> None:
+    """Contract: in search the environment gets the action alone, too; marks that a random policy writes often."""
+    policy = load_policy(tiny_policy)
+    chat = Chat(policy.tokenizer, Thinking(start="o", end="e"))
+    engine = TorchEngine(policy.model, [chat.end_of_turn], 16, 200)
+    with EnvironmentPool(CountingEnvironment) as pool:
+        trees = Search(engine, chat, pool, Annotate(iterations=8, expand_k=3), 0, 200).grow(toy_tasks(4, turns=2))
+    nodes = [node for tree in trees for node in tree.nodes[1:]]
+    texts = [policy.tokenizer.decode(node.edge.token_ids, skip_special_tokens=True).strip() for node in nodes]
+    assert [node.edge.action for node in nodes] == [take_apart(text, chat.thinking).action for text in texts]
+    assert sum("e" in text and bool(node.edge.action) for text, node in zip(texts, nodes, strict=True)) > 3
+    assert all(len(node.edge.token_ids) == len(node.edge.logprobs) for node in nodes)
+
+
+def test_every_stage_reads_turns_by_the_switch() -> None:
+    """Contract: whoever makes a chat for the run's policy gives it `model.thinking`; pretraining alone has no thoughts."""
+    lacking = []
+    for path in sorted((ROOT / "stages").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = {
+            name.asname or name.name: node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for name in node.names
+        }
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            made, where = ast.unparse(call.func), path.relative_to(ROOT).as_posix()
+            arguments = len(call.args) + len(call.keywords)
+            if made == "Chat" and imports.get("Chat") == "stages.agent.chat" and arguments < 2:
+                lacking.append(where)
+            if made == "EngineSettings.of" and arguments < 3:
+                lacking.append(where)
+    assert lacking == ["stages/pretrain.py"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"start": ""}, "start must be a mark without white space around it"),
+        ({"end": "</think>\n"}, "end must be a mark without white space around it"),
+        ({"start": "#", "end": "##"}, "start and end must be told apart"),
+        ({"strat": "<think>"}, "unknown key 'model.thinking.strat'. Did you mean 'start'"),
+        (True, r"model\.thinking"),
+    ],
+)
+def test_bad_marks_are_refused(given: object, words: str) -> None:
+    with pytest.raises(ParamsError, match=words):
+        parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"thinking": given}})
+
+
+def test_the_default_is_off() -> None:
+    assert parse_params({"domains": ["search"], "per_domain": {"search": {}}}).model.thinking is None
+    made = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"thinking": {}}}).model.thinking
+    assert made == Thinking(start="<think>", end="</think>")
+    assert TINY_TEMPLATE.count("think") == 0

@@ -81,8 +81,8 @@ def _foreign(config: Any) -> str | None:
 
 
 def unserved(config: Any, max_length: int) -> str | None:
-    """Why the torch engine does not serve sessions of `max_length` tokens of a model with this configuration, and what to do; None
-    where it does."""
+    """Why the torch engine does not serve sessions of `max_length` tokens of a model with this configuration, and what to do;
+    None where it does."""
     if reason := _foreign(config):
         name = (getattr(config, "architectures", None) or ["a model"])[0]
         return (
@@ -111,6 +111,15 @@ def check_served(folder: Path, max_length: int) -> None:
         folder = Adapter(folder).base
     if (folder / "config.json").is_file() and (reason := unserved(read_config(folder), max_length)):
         raise ValueError(f"{folder}: {reason}")
+
+
+def check_path(name: str, root: Path, max_length: int) -> None:
+    """`check_served` of `model.path`: a folder below `root`, or a hub model, whose configuration is looked up in the local cache;
+    what is not there is checked by the stage that downloads it."""
+    if not name.startswith("hub:"):
+        check_served(root / name, max_length)
+    elif folder := cached_config(name.removeprefix("hub:")):
+        check_served(folder, max_length)
 
 
 def cached_config(name: str) -> Path | None:

@@ -160,9 +160,9 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Eager attention that reads grouped keys and values in place, where the stock one first repeats them per query head.
 
-    query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]. Returns [N, Q, heads, head_dim]. Decoding is bound
-    by reading the cache, so with few key/value heads this is what counts. softcap, s_aux: see `attend`. Raises ValueError for a
-    bias by position.
+    query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]; softcap, s_aux (sinks): see `attend`. Returns
+    [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so with few key/value heads this is what counts. Raises
+    ValueError for a bias by position.
     """
     if kwargs.get("position_bias") is not None:
         raise ValueError(f"the torch engine does not compute attention with a bias by position ({type(module).__name__})")

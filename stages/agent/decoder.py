@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -130,12 +131,12 @@ class StockForward:
 def own_attention(model: Any, cache: SlotCache) -> Iterator[None]:
     """Within, layers that compute attention themselves, over a square mask of their own, attend as the cache's masks say."""
     modules = [block.attn.attention for block in model.base_model.h] if model.config.model_type == "gpt_neo" else []
+
+    def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[Tensor, None]:
+        return attend(query.float(), key.float(), value.float(), cache.mask(layer)).to(value.dtype), None
+
     for module in modules:
-
-        def attention(query: Tensor, key: Tensor, value: Tensor, mask: object, layer: int = module.layer_id) -> tuple[Tensor, None]:
-            return attend(query.float(), key.float(), value.float(), cache.mask(layer)).to(value.dtype), None
-
-        module._attn = attention
+        module._attn = partial(attention, module.layer_id)
     try:
         yield
     finally:

@@ -120,8 +120,8 @@ class PassBuilder:
         return View(self._mask(positions, columns, window), 0, self.cache.places(rows, begins, own))
 
     def _mask(self, positions: Tensor, columns: Tensor, window: int | None = None) -> Tensor:
-        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: each sees the columns ([length], or one set for each row)
-        up to its own, the last `window` of them."""
+        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: of the columns ([length], or a set for each row) each
+        sees those up to its own, the last `window` of them."""
         at = positions[:, None, :, None]
         hidden = columns > at if window is None else (columns > at) | (columns <= at - window)
         return torch.where(hidden, self._low, self._zero)

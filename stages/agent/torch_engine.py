@@ -25,6 +25,7 @@ from stages.agent.architectures import unserved, windows
 from stages.agent.cache import SlotCache
 from stages.agent.decoder import Pass, make_forward
 from stages.agent.engine import Sampling, Turn
+from stages.agent.engine_check import check_against_model
 from stages.agent.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.agent.sampling import candidate_entropy, draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
@@ -33,6 +34,7 @@ CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Most tokens fed in one pass, each row's rounded up."""
+COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Stands for a turn in sessions that are read."""
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -85,7 +87,9 @@ class TorchEngine:
         """Turns that no call has returned yet."""
         self._next_id = 0
         self._clock = 0
-        self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forward_passes": 0, "forked_tokens": 0}
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        check_against_model(self)
+        self._counters = dict.fromkeys(COUNTERS, 0)
 
     # ---- the protocol -------------------------------------------------------------------------------------------------------
 
@@ -337,12 +341,16 @@ class TorchEngine:
     def _step(self) -> None:
         """One token for every active row."""
         slots = np.flatnonzero(self.table.active)
-        width = min(round_up(int(slots[-1]) + 1, self._passes.row_step), self.cache.slots)
-        table = self.table
-        hidden = self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
-        drawn = self._draw(hidden, slice(0, width))
-        table.position[slots] += 1
+        hidden = self._decode()
+        drawn = self._draw(hidden, slice(0, len(hidden)))
+        self.table.position[slots] += 1
         self._take(slots, drawn, slots)
+
+    def _decode(self) -> Tensor:
+        """Hidden states [N, D] after the last tokens of the first N rows, among them all active ones."""
+        table = self.table
+        width = min(round_up(int(np.flatnonzero(table.active)[-1]) + 1, self._passes.row_step), self.cache.slots)
+        return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
         """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`, and the turns that these finish."""

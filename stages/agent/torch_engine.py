@@ -7,7 +7,8 @@ session moves out (to be copied back at its next turn).
 
 What a session samples does not depend on its neighbours, bit for bit on a CPU: random numbers are counter-based, every pass has
 a multiple of 4 rows (below that the matrix kernels sum in another order), and what a session feeds goes through the same kind
-of pass whoever else is there. On a GPU the kernels give no such promise; there it holds up to rounding.
+of pass whoever else is there. On a GPU the kernels give no such promise, and a mixture of experts multiplies what its neighbours
+send to an expert together with its own; there it holds up to rounding.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import transformers as hf
 WINDOW = 24
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -25,8 +25,8 @@ LOCAL = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_at
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0 + 0.1 * place for place in range(6)],
-    "long_factor": [2.0 + place for place in range(6)],
+    "short_factor": [1.0 + 0.1 * place for place in range(8)],
+    "long_factor": [2.0 + place for place in range(8)],
     "original_max_position_embeddings": 200,
 }
 THETAS = {
@@ -46,11 +46,11 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**SHAPE, sliding_window=WINDOW)),
     "gpt_neo": lambda: hf.GPTNeoForCausalLM(
         hf.GPTNeoConfig(
-            **SMALL, hidden_size=48, num_layers=3, num_heads=4, attention_types=[[["local", "global", "local"], 1]],
+            **SMALL, hidden_size=64, num_layers=3, num_heads=4, attention_types=[[["local", "global", "local"], 1]],
             window_size=WINDOW, max_position_embeddings=512,
         )
     ),
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**SMALL, n_embd=48, n_layer=3, n_head=4, n_positions=512)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**SMALL, n_embd=64, n_layer=3, n_head=4, n_positions=512)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
         hf.Gemma2Config(**SHAPE, **LOCAL, head_dim=16, final_logit_softcapping=None, attn_logit_softcapping=2.0)
     ),

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.agent.attention import use_attention
 from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
@@ -119,7 +120,7 @@ def fit_value_model(
     seed, micro = context.params.seed, context.params.resources.tokens_per_batch
     train, held_out = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
     backbone = copy.deepcopy(policy.model.base_model).float()
-    backbone.set_attn_implementation("sdpa")  # a third faster than the engine's; it is what the saved model loads with
+    use_attention(backbone, "sdpa")  # a third faster than the engine's; it is what the saved model loads with
     model = StepValueModel(backbone, params.value_model.head)
     model.to(context.params.resources.device)
     baseline = mean_success(train)

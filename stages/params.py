@@ -335,12 +335,24 @@ def check_domains(params: Params) -> None:
 
 
 def check_model(params: Params) -> None:
-    """Raise ParamsError if `model.path` is a folder that lacks what a model needs."""
+    """Raise ParamsError if `model.path` is a folder that lacks what a model needs, or a model that the torch engine, which rl
+    plays with, does not serve at `model.max_length`."""
     from stages.agent.policy import HUB, check_folder
 
     try:
         if not params.model.path.startswith(HUB):
             check_folder(ROOT / params.model.path)
+    except ValueError as error:
+        raise ParamsError(f"params.yaml: model.path: {error}") from error
+    check_architecture(params, ROOT)
+
+
+def check_architecture(params: Params, root: Path) -> None:
+    """Raise ParamsError if the torch engine does not serve the model of `model.path`, as far as its configuration is at hand."""
+    from stages.agent.architectures import check_path
+
+    try:
+        check_path(params.model.path, root, params.model.max_length)
     except ValueError as error:
         raise ParamsError(f"params.yaml: model.path: {error}") from error
 

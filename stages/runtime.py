@@ -20,7 +20,7 @@ from stages.costs import measured
 from stages.files import locked
 from stages.lineage import identity, input_hashes, output_hashes, stage_entry
 from stages.parameters.across import check_launch
-from stages.params import Params, load_params
+from stages.params import Params, check_architecture, load_params
 from stages.parent import die_with_parent
 from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
@@ -171,6 +171,11 @@ def stage_run(
     if shard or (launched and LAUNCHED in os.environ):
         params = share_machine(params, int(os.environ.get(BESIDE, "1")))
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
+    try:
+        check_architecture(params, root)
+    except ParamsError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return BAD_PARAMETERS
     main = not launched or os.environ.get("RANK", "0") == "0"
     tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
     context = StageContext(name, domain, params, root, tracker, main, shard)

@@ -45,10 +45,12 @@ def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]
 
 def keep_base(context: StageContext) -> None:
     """With no demonstrations to learn from, the base model is what the next stages start from."""
+    from stages.agent.architectures import check_served
     from stages.agent.policy import load_policy, save_policy
     from stages.training.loop import write_history
 
     policy = load_policy(context.params.model.path, root=context.root)
+    check_served(policy.folder, context.params.model.max_length)
     save_policy(policy.model, policy.tokenizer, context.data / "models" / "sft")
     write_history(context.reports / "sft" / "history.csv", [])
     none = {split: dict.fromkeys(context.params.domains, 0) for split in ("train", "valid")}
@@ -58,6 +60,7 @@ def keep_base(context: StageContext) -> None:
 
 def run(context: StageContext) -> None:
     from stages.agent.adapters import fold
+    from stages.agent.architectures import check_served
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy, save_policy
     from stages.training.adapters import deltas, prepare_model, weight_precision
@@ -76,6 +79,7 @@ def run(context: StageContext) -> None:
     demonstrations["train"] = draw(demonstrations["train"], section.demonstrations, context.params.seed)
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
+    check_served(policy.folder, context.params.model.max_length)  # a hub model may have been downloaded just now
     prepare_model(policy.model, context.params, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer, context.params.model.thinking), demonstrations)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.parameters.across import check_launch
-from stages.params import apply_overlay, check_domains, load_params, parse_params
+from stages.params import apply_overlay, check_architecture, check_domains, load_params, parse_params
 from stages.sections import deep_merge, params_hash
 from stages.tracking import flatten
 from stages.validation import ParamsError
@@ -185,6 +185,18 @@ def test_a_model_folder_that_is_not_there_is_found_before_anything_runs(tmp_path
     assert done.returncode == 2
     assert "model.path" in done.stderr
     assert "data/nope does not exist" in done.stderr
+
+
+def test_a_model_that_is_not_served_is_found_before_anything_runs(tmp_path: Path) -> None:
+    """Contract: `python -m stages.params` refuses what the torch engine could not play, without a look at the weights."""
+    params = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"path": "bloom"}})
+    (tmp_path / "bloom").mkdir()
+    (tmp_path / "bloom/config.json").write_text('{"model_type": "bloom"}')
+    with pytest.raises(ParamsError, match=r"params.yaml: model.path: .*bloom.*does not serve .*: its attention does not go"):
+        check_architecture(params, tmp_path)
+    longer = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"max_length": 2048}})
+    with pytest.raises(ParamsError, match="max_length is 2048, but the model's max_position_embeddings is 1024"):
+        check_architecture(longer, ROOT)
 
 
 def test_the_shipped_profiles_change_what_they_say() -> None:

@@ -56,6 +56,18 @@ def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pyte
     assert "Did you mean 'steps'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["curate", "sft", "report"])
+def test_a_model_that_is_not_served_stops_the_first_stage(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Contract: no stage runs, and nothing is trained, with a model that rl could not play."""
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nmodel: {path: bloom}\n")
+    (project / "bloom").mkdir()
+    (project / "bloom/config.json").write_text('{"model_type": "bloom", "architectures": ["BloomForCausalLM"]}')
+    assert stage_run(name, raising(AssertionError("must not run"))) == BAD_PARAMETERS
+    told = capsys.readouterr().err
+    assert "params.yaml: model.path:" in told
+    assert "does not serve BloomForCausalLM" in told
+
+
 COMMANDS = ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "pretrain", "claim", "promote", "params"]
 HEAVY = {
     *("accelerate", "bm25s", "datasets", "dvc", "fastapi", "httpx", "matplotlib", "mlflow", "pandas", "peft", "prefect"),

@@ -1,11 +1,16 @@
 """A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
 
 Before each forward pass the cache is aimed at the rows and positions that the new tokens go to; `store` then scatters their keys
-and values, and `read` gives the rows that attention reads; `update` does both for a Hugging Face model. Rows have their own
-lengths: masks and position ids come from the engine.
+and values, and `read` gives what attention reads in a layer; `update` does both for a Hugging Face model. Rows have their own
+lengths: masks and position ids come from the engine, and a layer with a window has a mask of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,13 +22,40 @@ SUM_BLOCK = 128
 """Positions that attention adds up in one matrix product on a CPU."""
 
 
+@dataclass(frozen=True)
+class View:
+    """What layers of one kind read for n rows: `length` columns of the cache, and which of them each new token attends to."""
+
+    mask: Tensor
+    """[n, 1, Q, length], added to attention's scores."""
+    start: int = 0
+    """The first column, where it is the same for all rows."""
+    places: Tensor | None = None
+    """[n * kv_heads * length] places among a layer's keys (and values), where each row has a first column of its own."""
+
+
 class SlotCache(Cache):
-    """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; the last row takes what padding writes."""
+    """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; the last row takes what padding writes.
+
+    windows: per layer, how many positions a token attends to; None for all. Layers with the same window are of one kind: `kinds`
+    are these windows, and `kind_of` says which of them each layer has.
+    """
 
     def __init__(
-        self, layers: int, slots: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Sequence[int | None] | None = None,
     ) -> None:
         super().__init__(layers=[])
+        windows = [None if window is None or window >= capacity else window for window in windows or [None] * layers]
+        self.kinds = list(dict.fromkeys(windows))
+        self.kind_of = [self.kinds.index(window) for window in windows]
         self.slots, self.kv_heads, self.capacity, self.head_dim = slots, kv_heads, capacity, head_dim
         # Zeros, not garbage: masked positions get weight 0, and 0 times NaN would still be NaN.
         self.data = torch.zeros(layers, 2, slots + 1, kv_heads, capacity, head_dim, dtype=dtype, device=device)
@@ -32,7 +64,7 @@ class SlotCache(Cache):
         self._heads = torch.arange(kv_heads, device=device)
         self._targets = torch.zeros(0, dtype=torch.long, device=device)
         self._rows: Tensor | slice = slice(0, 0)
-        self._length = 0
+        self._views: Sequence[View] = ()
         self._place = self._targets
 
     def aim(self, rows: Tensor, positions: Tensor) -> None:
@@ -45,23 +77,40 @@ class SlotCache(Cache):
         """Write states [T, 2 kv_heads, head_dim], keys before values, to where the cache is aimed at."""
         self._flat[layer_idx].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
 
-    def read(self, rows: Tensor | slice, length: int, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Tensor | slice, view: View, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Keys and values [N, kv_heads, length, head_dim] of N rows: [N] int64, or a slice, which spares a copy."""
-        keys, values = (self.data[layer_idx, part, :, :, :length] for part in (0, 1))
+        length = view.mask.shape[-1]
+        if view.places is not None:
+            halves = self.data[layer_idx].view(2, -1, self.head_dim)
+            shape = (view.mask.shape[0], self.kv_heads, length, self.head_dim)
+            return halves[0].index_select(0, view.places).view(shape), halves[1].index_select(0, view.places).view(shape)
+        keys, values = (self.data[layer_idx, part, :, :, view.start : view.start + length] for part in (0, 1))
         if isinstance(rows, slice):
             return keys[rows], values[rows]
         return keys.index_select(0, rows), values.index_select(0, rows)
 
-    def look(self, rows: Tensor | slice, length: int, place: Tensor) -> None:
-        """Say what `update` returns, and which of the padded tokens it is given, [T], are stored."""
-        self._rows, self._length, self._place = rows, length, place
+    def places(self, rows: Tensor | slice, starts: Tensor, length: int) -> Tensor:
+        """`View.places` of N rows of which each reads `length` columns from `starts` [N] on; columns past the end stand for the
+        last one."""
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.start, rows.stop, device=starts.device)
+        columns = (starts[:, None] + torch.arange(length, device=starts.device)).clamp_(max=self.capacity - 1)
+        return ((rows[:, None] * self.kv_heads + self._heads)[:, :, None] * self.capacity + columns[:, None]).flatten()
+
+    def look(self, rows: Tensor | slice, views: Sequence[View], place: Tensor) -> None:
+        """Say what `update` returns in layers of each kind, and which of the padded tokens it is given, [T], are stored."""
+        self._rows, self._views, self._place = rows, views, place
+
+    def mask(self, layer_idx: int) -> Tensor:
+        """What is added to attention's scores in a layer, for what `look` said: [n, 1, Q, length]."""
+        return self._views[self.kind_of[layer_idx]].mask
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """key_states, value_states: [N, kv_heads, Q, head_dim] -> the rows' keys and values [N, kv_heads, length, head_dim]."""
         self.store(torch.cat([key_states, value_states], 1).transpose(1, 2).flatten(0, 1)[self._place], layer_idx)
-        return self.read(self._rows, self._length, layer_idx)
+        return self.read(self._rows, self._views[self.kind_of[layer_idx]], layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""
@@ -75,9 +124,26 @@ class SlotCache(Cache):
         """Write `prefix` [layers, 2, kv_heads, length, head_dim] to the start of a row."""
         self.data[:, :, row, :, : prefix.shape[3]].copy_(prefix)
 
+    def clear(self, row: int) -> None:
+        """Set a row to zeros."""
+        self.data[:, :, row].zero_()
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source` to row `target`."""
         self.data[:, :, target, :, :length].copy_(self.data[:, :, source, :, :length])
+
+
+_READING: ContextVar[SlotCache] = ContextVar("the cache that the model's attention reads")
+
+
+@contextmanager
+def reading(cache: SlotCache) -> Iterator[None]:
+    """Within, `grouped_attention` takes each layer's mask from `cache`: a model hands its layers one mask, or builds its own."""
+    token = _READING.set(cache)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
 
 
 def grouped_attention(
@@ -86,35 +152,49 @@ def grouped_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float,
+    scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Eager attention that reads grouped keys and values in place, where the stock one first repeats them per query head.
 
-    query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]; attention_mask: additive [N, 1, Q, length].
-    Returns [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so with few key/value heads this is what counts.
-    Raises ValueError for attention variants (soft caps, sinks) that it does not compute.
+    query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]; softcap, s_aux (sinks): see `attend`. Returns
+    [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so with few key/value heads this is what counts. Raises
+    ValueError for a bias by position.
     """
-    unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
-    if unsupported:
-        raise ValueError(f"the torch engine does not compute attention with {unsupported} (model {type(module).__name__})")
-    return attend(query * scaling, key, value, attention_mask).transpose(1, 2).contiguous(), None
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(f"the torch engine does not compute attention with a bias by position ({type(module).__name__})")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mask = _READING.get().mask(module.layer_idx)
+    return attend(query * scaling, key, value, mask, softcap, s_aux).transpose(1, 2).contiguous(), None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """softmax(query key' + mask) value, [N, heads, Q, head_dim].
 
     query: [N, heads, Q, head_dim], scaled already; key, value: [N, kv_heads, length, head_dim]; mask: additive [N, 1, Q, length].
+    softcap: scores s become softcap tanh(s / softcap); sinks: [heads] scores of one more position per head, whose value is 0.
     In float32 between the two products.
     """
     rows, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, -1, head_dim)
     weights = torch.matmul(grouped, key.transpose(2, 3))
+    if softcap is not None:
+        weights = torch.tanh(weights / softcap) * softcap
     if mask is not None:
         weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(mask[:, :, None])
+    if sinks is not None:
+        # In front, so that the length which others need moves no other score to another lane of the sum.
+        sink = sinks.to(weights.dtype).view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, queries, 1)
+        weights = torch.cat([sink.reshape(rows, kv_heads, -1, 1), weights], -1)
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        weights = weights[..., 1:]
     return _weighted_sum(weights, value).view(rows, heads, queries, head_dim)
 
 

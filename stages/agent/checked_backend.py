@@ -6,7 +6,7 @@ precision, or those of the model's raw distribution where temperature, top-k and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -39,8 +39,12 @@ class CheckedBackend:
         self._asked: dict[int, Asked] = {}
         self._model: Any = None
         self._differences: list[float] = []
+        self._refused = ""
+        """Why the back end is not to be used: what the check found."""
 
     def start(self, asked: Asked) -> None:
+        if self._refused:
+            raise EngineError(self._refused)
         if self.turns:
             self._asked[asked.session] = asked
         self.backend.start(asked)
@@ -51,6 +55,11 @@ class CheckedBackend:
             if self.turns:
                 self._check(self._asked.pop(answer.session), answer)
         return answers
+
+    def cancel(self, sessions: Collection[int]) -> None:
+        for session in sessions:
+            self._asked.pop(session, None)
+        self.backend.cancel(sessions)
 
     def close(self) -> None:
         self.backend.close()
@@ -66,9 +75,10 @@ class CheckedBackend:
         self._model, self._asked = None, {}
         mean = sum(self._differences) / len(self._differences)
         if not mean <= TOLERANCE[self.precision]:  # also where it is no number
-            raise EngineError(
+            self._refused = (
                 f"the back end's log-probabilities differ by {mean:.3g} nats on average from those of the policy's weights here "
                 f"(at most {TOLERANCE[self.precision]:g} in {self.precision}; {len(self._differences)} tokens). Either it serves "
                 "other weights or another precision than resources.precision, or it returns those of the raw distribution: "
                 "start vLLM's server with --logprobs-mode processed_logprobs, or sample with temperature 1, top_p 1 and top_k 0"
             )
+            raise EngineError(self._refused)

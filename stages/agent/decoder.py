@@ -8,14 +8,17 @@ Face model up to rounding, which tests compare; architectures that are not known
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stages.agent.cache import ATTENTION, SlotCache, attend
+from stages.agent.cache import ATTENTION, SlotCache, View, attend, reading
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers are RMS norm, rotary attention and a gated SiLU, in that order, and nothing else."""
@@ -29,13 +32,19 @@ class Part:
 
     rows: Tensor | slice
     """Rows of the cache, [n] or a slice (which spares a copy)."""
-    mask: Tensor
-    """[n, 1, Q, length], added to attention's scores; positions of the cache from `length` on are not read."""
+    views: tuple[View, ...]
+    """What they read in layers of each kind (`SlotCache.kinds`)."""
     start: int
     stop: int
     """The rows' tokens, among the pass's [T]."""
     place: Tensor | None = None
     """[stop - start] index of each token in the flattened [n, Q]. None: one token per row, in order."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, Q)."""
+        mask = self.views[0].mask
+        return mask.shape[0], mask.shape[2]
 
 
 @dataclass(frozen=True)
@@ -93,28 +102,46 @@ class StockForward:
         trained_with = config._attn_implementation
         config._attn_implementation = ATTENTION
         try:
-            hidden = torch.cat([self._part(batch, part) for part in batch.parts])
+            with reading(self.cache), own_attention(self.model, self.cache):
+                hidden = torch.cat([self._part(batch, part) for part in batch.parts])
         finally:
             config._attn_implementation = trained_with
         return hidden if batch.ends is None else hidden[batch.ends]
 
     def _part(self, batch: Pass, part: Part) -> Tensor:
         """Hidden states of a part's tokens; the model itself wants them padded."""
-        rows, queries, own = part.mask.shape[0], part.mask.shape[2], slice(part.start, part.stop)
+        (rows, queries), own = part.shape, slice(part.start, part.stop)
         place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
         ids, positions = (
             batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions)
         )
         self.cache.aim(batch.targets[own], batch.positions[own])
-        self.cache.look(part.rows, part.mask.shape[-1], place)
+        self.cache.look(part.rows, part.views, place)
         output = self.model.base_model(
             input_ids=ids.view(rows, queries),
-            attention_mask=part.mask,
+            attention_mask=part.views[0].mask,  # the layers' attention has masks of its own; this one spares building another
             position_ids=positions.view(rows, queries),
             past_key_values=self.cache,
             use_cache=True,
         )
         return output.last_hidden_state.flatten(0, 1)[place]
+
+
+@contextmanager
+def own_attention(model: Any, cache: SlotCache) -> Iterator[None]:
+    """Within, layers that compute attention themselves, over a square mask of their own, attend as the cache's masks say."""
+    modules = [block.attn.attention for block in model.base_model.h] if model.config.model_type == "gpt_neo" else []
+
+    def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[Tensor, None]:
+        return attend(query.float(), key.float(), value.float(), cache.mask(layer)).to(value.dtype), None
+
+    for module in modules:
+        module._attn = partial(attention, module.layer_id)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module._attn
 
 
 def serves(model: Any) -> bool:
@@ -250,23 +277,25 @@ class LeanForward:
         read, start = [], 0
         for part in batch.parts:
             assert part.place is not None
-            count = part.mask.shape[0]
+            view = part.views[self.cache.kind_of[index]]
+            count = view.mask.shape[0]
             own = slice(start, start + count)
             place = part.place[ends[own] - part.start]
-            mask = part.mask.flatten(0, 2)[place].view(count, 1, 1, -1)
-            keys, values = self.cache.read(part.rows, part.mask.shape[-1], index)
+            mask = view.mask.flatten(0, 2)[place].view(count, 1, 1, -1)
+            keys, values = self.cache.read(part.rows, view, index)
             read.append(attend(queries[own, :, None], keys, values, mask).reshape(count, -1))
             start += count
         return _filled(read, len(ends))
 
     def _read(self, index: int, queries: Tensor, part: Part) -> Tensor:
         """What the heads read for a part's queries [t, heads, head_dim]: [t, heads * head_dim]."""
-        rows, width = part.mask.shape[0], part.mask.shape[2]
-        keys, values = self.cache.read(part.rows, part.mask.shape[-1], index)
+        view = part.views[self.cache.kind_of[index]]
+        rows, width = part.shape
+        keys, values = self.cache.read(part.rows, view, index)
         if part.place is not None:
             queries = queries.new_zeros(rows * width, *queries.shape[1:]).index_copy_(0, part.place, queries)
         queries = queries.view(rows, width, self.heads, self.head_dim).transpose(1, 2)
-        read = attend(queries, keys, values, part.mask).transpose(1, 2).reshape(rows * width, -1)
+        read = attend(queries, keys, values, view.mask).transpose(1, 2).reshape(rows * width, -1)
         return read if part.place is None else read[part.place]
 
 

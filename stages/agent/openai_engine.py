@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -110,16 +110,25 @@ class OpenAIBackend:
         self.client, self.model, self.tokenizer, self.end_of_turn = client, model, tokenizer, end_of_turn
         self.dialect, self.text = dialect, text
         self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
-        self._running: set[Future[Answer]] = set()
+        self._running: dict[int, Future[Answer]] = {}
         self._added = list(tokenizer("")["input_ids"])
         self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
     def start(self, asked: Asked) -> None:
-        self._running.add(self._workers.submit(self._complete, asked))
+        self._running[asked.session] = self._workers.submit(self._complete, asked)
 
     def wait(self) -> list[Answer]:
-        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-        return [future.result() for future in done]
+        done, _ = wait(self._running.values(), return_when=FIRST_COMPLETED)
+        answers = [future.result() for future in done]
+        for answer in answers:
+            del self._running[answer.session]
+        return answers
+
+    def cancel(self, sessions: Collection[int]) -> None:
+        """See `Backend.cancel`. A request that a server has begun runs to its end there; its answer is thrown away."""
+        for future in (self._running.pop(session, None) for session in sessions):
+            if future is not None:
+                future.cancel()
 
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)

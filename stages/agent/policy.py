@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
+from stages.agent.attention import use_attention
 from stages.agent.template import DATE_KEY, prompt_date
 from stages.files import atomic_folder
 
@@ -182,11 +183,12 @@ def load_policy(
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         adapter.base if adapter else folder,
         dtype=getattr(torch, precision),
-        attn_implementation=attention,
+        attn_implementation="eager",
         local_files_only=True,
         output_loading_info=True,
     )
     model, loading = loaded
+    use_attention(model, attention)
     lacking = sorted({*loading["missing_keys"], *(str(entry[0]) for entry in loading["mismatched_keys"])})
     if lacking:
         raise PolicyError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,10 +84,21 @@ class SlotTable:
         self.entropy = np.zeros((rows, max_length), dtype=np.float32)
         self.holder: list[Session | None] = [None] * rows
         self.evictions = 0
+        self._unclean = False
         self._per_row = [
             *(self.active, self.position, self.last, self.count, self.limit, self.key),
             *(self.temperature, self.top_p, self.top_k, self.candidates, self.drawn, self.logprob, self.entropy),
         ]
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Within, a pass may fail, and may leave numbers in the cache that are no numbers: after that, rows are emptied before
+        they are used by others. Masked positions get weight 0, and 0 times NaN would still be NaN."""
+        try:
+            yield
+        except BaseException:
+            self._unclean = True
+            raise
 
     @property
     def vacant(self) -> int:
@@ -126,19 +139,25 @@ class SlotTable:
             evicted.prefix = self.cache.copy_out(free, evicted.cached).cpu() if evicted.cached else None
             self.vacate(evicted)
             self.evictions += 1
-        session.slot = free
-        self.holder[free] = session
-        self.position[free] = session.cached
+        if self._unclean:
+            self.cache.clear(free)
         if session.prefix is not None:
             self.cache.copy_in(free, session.prefix)
             session.prefix = None
+        session.slot = free
+        self.holder[free] = session
+        self.position[free] = session.cached
         return True
 
     def swap(self, first: int, second: int) -> None:
         """Exchange two rows of the cache with all their state."""
         sessions = self.holder[first], self.holder[second]
         kept = self.cache.copy_out(second, int(self.position[second])) if sessions[1] is not None else None
+        if self._unclean:
+            self.cache.clear(second)
         self.cache.move(first, second, int(self.position[first]))
+        if self._unclean:
+            self.cache.clear(first)
         if kept is not None:
             self.cache.copy_in(first, kept)
         for values in self._per_row:

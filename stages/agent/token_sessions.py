@@ -7,7 +7,7 @@ earlier turns cost no more than they do in the torch engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Backend(Protocol):
         """Wait until at least one of those begun is done; all that are done by then."""
         ...
 
+    def cancel(self, sessions: Collection[int]) -> None:
+        """Give up the completions begun for these sessions: no answer to them comes. They may be begun again."""
+        ...
+
     def close(self) -> None:
         """Give up what it holds: connections, a GPU's memory."""
         ...
@@ -60,13 +64,19 @@ class _Session:
 
 
 class TokenEngine:
-    """See `stages.agent.engine.Engine`. max_length: longest session in tokens."""
+    """See `stages.agent.engine.Engine`. max_length: longest session in tokens.
+
+    When `advance` raises, turns asked for are still asked for, and the next call begins them again; those that are finished it
+    returns.
+    """
 
     def __init__(self, backend: Backend, max_length: int) -> None:
         self.backend, self.max_length = backend, max_length
         self._sessions: dict[int, _Session] = {}
         self._waiting: list[int] = []
         self._running: set[int] = set()
+        self._finished: list[Turn] = []
+        """Turns that no call has returned yet."""
         self._next_id = 0
         self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forked_tokens": 0, "requests": 0}
 
@@ -105,11 +115,24 @@ class TokenEngine:
         self._waiting.append(session)
 
     def advance(self) -> list[Turn]:
-        turns = [turn for session in self._waiting if (turn := self._begin(session)) is not None]
-        self._waiting = []
-        while self._running and not turns:
-            turns = [turn for answer in self.backend.wait() if (turn := self._end(answer)) is not None]
+        while self._waiting:
+            self._begin(self._waiting[0])
+            del self._waiting[0]
+        while self._running and not self._finished:
+            for answer in self._wait():
+                self._end(answer)
+        turns, self._finished = self._finished, []
         return sorted(turns, key=lambda turn: turn.session)
+
+    def _wait(self) -> list[Answer]:
+        try:
+            return self.backend.wait()
+        except BaseException:
+            # Which answers are lost, only the back end could know: all that run are begun again.
+            running, self._running = sorted(self._running), set()
+            self._waiting = [*running, *self._waiting]
+            self.backend.cancel(running)
+            raise
 
     def snapshot(self, session: int, length: int | None = None) -> tuple[int, ...]:
         tokens = self._idle(session).token_ids
@@ -123,8 +146,12 @@ class TokenEngine:
 
     def close(self, session: int) -> None:
         del self._sessions[session]
+        self._finished = [turn for turn in self._finished if turn.session != session]
         if session in self._waiting:
             self._waiting.remove(session)
+        if session in self._running:
+            self._running.remove(session)
+            self.backend.cancel([session])
 
     def _idle(self, session: int) -> _Session:
         state = self._sessions[session]
@@ -132,30 +159,30 @@ class TokenEngine:
             raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
         return state
 
-    def _begin(self, session: int) -> Turn | None:
-        """Send a waiting turn off; the turn itself if there is no room for one."""
+    def _begin(self, session: int) -> None:
+        """Send a waiting turn off; where there is no room for one, it is finished."""
         state = self._sessions[session]
         assert state.sampling is not None
         room = self.max_length - len(state.token_ids)
         if room < 1:
             state.sampling = None
-            return Turn(session, (), (), "context")
+            self._finished.append(Turn(session, (), (), "context"))
+            return
         limited = replace(state.sampling, max_tokens=min(room, state.sampling.max_tokens))
+        self.backend.start(Asked(session, tuple(state.token_ids), state.key, limited))
         self._running.add(session)
         self._counters["requests"] += 1
-        self.backend.start(Asked(session, tuple(state.token_ids), state.key, limited))
-        return None
 
-    def _end(self, answer: Answer) -> Turn | None:
-        """The turn that an answer finishes; None if its session was closed meanwhile."""
-        self._running.discard(answer.session)
-        state = self._sessions.get(answer.session)
-        if state is None:
-            return None
+    def _end(self, answer: Answer) -> None:
+        """Note the turn that an answer finishes, unless its session was closed meanwhile."""
+        if answer.session not in self._running:
+            return
+        self._running.remove(answer.session)
+        state = self._sessions[answer.session]
         assert state.sampling is not None
         room_ends = self.max_length - len(state.token_ids) <= state.sampling.max_tokens
         state.token_ids.extend(answer.token_ids)
         state.sampling = None
         self._counters["sampled_tokens"] += len(answer.token_ids)
         reason = "stop" if answer.stopped else ("context" if room_ends else "length")
-        return Turn(answer.session, answer.token_ids, answer.logprobs, reason)
+        self._finished.append(Turn(answer.session, answer.token_ids, answer.logprobs, reason))

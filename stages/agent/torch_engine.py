@@ -7,7 +7,8 @@ session moves out (to be copied back at its next turn).
 
 What a session samples does not depend on its neighbours, bit for bit on a CPU: random numbers are counter-based, every pass has
 a multiple of 4 rows (below that the matrix kernels sum in another order), and what a session feeds goes through the same kind
-of pass whoever else is there. On a GPU the kernels give no such promise; there it holds up to rounding.
+of pass whoever else is there. On a GPU the kernels give no such promise, and a mixture of experts multiplies what its neighbours
+send to an expert together with its own; there it holds up to rounding.
 """
 
 from __future__ import annotations
@@ -21,22 +22,20 @@ import torch
 from torch import Tensor
 
 from stages import seeding
+from stages.agent.architectures import unserved, windows
 from stages.agent.cache import SlotCache
-from stages.agent.decoder import Part, Pass, make_forward
+from stages.agent.decoder import Pass, make_forward
 from stages.agent.engine import Sampling, Turn
+from stages.agent.engine_check import check_against_model
+from stages.agent.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.agent.sampling import candidate_entropy, draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
-QUERY_STEP = 8
-"""Fed tokens per row are padded to a multiple of this."""
-LENGTH_STEP = 32
-"""Attention reads the cache up to a multiple of this."""
-ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
-"""On a GPU, decoding passes have a multiple of this many rows and read the cache up to a multiple of this."""
 CHUNK = 256
 """Most tokens fed per row in one pass."""
 PASS_TOKENS = 4096
 """Most tokens fed in one pass, each row's rounded up."""
+COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
 """Stands for a turn in sessions that are read."""
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -46,18 +45,23 @@ WIDER = 1.5
 
 
 class TorchEngine:
-    """`stages.agent.engine.Engine` over a Hugging Face causal LM with full attention in every layer.
+    """`stages.agent.engine.Engine` over a Hugging Face causal LM.
 
     model: put in evaluation mode by the engine; end_of_turn: tokens that end a turn; slots: sessions that decode at once;
     max_length: longest session in tokens; batch_share: `advance` returns when this share of the running turns is finished, which
-    saves passes for feeding (the answers are the same). Raises ValueError for an architecture that it can't serve.
+    saves passes for feeding (the answers are the same). Raises ValueError for an architecture that it can't serve, be it known
+    from the configuration or found by comparison with the model's own forward pass.
+
+    A call that raises leaves the sessions as they were: turns asked for are still asked for, and those that were finished are
+    returned by the next `advance`. So the caller can try again, or close the sessions that it gives up.
     """
 
     def __init__(
         self, model: Any, end_of_turn: Iterable[int], slots: int = 64, max_length: int = 640, batch_share: float = 0.25
     ) -> None:
         config = model.config
-        self._refuse(config, max_length)
+        if reason := unserved(config, max_length):
+            raise ValueError(reason)
         self.model, self.slots, self.max_length = model, slots, max_length
         self.batch_share = batch_share
         self.device = model.device
@@ -73,34 +77,20 @@ class TorchEngine:
             getattr(config, "head_dim", None) or config.hidden_size // heads,
             model.dtype,
             self.device,
+            windows(config),
         )
         self._layers = make_forward(model, self.cache)
-        # A GPU records a pass for each shape (see graphs); there, few shapes are worth more than small ones.
-        self._row_step, self._length_step = (ROWS, LENGTH_STEP) if self.device.type == "cpu" else (ROW_STEP_GPU, LENGTH_STEP_GPU)
-        self._columns = torch.arange(self.cache.capacity, device=self.device)
-        self._low = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype, device=self.device)
-        self._zero = torch.zeros((), dtype=model.dtype, device=self.device)
-        self._row_index = torch.arange(rows, device=self.device)
+        self._passes = PassBuilder(self.cache, model.dtype)
         self.table = SlotTable(self.cache, slots, max_length)
         self._sessions: dict[int, Session] = {}
         self._queue: list[Session] = []
+        self._finished: list[Turn] = []
+        """Turns that no call has returned yet."""
         self._next_id = 0
         self._clock = 0
-        self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forward_passes": 0, "forked_tokens": 0}
-
-    @staticmethod
-    def _refuse(config: Any, max_length: int) -> None:
-        kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"})
-        window = getattr(config, "sliding_window", None) or math.inf
-        if kinds and not (kinds == ["sliding_attention"] and window >= max_length):
-            raise ValueError(
-                f"the torch engine serves models with full attention only; {config.model_type} has layers of {kinds}"
-            )
-        limit = getattr(config, "max_position_embeddings", None) or math.inf
-        if max_length > limit:
-            raise ValueError(
-                f"model.max_length is {max_length}, but the model's max_position_embeddings is {limit}; lower the former"
-            )
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        check_against_model(self)
+        self._counters = dict.fromkeys(COUNTERS, 0)
 
     # ---- the protocol -------------------------------------------------------------------------------------------------------
 
@@ -147,12 +137,13 @@ class TorchEngine:
         self._clock += 1
         if self.model.training:
             self.model.eval()
-        with torch.inference_mode():
-            turns = self._start()
-            running = len(turns) + int(self.table.active.sum())
+        with torch.inference_mode(), self.table.guarded():
+            self._start()
+            running = len(self._finished) + int(self.table.active.sum())
             wanted = max(1, math.ceil(running * self.batch_share))
-            while len(turns) < wanted and self.table.active.any():
-                turns += self._step()
+            while len(self._finished) < wanted and self.table.active.any():
+                self._step()
+        turns, self._finished = self._finished, []
         return sorted(turns, key=lambda turn: turn.session)
 
     def snapshot(self, session: int, length: int | None = None) -> Prefix:
@@ -175,7 +166,7 @@ class TorchEngine:
         same pass. Sessions that were read without a token since are not fed again.
         """
         waiting = [self._idle(session) for session in sessions]
-        with torch.inference_mode():
+        with torch.inference_mode(), self.table.guarded():
             if self.model.training:
                 self.model.eval()
             while waiting := [session for session in waiting if session.state is None]:
@@ -185,21 +176,28 @@ class TorchEngine:
 
     def _read(self, sessions: list[Session]) -> None:
         """Read those of the sessions that get a slot together."""
-        placed = []
-        for session in sessions:
-            if not self.table.place(session):
-                break
-            session.sampling = READING  # so that the others do not take its slot
-            placed.append(session)
+        placed: list[Session] = []
+        try:
+            for session in sessions:
+                if not self.table.place(session):
+                    break
+                session.sampling = READING  # so that the others do not take its slot
+                placed.append(session)
+        finally:
+            for session in placed:
+                session.sampling = None
         if not placed:
             raise RuntimeError("no slot is free to read with: all of them are in the middle of a turn; advance() first")
         for session in placed:
-            session.sampling = None
-            if session.cached == len(session.tokens):  # its last token is fed again, for what comes out of it
-                session.cached -= 1
-                self.table.position[session.slot] = session.cached
+            self._leave_last(session)
         for number, state in self._feed(placed, keep=0).items():
             self._sessions[number].state = state
+
+    def _leave_last(self, session: Session) -> None:
+        """Let the last token of a session that holds a slot be fed again, if it was: for what comes out of it."""
+        if session.cached == len(session.tokens):
+            session.cached -= 1
+            self.table.position[session.slot] = session.cached
 
     def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
@@ -213,6 +211,7 @@ class TorchEngine:
         state = self._sessions.pop(session)
         if state in self._queue:
             self._queue.remove(state)
+        self._finished = [turn for turn in self._finished if turn.session != session]
         if state.slot >= 0:
             self.table.vacate(state)
 
@@ -234,53 +233,15 @@ class TorchEngine:
         self._counters["forward_passes"] += 1
         return self._layers(batch)
 
-    def _mask(self, positions: Tensor, length: int) -> Tensor:
-        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: each sees positions up to its own."""
-        return torch.where(self._columns[:length] > positions[:, None, :, None], self._low, self._zero)
-
-    def _length(self, longest: int) -> int:
-        """How far attention reads for rows of at most `longest` tokens."""
-        return min(round_up(longest, self._length_step), self.cache.capacity)
-
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
-
-    def _part(self, group: Sequence[Session], counts: np.ndarray, start: int) -> tuple[Part, np.ndarray, np.ndarray]:
-        """Sessions that attend together, with `counts` [n] new tokens each; also the tokens' rows and positions. The tokens come
-        from place `start` on in the pass."""
-        slots = np.array([session.slot for session in group])
-        first = np.array([session.cached for session in group])
-        width = round_up(int(counts.max()), QUERY_STEP)
-        row = np.repeat(np.arange(len(group)), counts)
-        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        together = bool((np.diff(slots) == 1).all())
-        rows = slice(int(slots[0]), int(slots[-1]) + 1) if together else self._to_device(slots)
-        mask = self._mask(self._to_device(first[:, None] + np.arange(width)), self._length(int((first + counts).max())))
-        part = Part(rows, mask, start, start + len(row), self._to_device(row * width + column))
-        return part, slots[row], first[row] + column
-
     def _feed_pass(self, groups: list[list[Session]], sizes: dict[int, int]) -> Tensor:
         """Feed `sizes[id]` pending tokens of each session in one pass; hidden states [n, D] of the last ones, in order."""
-        counts = [np.array([sizes[session.id] for session in group]) for group in groups]
-        starts = np.cumsum([0, *(int(number.sum()) for number in counts)]).tolist()
-        made = [self._part(*arguments) for arguments in zip(groups, counts, starts, strict=False)]
-        ids: list[int] = []
+        batch, tokens = self._passes.feeding(groups, sizes)
+        hidden = self._forward(batch)
         for session in (session for group in groups for session in group):
-            ids += session.tokens[session.cached : session.cached + sizes[session.id]]
             session.cached += sizes[session.id]
             self.table.position[session.slot] = session.cached
-        ends = np.cumsum(np.concatenate(counts)) - 1
-        # Up to a whole group of 4, which the cache's spare row takes.
-        fill = -len(ids) % ROWS
-        batch = Pass(
-            self._to_device(np.array(ids + [0] * fill)),
-            self._to_device(np.concatenate([*(rows for _, rows, _ in made), np.full(fill, self.cache.slots)])),
-            self._to_device(np.concatenate([*(positions for _, _, positions in made), np.zeros(fill, dtype=np.int64)])),
-            [part for part, _, _ in made],
-            self._to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
-        )
-        self._counters["fed_tokens"] += len(ids)
-        return self._forward(batch)
+        self._counters["fed_tokens"] += tokens
+        return hidden
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
         """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
@@ -310,7 +271,7 @@ class TorchEngine:
 
     def _fill(self, first: int) -> None:
         """Feed session `first`, and the other idle ones that hold or can have a free slot, up to their last token."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.table.guarded():
             if not self.table.place(self._sessions[first]):
                 return
             chosen = [self._sessions[first]]
@@ -323,35 +284,43 @@ class TorchEngine:
 
     # ---- turns --------------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> list[Turn]:
-        """Let waiting sessions in, feed what they have not fed and draw their first tokens; turns that this already finishes."""
-        turns, entering, waiting = [], [], []
-        for session in self._queue:
-            assert session.sampling is not None
-            room = self.max_length - len(session.tokens)
-            if room < 1:
-                session.sampling = None
-                turns.append(Turn(session.id, (), (), "context"))
-            elif self.table.place(session):
-                entering.append(session)
-                self.table.begin(session, room)
-            else:
-                waiting.append(session)
-        self._queue = waiting
+    def _start(self) -> None:
+        """Let waiting sessions in, feed what they have not fed and draw their first tokens."""
+        entering = self._enter()
         if not entering:
-            return turns
+            return
+        for session in entering:
+            if session.state is None:
+                self._leave_last(session)
         read = {session.id: session.state for session in entering if session.state is not None}
         hidden = {**read, **self._feed(entering, keep=0)}
         states = torch.stack([hidden[session.id] for session in entering])
-        for session in entering:
-            session.state = None
         slots = np.array([session.slot for session in entering], dtype=np.int64)
         padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
         states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])
+        drawn = self._draw(states, padded)
+        for session in entering:
+            session.state = None
+            self._queue.remove(session)
         self.table.active[slots] = True
-        turns += self._take(slots, self._draw(states, padded), np.arange(len(slots)))
+        self._take(slots, drawn, np.arange(len(slots)))
         self.table.compact()
-        return turns
+
+    def _enter(self) -> list[Session]:
+        """Sessions of the queue that hold a slot now. They stay in it until their first token is drawn; those that have no room
+        for one leave."""
+        entering = []
+        for session in list(self._queue):
+            assert session.sampling is not None
+            room = self.max_length - len(session.tokens)
+            if room < 1:
+                self._queue.remove(session)
+                session.sampling = None
+                self._finished.append(Turn(session.id, (), (), "context"))
+            elif self.table.place(session):
+                entering.append(session)
+                self.table.begin(session, room)
+        return entering
 
     def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
         """What cache rows `rows` draw after hidden states [N, D]."""
@@ -359,32 +328,33 @@ class TorchEngine:
         uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
         ids, logprobs = draw(
             logits,
-            self._to_device(self.table.temperature[rows]),
-            self._to_device(self.table.top_p[rows]),
-            self._to_device(self.table.top_k[rows]),
-            self._to_device(uniforms),
+            self._passes.to_device(self.table.temperature[rows]),
+            self._passes.to_device(self.table.top_p[rows]),
+            self._passes.to_device(self.table.top_k[rows]),
+            self._passes.to_device(uniforms),
         )
         entropies = None
         if (candidates := self.table.candidates[rows]).any():
-            temperature = self._to_device(self.table.temperature[rows])
-            entropies = candidate_entropy(logits, temperature, self._to_device(candidates)).cpu().numpy()
+            temperature = self._passes.to_device(self.table.temperature[rows])
+            entropies = candidate_entropy(logits, temperature, self._passes.to_device(candidates)).cpu().numpy()
         return ids.cpu().numpy(), logprobs.cpu().numpy(), entropies
 
-    def _step(self) -> list[Turn]:
+    def _step(self) -> None:
         """One token for every active row."""
         slots = np.flatnonzero(self.table.active)
-        width = min(round_up(int(slots[-1]) + 1, self._row_step), self.cache.slots)
-        # Rows in between that are not active are fed too: what they write comes after their session's end, and is written over.
-        positions = self._to_device(self.table.position[:width])
-        mask = self._mask(positions[:, None], self._length(int(self.table.position[slots].max()) + 1))
-        part = Part(slice(0, width), mask, 0, width)
-        hidden = self._forward(Pass(self._to_device(self.table.last[:width]), self._row_index[:width], positions, [part]))
-        drawn = self._draw(hidden, slice(0, width))
+        hidden = self._decode()
+        drawn = self._draw(hidden, slice(0, len(hidden)))
         self.table.position[slots] += 1
-        return self._take(slots, drawn, slots)
+        self._take(slots, drawn, slots)
 
-    def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> list[Turn]:
-        """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`; the turns that these finish."""
+    def _decode(self) -> Tensor:
+        """Hidden states [N, D] after the last tokens of the first N rows, among them all active ones."""
+        table = self.table
+        width = min(round_up(int(np.flatnonzero(table.active)[-1]) + 1, self._passes.row_step), self.cache.slots)
+        return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
+
+    def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
+        """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`, and the turns that these finish."""
         ids, logprobs, entropies = drawn[0][places], drawn[1][places], drawn[2]
         count = self.table.count[slots]
         self.table.last[slots] = ids
@@ -395,7 +365,6 @@ class TorchEngine:
         self.table.count[slots] = count + 1
         self._counters["sampled_tokens"] += len(slots)
         stopped = np.isin(ids, self._stop)
-        turns = []
         for index in np.flatnonzero(stopped | (count + 1 >= self.table.limit[slots])):
             slot = int(slots[index])
             session = self.table.holder[slot]
@@ -404,9 +373,9 @@ class TorchEngine:
             tokens = self.table.drawn[slot, :number].tolist()
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
             told = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
-            turns.append(Turn(session.id, tuple(tokens), tuple(self.table.logprob[slot, :number].tolist()), reason, tuple(told)))
+            logs = self.table.logprob[slot, :number].tolist()
+            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(told)))
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock
             self.table.active[slot] = False
-        return turns

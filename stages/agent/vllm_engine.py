@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ class VllmBackend:
         while not done and self._engine.has_unfinished_requests():
             done = [self._answer(output) for output in self._engine.step() if output.finished]
         return done
+
+    def cancel(self, sessions: Collection[int]) -> None:
+        self._engine.abort_request([str(session) for session in sessions])
 
     def close(self) -> None:
         """Give the GPU's memory back."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stages.agent.attention import use_attention
 from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def leaf_model(policy_model: Any, params: Annotate, weights: Mapping[str, Any] |
         model = StepValueModel(policy_model.base_model, params.value_model.head)
     else:
         backbone = copy.deepcopy(policy_model.base_model).float()
-        backbone.set_attn_implementation("sdpa")
+        use_attention(backbone, "sdpa")
         model = StepValueModel(backbone, params.value_model.head)
     model.output.to(policy_model.device)
     if weights is not None:

@@ -214,8 +214,11 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def can_share(model: Any) -> bool:
-    """Whether every layer of the model attends to all earlier tokens, and its activations are kept for the backward pass."""
+    """Whether every layer of the model attends to all earlier tokens, through transformers' attention interface, and its
+    activations are kept for the backward pass."""
     config = model.config
+    if not getattr(model, "_supports_attention_backend", True):
+        return False
     full = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     return full and not getattr(config, "sliding_window", None) and not recomputes(model)
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.agent.attention import use_attention
 from stages.agent.episode import Episode
 from stages.parameters.values import Progress
 from stages.seeding import seed_torch
@@ -86,7 +87,7 @@ def fit_progress(
     """A copy of `backbone` (no output layer) that has learnt the returns of `rollouts`, each of which has a turn."""
     seed_torch(seed, "progress")
     own = copy.deepcopy(backbone).float()
-    own.set_attn_implementation("sdpa")
+    use_attention(own, "sdpa")
     model = ProgressEstimator(own, params.head)
     device = next(backbone.parameters()).device
     model.to(device)

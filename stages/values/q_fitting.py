@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from stages.agent.attention import use_attention
 from stages.parameters.values import QModel
 from stages.seeding import seed_torch
 from stages.values import fitting
@@ -42,7 +43,7 @@ def fit_preferences(
     """A copy of `policy` (a causal LM) that has learnt the pairs, each weighing what its sides weigh together."""
     seed_torch(seed, "q_model")
     reference = copy.deepcopy(policy).float().eval().requires_grad_(False)
-    reference.set_attn_implementation("sdpa")
+    use_attention(reference, "sdpa")
     model = PreferenceQ(copy.deepcopy(reference).requires_grad_(True), reference, params)
     # The reference never changes: what it says of a pair is computed once.
     known: dict[int, Tensor] = {}
@@ -74,7 +75,7 @@ def fit_regression(
     shares of `weight`."""
     seed_torch(seed, "q_model")
     own = copy.deepcopy(backbone).float()
-    own.set_attn_implementation("sdpa")
+    use_attention(own, "sdpa")
     values = StepValueModel(own, params.head)
     values.to(next(backbone.parameters()).device)
     model = RegressionQ(values, params)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from stages.agent.attention import use_attention
 from stages.agent.policy import head_logprobs, token_logprobs
 from stages.cards import Card
 from stages.files import atomic_folder, atomic_text
@@ -159,5 +160,5 @@ def load_q_model(folder: Path, reference: Path, device: str = "cpu") -> Preferen
         raise ValueError(f"{reference} is not the policy that {folder} was made from; run the annotate stage again")
     policy: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True)
     policy.to(device).eval()
-    policy.set_attn_implementation("sdpa")
+    use_attention(policy, "sdpa")
     return PreferenceQ(policy, load_policy(reference, device=device, attention="sdpa").model, params).eval()

@@ -41,6 +41,9 @@ class StandIn:
         self.waiting.append((request_id, prompt, params))
         self.asked.append(params)
 
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.waiting = [request for request in self.waiting if request[0] not in request_ids]
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
 

@@ -166,3 +166,6 @@ def test_models_that_do_not_attend_to_everything_are_read_whole():
     assert not can_share(fake(layer_types=["full_attention", "linear_attention"]))
     assert not can_share(fake(sliding_window=128))
     assert not can_share(fake(recomputed=True))
+    own_attention = fake()
+    own_attention._supports_attention_backend = False
+    assert not can_share(own_attention), "as GPT-Neo has, with windows that its configuration calls otherwise"

@@ -83,7 +83,7 @@ class OffPolicy:
             batch = played if replay.actions == "played" else self._policy_batch(*key, "policy", number)
             assert batch is not None, "actions: played needs episodes that were played"
             self.batch = self.algorithm.prepare(self.models.annotate(batch, self.algorithm))
-            yield from self.maker.updates(self.batch, step, (*key, number))
+            yield from self.maker.updates(self.maker.rescored(self.batch, step, (*key, number)), step, (*key, number))
 
     def drawn(self, episodes: Sequence[Episode], samples: int, *key: object) -> list[list[Episode]]:
         """For each episode, turn by turn, `samples` turns that the policy as it is draws after the same history (see `one_turn`).

@@ -93,7 +93,7 @@ class PreferenceJob:
         """`summed_logprobs` of many documents in micro-batches, [D] on the CPU; the same in every process."""
         result = torch.zeros(len(documents.mask))
         for rows in self.plan(documents, 1):
-            scores = self.models.processes.inside(model, partial(summed_logprobs, model, documents.rows(rows)))
+            scores = self.models.processes.forward(model, partial(summed_logprobs, model, documents.rows(rows)))
             result[torch.tensor(rows)] = scores.cpu()
         return result
 

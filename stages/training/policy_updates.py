@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from stages.agent.policy import score_tokens
 from stages.algorithms.aggregation import denominators
@@ -23,8 +24,8 @@ LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
 are counted ..."""
 LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2.0}
 """... and may differ by no more than this. In float32 either forward pass is up to about 1e-5 away from float64. In bfloat16 the
-engine plays with the weights as they are stored and training computes under autocast: a small model's log-probs differ by 0.013 to
-0.02 on average and 0.2 at the most; a wrong temperature, position or weight costs more than the bound."""
+engine plays with the weights as they are stored and training computes under autocast: with the shipped model log-probs differ by
+0.010 to 0.019 on average and 0.2 at the most; a wrong temperature, position or weight costs more than the bounds."""
 RESCORING_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-4}
 """Log-probs from before a step's first update, where the training pass computes them, and those of that update differ by no more
 than this on average: equal weights, equal kernels. A third of the range in which GSPO does not clip."""
@@ -54,21 +55,24 @@ class PolicyUpdates:
         return self.models.critic is None or step >= (self.algorithm.rl.critic.warmup_steps or 0)
 
     def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
-        count, groups = self.algorithm.rl.minibatches or 1, list(dict.fromkeys(batch.group.tolist()))
+        # Groups that count nowhere would leave some minibatches with nothing to learn from, and cost their optimiser steps.
+        groups = list(dict.fromkeys(batch.group[forward_rows(batch, "keep")].tolist()))
+        count = self.algorithm.rl.minibatches or 1
         return minibatches(batch.group, count, permutation(groups, *key, epoch) if count > 1 else groups)
 
-    def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> Iterator[Update]:
-        """Epochs of minibatches of whole groups over a prepared batch: for each the critic's update, then the policy's, unless
-        `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
+    def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object], on_policy: bool = True) -> Iterator[Update]:
+        """Epochs of minibatches of whole groups (those that count) over a prepared batch: for each the critic's update, then the
+        policy's, unless `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
 
-        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update
-        is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
+        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The first policy update, unless
+        `on_policy` is False, has the weights that the batch is from; it measures how sampling and training log-probs differ (see
+        `agreement`).
         """
         rl = self.algorithm.rl
         kept = set(self.algorithm.forward_rows(batch).tolist())
         valued = set(forward_rows(batch, "keep").tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
-        policy_learns, on_policy = self._policy_learns(step), True
+        policy_learns = self._policy_learns(step)
         for epoch in range(rl.epochs):
             if policy_learns:
                 self.ledger.open(batch.mask, dropped, batch.external)
@@ -171,9 +175,9 @@ def check_agreement(measured: Mapping[str, float], precision: str, step: int) ->
     again = measured.get("mean_rescored_difference", 0.0)
     if not again <= RESCORING_TOLERANCE[precision]:
         raise ValueError(
-            f"step {step + 1}: log-probs that the training pass has computed before the step's first update differ by {again:.2g} "
-            f"on average (at most {RESCORING_TOLERANCE[precision]:g} in {precision}) from those of that update, and ratios of old "
-            f"and new ones with them: set resources.precision to float32, and check that the model has no dropout or state of its own"
+            f"step {step + 1}: log-probs that the training pass has computed before the step's first update differ by "
+            f"{again:.2g} on average (at most {RESCORING_TOLERANCE[precision]:g}) from those of that update, which has the same "
+            f"weights: check that the model has no dropout or state of its own, or set resources.precision to float32"
         )
 
 

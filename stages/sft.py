@@ -76,7 +76,7 @@ def run(context: StageContext) -> None:
     demonstrations["train"] = draw(demonstrations["train"], section.demonstrations, context.params.seed)
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
-    prepare_model(policy.model, context.params, "sft")
+    prepare_model(policy.model, context.params, context.params.seed, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer), demonstrations)
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base

@@ -77,7 +77,7 @@ class Algorithm:
 
     @property
     def compares_with_old(self) -> bool:
-        """Whether its loss compares log-probabilities with those before the step's first update, or may, being the method's own."""
+        """Whether its loss compares log-probabilities with those before the step's first update (a method's own loss may)."""
         return self.rl.loss.kind != "policy_gradient" or self.external_per_group > 0
 
     def _own_loss(self, needs: Callable[[Rl], bool] | None) -> bool:

@@ -167,13 +167,14 @@ class Models:
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
         log-probabilities, otherwise over the first episode of each group, to spare the other forward passes. In mixed precision
-        over these in any case, both log-probabilities by the same passes."""
+        over these in any case, with the policy's present log-probabilities where the batch has none of a training pass."""
         old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.own, self.processes.mixed
         if reference is None or mixed:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
             reference = self.logprobs(self.reference, batch, rows, temperature)
-            old = self.logprobs(self.policy, batch, rows, temperature) if mixed else old
+            if mixed and batch.logprobs_drawn is None:
+                old = self.logprobs(self.policy, batch, rows, temperature)
             mask = mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows, dtype=torch.int64), True)
         values = kl_estimate(old, reference, "k3")
         return float((values * mask).sum() / mask.sum().clamp(min=1))
@@ -190,7 +191,7 @@ class Models:
         self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
     ) -> TrajectoryBatch:
         """The batch with `logprobs_old`, and `mean_logprobs_old` where the method compares with it, of the rows in the
-        micro-batches of `plan` as the training pass computes them, 0 on others; trained: by the very kernels of that pass."""
+        micro-batches of `plan` as the training pass computes them; trained: by the very kernels of that pass."""
         whole, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
 
         def compute(micro: TrajectoryBatch) -> Tensor:
@@ -200,6 +201,9 @@ class Models:
 
         shape = torch.Size((*batch.mask.shape, 2))
         old, mean = self._per_row(batch, plan, shape, compute, self.policy, trained=trained).unbind(-1)
+        chosen = torch.zeros(batch.size, 1, dtype=torch.bool)
+        chosen[[row for rows in plan for row in rows]] = True
+        old = torch.where(chosen, old, batch.logprobs_old)
         drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
         return batch.with_(logprobs_old=old, mean_logprobs_old=mean if whole else None, logprobs_drawn=drawn)
 

@@ -49,7 +49,7 @@ class PolicyUpdates:
         for rows in self._minibatches(batch, 0, key):
             trained = [row for row in rows if row in kept]
             plan += self.models.plan_training(batch, trained) if trained else []
-        return self.models.rescored(batch, plan, self.algorithm, trained=True)
+        return self.models.rescored(batch, plan, self.algorithm, trained=True) if plan else batch
 
     def _policy_learns(self, step: int) -> bool:
         return self.models.critic is None or step >= (self.algorithm.rl.critic.warmup_steps or 0)

@@ -51,8 +51,9 @@ def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **
         ({}, {"lora": {"rank": 4}}),
         ({"algorithm": "pacs"}, {}),
         ({"algorithm": "grpo", "loss": {"kl_coef": 0.1}, "reward": {"kl_coef": 0.1}}, {}),
+        ({"algorithm": "rl_plus", "group_size": 5}, {}),
     ],
-    ids=["shared", "whole", "recomputed", "lora", "pacs", "kl"],
+    ids=["shared", "whole", "recomputed", "lora", "pacs", "kl", "external"],
 )
 def test_before_the_first_update_ratios_are_one(make_context, tiny_policy, section, model):
     """Contract: with one update a step nothing is off-policy, so no token is clipped and every ratio is 1, in any precision; and

@@ -270,7 +270,7 @@ def through_head(
 
     def part(hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = _in_float32(head, hidden.float())
+            logits = _at_least_float32(head, hidden).float()
             return read(logits / temperature if temperature != 1.0 else logits, *along)
 
     parts = []
@@ -281,11 +281,13 @@ def through_head(
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
-def _in_float32(layer: Any, inputs: Tensor) -> Tensor:
-    """What a layer makes of float32 inputs, with its weights, whatever they are stored in, as float32."""
-    if all(parameter.dtype == torch.float32 for parameter in layer.parameters()):
+def _at_least_float32(layer: Any, inputs: Tensor) -> Tensor:
+    """What a layer makes of `inputs`, both these and its weights taken as float32 if they are of less precision."""
+    wanted = torch.promote_types(inputs.dtype, torch.float32)
+    inputs = inputs.to(wanted)
+    if all(parameter.dtype == wanted for parameter in layer.parameters()):
         return layer(inputs)
-    return functional_call(layer, {name: parameter.float() for name, parameter in layer.named_parameters()}, (inputs,))
+    return functional_call(layer, {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}, (inputs,))
 
 
 def head_logprobs(

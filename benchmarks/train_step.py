@@ -94,7 +94,7 @@ class Ours:
         algorithm, processes = resolve(section), make_processes(params.resources)
         self.weights = weight_precision(params)
         model, tokenizer = load(make_model(options, size), "sdpa", options.device, self.weights)
-        prepare_model(model, params, "benchmarks")
+        prepare_model(model, params, params.seed, "benchmarks")
         self.factors = {name: value for name, value in model.named_parameters() if method.rank and value.requires_grad}
         randomise(self.factors)
         models = Models.make(algorithm, model, None, processes, tokens)
@@ -130,7 +130,7 @@ class Ours:
 
     def run(self) -> float:
         """One step; 1."""
-        for update in self.updates(self.batch):
+        for update in self.updates(self.maker.rescored(self.batch, 0, ("benchmarks",))):
             self.learner.update(update.micro_batches, update.loss, update.saw)
         return 1.0
 

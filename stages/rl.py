@@ -166,7 +166,7 @@ def run(context: StageContext) -> None:
     opened = open_domain if algorithm.method.data == "episodes" else load_domain
     domain = opened(context.domain, context.params.per_domain[context.domain].environment)
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
-    prepare_model(policy.model, context.params, context.title)
+    prepare_model(policy.model, context.params, context.params.seed_of(algorithm.rl), context.title)
 
     checkpoints = Checkpoints(context)
     learnt = LEARN[algorithm.method.data](context, domain, algorithm, policy, checkpoints, processes)

@@ -80,7 +80,7 @@ def run(context: StageContext) -> None:
     path = context.params.model.path
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
     check_served(policy.folder, context.params.model.max_length)  # a hub model may have been downloaded just now
-    prepare_model(policy.model, context.params, "sft")
+    prepare_model(policy.model, context.params, context.params.seed, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer, context.params.model.thinking), demonstrations)
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
@@ -256,14 +257,16 @@ def through_head(
     """What `read` takes from the logits over the whole vocabulary at each of hidden states [N, D]: [N] float32 each; `along`: [N]
     tensors that it gets the same places of.
 
-    In float32, `chunk` rows at a time; with gradients on, the chunks' logits are recomputed in the backward pass rather than
-    kept, so that memory is chunk x vocabulary whatever N is.
+    The output layer, too, computes in float32, under autocast and with weights of less precision: logits of bfloat16 are up to
+    1/256 of themselves away, and ratios of probabilities with them. `chunk` rows at a time; with gradients on, the chunks' logits
+    are recomputed in the backward pass rather than kept, so that memory is chunk x vocabulary whatever N is.
     """
     head = model.get_output_embeddings()
 
     def part(hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
-        logits = head(hidden).float()
-        return read(logits / temperature if temperature != 1.0 else logits, *along)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = _at_least_float32(head, hidden).float()
+            return read(logits / temperature if temperature != 1.0 else logits, *along)
 
     parts = []
     recompute = torch.is_grad_enabled() and len(hidden) > chunk
@@ -271,6 +274,15 @@ def through_head(
         arguments = [tensor[start : start + chunk] for tensor in (hidden, *along)]
         parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
     return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _at_least_float32(layer: Any, inputs: Tensor) -> Tensor:
+    """What a layer makes of `inputs`, both these and its weights taken as float32 if they are of less precision."""
+    wanted = torch.promote_types(inputs.dtype, torch.float32)
+    inputs = inputs.to(wanted)
+    if all(parameter.dtype == wanted for parameter in layer.parameters()):
+        return layer(inputs)
+    return functional_call(layer, {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}, (inputs,))
 
 
 def head_logprobs(

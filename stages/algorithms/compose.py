@@ -75,6 +75,11 @@ class Algorithm:
         """Whether the training pass computes log-probabilities before the step anew."""
         return self._own_loss(self.method.rescored)
 
+    @property
+    def compares_with_old(self) -> bool:
+        """Whether its loss compares log-probabilities with those before the step's first update (a method's own loss may)."""
+        return self.rl.loss.kind != "policy_gradient" or self.external_per_group > 0
+
     def _own_loss(self, needs: Callable[[Rl], bool] | None) -> bool:
         return needs is not None and self.rl.loss.kind == "own" and needs(self.rl)
 

@@ -48,6 +48,12 @@ def forward_rows(batch: TrajectoryBatch, kind: str, adds_nothing: Tensor | None 
     return torch.nonzero(keep).flatten()
 
 
+def trained_rows(batch: TrajectoryBatch, params: Filling) -> Tensor:
+    """Rows [B] bool that are trained on in the end: those with policy tokens that count at all, less those that `mask_overlong`
+    is going to mask. Raises ValueError as that does."""
+    return mask_overlong(batch, params).mask.any(1) & (batch.weights > 0)
+
+
 def silent_rows(batch: TrajectoryBatch) -> Tensor:
     """Rows [B] bool of groups whose advantages are all 0: a loss that is proportional to advantages has no gradient there."""
     assert batch.advantages is not None

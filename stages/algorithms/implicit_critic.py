@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.filling import trained_rows
 from stages.algorithms.groups import sums_by_group
 from stages.parameters.rl import Rl
 
@@ -95,8 +96,9 @@ def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
 
 def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     """The batch with labels and class weights, and as `advantages`, which the loss does not read, minus the gradient of the
-    group's summed losses by r where all proxies are equal: for rloo without weights y_i less the mean of the other y."""
-    trained = batch.mask.any(1) & (batch.weights > 0)
+    group's summed losses by r where all proxies are equal: for rloo without weights y_i less the mean of the other y. Only rows
+    that are trained on have a part in their group's weights."""
+    trained = trained_rows(batch, rl.filling)
     label = labels(batch, rl.settings.threshold)
     weight = torch.zeros_like(label)
     weight[trained] = class_weights(label[trained], batch.group[trained], rl.settings.class_weight)

@@ -56,6 +56,12 @@ def _check_utterances(rl: Rl) -> None:
                 f"rl.{key}: {value} acts on returns and groups of one step's episodes, and rl.advantage.estimator: utterance "
                 f"learns values of turns from all steps' episodes; set it to {none} (demonstrations: rl.replay.records)"
             )
+    if replay.actions == "played" and (replay.policy_updates or 1) > 1 and rl.loss.kind == "policy_gradient":
+        raise ParamsError(
+            f"rl.replay.policy_updates is {replay.policy_updates}, and with rl.replay.actions: played all these batches are the "
+            f"same episodes, which the policy has moved away from after the first; rl.loss.kind: policy_gradient has no "
+            f"correction for that: set policy_updates to 1, loss.kind to importance, ppo_clip, gspo or cispo, or actions to fresh"
+        )
     if replay.actions == "recorded" and rl.loss.kind != "own":
         raise ParamsError(
             f"rl.replay.actions: recorded lets the policy learn from actions of other policies, which rl.loss.kind: "

@@ -156,6 +156,9 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
     if given.minibatches is None:
         # Minibatches are whole groups: a step of fewer tasks has room for no more.
         values["minibatches"] = min(values["minibatches"], given.tasks_per_step)
+    if given.replay.policy_updates is None and values["replay"]["actions"] == "played":
+        # The episodes were played once, by the policy as it was before the first batch.
+        values["replay"]["policy_updates"] = 1
     if values["advantage"]["level"] is None:
         values["advantage"]["level"] = LEVELS.get(values["advantage"]["estimator"])
     if values["branching"]["kind"] not in ("none", "own") and values["branching"]["initial"] is None:

@@ -240,7 +240,7 @@ class Replay(Section):
     critic_updates: Count | None = None
     """Optimiser steps of the critic per step."""
     policy_updates: Count | None = None
-    """Batches per step that the policy learns from, after the critic."""
+    """Batches per step that the policy learns from, after the critic. actions: played: the same one each time; null is then 1."""
     tau: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Polyak rate of the target network, which follows each update of the critic; 1: a copy."""
     value_target: Literal["policy", "expectile"] | None = None

@@ -32,9 +32,10 @@ def weight_precision(params: Params) -> str:
 
 
 def prepare_model(model: Any, params: Params, *key: object) -> None:
-    """Do to a loaded model what `model.lora` and `model.gradient_checkpointing` ask for; random factors are drawn by `key`."""
+    """Do to a loaded model what `model.lora` and `model.gradient_checkpointing` ask for; random factors are drawn by `key`, which
+    begins with the stage's seed."""
     if params.model.lora.rank:
-        add_adapters(model, params.model.lora, params.seed, *key)
+        add_adapters(model, params.model.lora, *key)
     if params.model.gradient_checkpointing:
         recompute_layers(model)
 

@@ -137,11 +137,10 @@ class Learner:
         found: list[LossTerms] = []
 
         def forward() -> Tensor | None:
-            with accelerator.autocast():
-                found[:] = [terms] if (terms := next(pieces, None)) is not None else []
+            found[:] = [terms] if (terms := next(pieces, None)) is not None else []
             return found[0].loss if found else None
 
-        while (loss := self.processes.inside(self.module, forward)) is not None:
+        while (loss := self.processes.forward(self.module, forward)) is not None:
             # FSDP takes the mean over processes, and a micro-batch that does not count is there to make the same passes.
             accelerator.backward(loss * (self.processes.count * counts) if sharded else loss)
             if counts:

@@ -134,14 +134,22 @@ class Models:
         shape: torch.Size,
         compute: Callable[[TrajectoryBatch], Tensor],
         module: torch.nn.Module,
+        *,
+        fitted: bool = False,
+        trained: bool = False,
     ) -> Tensor:
         """`compute`, with `module`, on the micro-batches of `plan` put together as a tensor of `shape` on the CPU, 0 where there
-        is nothing. The processes share the micro-batches."""
+        is nothing. The processes share the micro-batches.
+
+        It runs in the precision that is trained in, since losses compare its numbers with those of their own passes; fitted: in
+        float32, as annotate has fitted the module. trained: by the very kernels of a pass with gradients.
+        """
         parts: list[tuple[Sequence[int], Tensor]] = []
-        with torch.no_grad():
+        run = self.processes.inside if fitted else self.processes.forward
+        with torch.set_grad_enabled(trained):
             for group, counts in self.processes.mine(plan):
                 micro = take(batch, group, self.policy.device)
-                part = self.processes.inside(module, partial(compute, micro)).float().cpu()
+                part = run(module, partial(compute, micro)).detach().float().cpu()
                 parts += [(group, part)] if counts else []
         result = torch.zeros(shape)
         for group, part in self.processes.gather(parts):
@@ -158,14 +166,17 @@ class Models:
 
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
-        log-probabilities, otherwise over the first episode of each group, to spare the other forward passes."""
-        reference, mask = batch.logprobs_ref, batch.own
-        if reference is None:
+        log-probabilities, otherwise over the first episode of each group, to spare the other forward passes. In mixed precision
+        over these in any case, with the policy's present log-probabilities where the batch has none of a training pass."""
+        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.own, self.processes.mixed
+        if reference is None or mixed:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
             reference = self.logprobs(self.reference, batch, rows, temperature)
+            if mixed and batch.logprobs_drawn is None:
+                old = self.logprobs(self.policy, batch, rows, temperature)
             mask = mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows, dtype=torch.int64), True)
-        values = kl_estimate(batch.logprobs_old, reference, "k3")
+        values = kl_estimate(old, reference, "k3")
         return float((values * mask).sum() / mask.sum().clamp(min=1))
 
     def _with_external(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
@@ -176,24 +187,36 @@ class Models:
         old = torch.where(batch.external, found, batch.logprobs_old)
         return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
 
-    def _rescored(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
-        """The batch with `logprobs_old` and `mean_logprobs_old` as the training pass computes them."""
+    def rescored(
+        self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
+    ) -> TrajectoryBatch:
+        """The batch with `logprobs_old`, and `mean_logprobs_old` where the method compares with it, of the rows in the
+        micro-batches of `plan` as the training pass computes them; trained: by the very kernels of that pass."""
+        whole, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            scores = score_tokens(*(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=True)
-            assert scores.vocabulary is not None
-            return torch.stack([scores.logprobs, scores.vocabulary.mean], -1)
+            scores = score_tokens(*(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=whole)
+            mean = torch.zeros_like(scores.logprobs) if scores.vocabulary is None else scores.vocabulary.mean
+            return torch.stack([scores.logprobs, mean], -1)
 
         shape = torch.Size((*batch.mask.shape, 2))
-        old, mean = self._per_row(batch, self.plan(batch, rows), shape, compute, self.policy).unbind(-1)
-        return batch.with_(logprobs_old=old, mean_logprobs_old=mean, logprobs_drawn=batch.logprobs_old)
+        old, mean = self._per_row(batch, plan, shape, compute, self.policy, trained=trained).unbind(-1)
+        chosen = torch.zeros(batch.size, 1, dtype=torch.bool)
+        chosen[[row for rows in plan for row in rows]] = True
+        old = torch.where(chosen, old, batch.logprobs_old)
+        drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
+        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if whole else None, logprobs_drawn=drawn)
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
-        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`."""
+        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`.
+
+        In mixed precision `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once it is known what goes into which
+        micro-batch; here it is then for the reward's KL penalty alone.
+        """
         rows = forward_rows(batch, "keep").tolist()
-        if algorithm.needs_rescoring:
-            batch = self._rescored(batch, rows, algorithm.rl.sampling.temperature)
+        if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed else algorithm.needs_rescoring:
+            batch = self.rescored(batch, self.plan(batch, rows), algorithm)
         if batch.external is not None:
             batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:
@@ -221,14 +244,14 @@ class Models:
                 return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
 
             plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
-            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values))
+            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values, fitted=True))
         if progress is not None:
 
             def contributions(micro: TrajectoryBatch) -> Tensor:
                 return progress.contributions(micro.token_ids, turn_ends(micro))
 
             plan = self.plan_dense(batch, rows)
-            found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress)
+            found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress, fitted=True)
             batch = batch.with_(turn_progress=found)
         return batch
 

@@ -80,10 +80,14 @@ class OffPolicy:
         if step < (rl.critic.warmup_steps or 0):
             return
         for number in range(replay.policy_updates or 1):
-            batch = played if replay.actions == "played" else self._policy_batch(*key, "policy", number)
-            assert batch is not None, "actions: played needs episodes that were played"
-            self.batch = self.algorithm.prepare(self.models.annotate(batch, self.algorithm))
-            yield from self.maker.updates(self.batch, step, (*key, number))
+            on_policy = number == 0 or replay.actions != "played"
+            if on_policy:
+                batch = played if replay.actions == "played" else self._policy_batch(*key, "policy", number)
+                assert batch is not None, "actions: played needs episodes that were played"
+                prepared = self.algorithm.prepare(self.models.annotate(batch, self.algorithm))
+                self.batch = self.maker.rescored(prepared, step, (*key, number))
+            assert self.batch is not None
+            yield from self.maker.updates(self.batch, step, (*key, number), on_policy)
 
     def drawn(self, episodes: Sequence[Episode], samples: int, *key: object) -> list[list[Episode]]:
         """For each episode, turn by turn, `samples` turns that the policy as it is draws after the same history (see `one_turn`).

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from stages.agent.policy import score_tokens
 from stages.algorithms.aggregation import denominators
@@ -18,10 +19,16 @@ from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.models import Models
 
-LOGPROB_TOLERANCE = 1e-5
-"""Sampling and training log-probs agree if they differ by no more than this on average; tokens beyond it are counted ..."""
-LARGEST_DIFFERENCE = 1e-4
-"""... and may differ by no more than this: in float32 either forward pass is up to about 1e-5 away from float64."""
+LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
+"""By resources.precision: sampling and training log-probs agree if they differ by no more than this on average; tokens beyond it
+are counted ..."""
+LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2.0}
+"""... and may differ by no more than this. In float32 either forward pass is up to about 1e-5 away from float64. In bfloat16 the
+engine plays with the weights as they are stored and training computes under autocast: with the shipped model log-probs differ by
+0.010 to 0.019 on average and 0.2 at the most; a wrong temperature, position or weight costs more than the bounds."""
+RESCORING_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-4}
+"""Log-probs from before a step's first update, where the training pass computes them, and those of that update differ by no more
+than this on average: equal weights, equal kernels. A third of the range in which GSPO does not clip."""
 
 
 class PolicyUpdates:
@@ -29,28 +36,47 @@ class PolicyUpdates:
 
     def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger, constant_length: int) -> None:
         self.models, self.algorithm, self.ledger = models, algorithm, ledger
+        self.precision = "bfloat16" if models.processes.mixed else "float32"
         self.constant_length = float(constant_length)
 
-    def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> Iterator[Update]:
-        """Epochs of minibatches of whole groups over a prepared batch: for each the critic's update, then the policy's, unless
-        `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
+    def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:
+        """The prepared batch as `updates` is to have it. In mixed precision, for losses that compare, `logprobs_old` are computed
+        anew: for each row in the micro-batch, and by the kernels, in which the first epoch trains it. The engine's would be off
+        by more than a ratio of whole episodes may move, and so would those of another micro-batch."""
+        if not (self.models.processes.mixed and self.algorithm.compares_with_old and self._policy_learns(step)):
+            return batch
+        kept, plan = set(self.algorithm.forward_rows(batch).tolist()), []
+        for rows in self._minibatches(batch, 0, key):
+            trained = [row for row in rows if row in kept]
+            plan += self.models.plan_training(batch, trained) if trained else []
+        return self.models.rescored(batch, plan, self.algorithm, trained=True) if plan else batch
 
-        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The step's first policy update
-        is on-policy; it measures how sampling and training log-probs differ (see `agreement`).
+    def _policy_learns(self, step: int) -> bool:
+        return self.models.critic is None or step >= (self.algorithm.rl.critic.warmup_steps or 0)
+
+    def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
+        # Groups that count nowhere would leave some minibatches with nothing to learn from, and cost their optimiser steps.
+        groups = list(dict.fromkeys(batch.group[forward_rows(batch, "keep")].tolist()))
+        count = self.algorithm.rl.minibatches or 1
+        return minibatches(batch.group, count, permutation(groups, *key, epoch) if count > 1 else groups)
+
+    def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object], on_policy: bool = True) -> Iterator[Update]:
+        """Epochs of minibatches of whole groups (those that count) over a prepared batch: for each the critic's update, then the
+        policy's, unless `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
+
+        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The first policy update, unless
+        `on_policy` is False, has the weights that the batch is from; it measures how sampling and training log-probs differ (see
+        `agreement`).
         """
         rl = self.algorithm.rl
-        count = rl.minibatches or 1
         kept = set(self.algorithm.forward_rows(batch).tolist())
         valued = set(forward_rows(batch, "keep").tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
-        groups = list(dict.fromkeys(batch.group.tolist()))
-        policy_learns = self.models.critic is None or step >= (rl.critic.warmup_steps or 0)
-        on_policy = True
+        policy_learns = self._policy_learns(step)
         for epoch in range(rl.epochs):
-            order = permutation(groups, *key, epoch) if count > 1 else groups
             if policy_learns:
                 self.ledger.open(batch.mask, dropped, batch.external)
-            for rows in minibatches(batch.group, count, order):
+            for rows in self._minibatches(batch, epoch, key):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
                 judged = [row for row in rows if row in valued]
                 if self.models.critic is not None and judged:
@@ -81,14 +107,22 @@ class PolicyUpdates:
             terms = self.algorithm.loss(logprobs, scores.entropy, micro, total, scores.vocabulary)
             terms = replace(terms, trained=(torch.tensor(rows), micro.mask))
             if on_policy:
-                drawn = micro.logprobs_old if micro.logprobs_drawn is None else micro.logprobs_drawn
-                difference = ((logprobs.detach() - drawn) * micro.own).abs()
-                terms.sums["max_logprob_difference"] = difference.max()
-                terms.sums["logprob_difference"], terms.sums["logprob_tokens"] = difference.sum(), micro.own.sum()
-                terms.sums["logprobs_apart"] = (difference > LOGPROB_TOLERANCE).sum()
+                terms.sums.update(self._differences(logprobs.detach(), micro))
             yield terms
 
         return Update("policy", self.models.plan_training(batch, rows), loss, self.ledger.saw)
+
+    def _differences(self, logprobs: Tensor, micro: TrajectoryBatch) -> dict[str, Tensor]:
+        """How log-probabilities [b, T] of the step's first update differ from those that the engine drew with, and from those of
+        an earlier training pass where there was one: the sums that `agreement` reads."""
+        drawn = micro.logprobs_old if micro.logprobs_drawn is None else micro.logprobs_drawn
+        difference = ((logprobs - drawn) * micro.own).abs()
+        sums = {"max_logprob_difference": difference.max(), "logprob_difference": difference.sum()}
+        sums |= {"logprob_tokens": micro.own.sum(), "logprobs_apart": (difference > LOGPROB_TOLERANCE[self.precision]).sum()}
+        if micro.logprobs_drawn is not None:
+            again = ((logprobs - micro.logprobs_old) * micro.own).abs()
+            sums |= {"max_rescored_difference": again.max(), "rescored_difference": again.sum()}
+        return sums
 
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
@@ -111,24 +145,39 @@ class PolicyUpdates:
 
 def agreement(policy: Mapping[str, float]) -> dict[str, float]:
     """How far sampling and training log-probs of the same weights are apart, from the policy's statistics of one step: the
-    largest and the mean absolute difference, and the share of tokens that differ by more than LOGPROB_TOLERANCE."""
+    largest and the mean absolute difference, and the share of tokens that differ by more than LOGPROB_TOLERANCE; and, where the
+    training pass has computed log-probs anew, how far these are from the first update's."""
     tokens = max(policy.get("logprob_tokens", 0.0), 1.0)
-    return {
+    found = {
         "max_logprob_difference": policy.get("max_logprob_difference", 0.0),
         "mean_logprob_difference": policy.get("logprob_difference", 0.0) / tokens,
         "logprobs_apart": policy.get("logprobs_apart", 0.0) / tokens,
     }
+    if "rescored_difference" in policy:
+        found["max_rescored_difference"] = policy["max_rescored_difference"]
+        found["mean_rescored_difference"] = policy["rescored_difference"] / tokens
+    return found
 
 
 def check_agreement(measured: Mapping[str, float], precision: str, step: int) -> None:
-    """Raise ValueError if, in float32, sampling and training log-probs part; `measured` is what `agreement` returns."""
+    """Raise ValueError if log-probs of the same weights differ by more than rounding in `precision` explains: those of sampling
+    from those of training, or those of two training passes; `measured` is what `agreement` returns."""
     mean, largest = measured["mean_logprob_difference"], measured["max_logprob_difference"]
-    if precision == "float32" and (mean > LOGPROB_TOLERANCE or largest > LARGEST_DIFFERENCE):
+    tolerance, limit = LOGPROB_TOLERANCE[precision], LARGEST_DIFFERENCE[precision]
+    # Written so that numbers that are none fail, too.
+    if not (mean <= tolerance and largest <= limit):
         raise ValueError(
-            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {LOGPROB_TOLERANCE:g}) "
-            f"and by {largest:.2g} at the most (at most {LARGEST_DIFFERENCE:g}), {measured['logprobs_apart']:.2%} of the tokens "
-            f"by more than {LOGPROB_TOLERANCE:g}: the engine and the training pass must compute the same model: check that "
+            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {tolerance:g}) "
+            f"and by {largest:.2g} at the most (at most {limit:g}), {measured['logprobs_apart']:.2%} of the tokens "
+            f"by more than {tolerance:g}: the engine and the training pass must compute the same model: check that "
             f"both use the same weights and temperature, and that the model has no dropout or state of its own"
+        )
+    again = measured.get("mean_rescored_difference", 0.0)
+    if not again <= RESCORING_TOLERANCE[precision]:
+        raise ValueError(
+            f"step {step + 1}: log-probs that the training pass has computed before the step's first update differ by "
+            f"{again:.2g} on average (at most {RESCORING_TOLERANCE[precision]:g}) from those of that update, which has the same "
+            f"weights: check that the model has no dropout or state of its own, or set resources.precision to float32"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +74,11 @@ class PreferenceJob:
         if source != "trees":
             folder = context.data / "curated" / context.domain
             self.pairs += imported_pairs(folder, Chat(policy.tokenizer, params.model.thinking), params.model.max_length)
+        if self.preference.loss == "kto" and len({pair.history for pair in self.pairs}) < 2:
+            raise ValueError(
+                f"the {len(self.pairs)} stored pairs of {context.domain} have one history, and rl.preference.loss: kto compares "
+                f"each with continuations of another; raise annotate.tasks, or set rl.algorithm to dpo"
+            )
         self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
         self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
@@ -94,16 +100,24 @@ class PreferenceJob:
         """`summed_logprobs` of many documents in micro-batches, [D] on the CPU; the same in every process."""
         result = torch.zeros(len(documents.mask))
         for rows in self.plan(documents, 1):
-            scores = self.models.processes.inside(model, partial(summed_logprobs, model, documents.rows(rows)))
+            scores = self.models.processes.forward(model, partial(summed_logprobs, model, documents.rows(rows)))
             result[torch.tensor(rows)] = scores.cpu()
         return result
 
+    def mismatches(self, chosen: Sequence[int]) -> list[int]:
+        """For each of the chosen pairs one whose continuations do not belong to its history: the next of another history, of the
+        chosen ones if there is one, otherwise of all. A pair dealt twice, or two pairs of one node, are no mismatch."""
+        found = []
+        for place, pair in enumerate(chosen):
+            others = chain(chosen[place + 1 :], chosen[:place], range(pair + 1, len(self.pairs)), range(pair))
+            found.append(next(other for other in others if self.pairs[other].history != self.pairs[pair].history))
+        return found
+
     def mismatched(self, chosen: Sequence[int]) -> float:
-        """KTO's z0: max(0, mean h) of each pair's history with the next one's continuations, under the policy as it is."""
-        following = [*chosen[1:], chosen[0]]
+        """KTO's z0: max(0, mean h) of each pair's history with another pair's continuations, under the policy as it is."""
         parts = [
             (self.pairs[pair].history, side)
-            for pair, other in zip(chosen, following, strict=True)
+            for pair, other in zip(chosen, self.mismatches(chosen), strict=True)
             for side in (self.pairs[other].win, self.pairs[other].lose)
         ]
         documents = Documents.of(parts)

@@ -91,6 +91,20 @@ class Processes:
         root = self._roots.get(id(module))
         return function() if root is None else root(function)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether passes that are trained through compute in less than float32 (resources.precision)."""
+        return self.accelerator.mixed_precision != "no"
+
+    def forward(self, module: nn.Module, function: Callable[[], Any]) -> Any:
+        """`inside`, in the precision that is trained in: numbers that a loss compares must all come from such passes."""
+
+        def compute() -> Any:
+            with self.accelerator.autocast():
+                return function()
+
+        return self.inside(module, compute)
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up gradients over all processes, in place; FSDP has done so already."""
         if self.count == 1 or self.sharded:

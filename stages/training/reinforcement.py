@@ -122,7 +122,8 @@ class RlJob:
         if step in (0, self.rl.steps - 1) or self.finished():
             self.keep_samples(prepared, step)
         if self.off_policy is None:
-            yield from self.maker.updates(prepared, step, (self.labels.seed, self.labels.stream, step))
+            key = (self.labels.seed, self.labels.stream, step)
+            yield from self.maker.updates(self.maker.rescored(prepared, step, key), step, key)
         else:
             self.off_policy.replay.add(self.played)
             self.told["replayed_turns"] = float(self.off_policy.replay.turns)

@@ -173,7 +173,7 @@ class StoredJob:
         parts = []
         for rows, counts in self.processes.mine(self.plan(range(len(self.episodes)))):
             batch = self.batch.rows(rows, self.models.policy.device)
-            part = self.processes.inside(module, partial(compute, batch, rows)).float().cpu()
+            part = self.processes.forward(module, partial(compute, batch, rows)).float().cpu()
             parts += [(rows, part)] if counts else []
         result = torch.zeros((*self.batch.mask.shape, numbers))
         for rows, part in self.processes.gather(parts):

@@ -108,6 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer", "replay": {"expectile": 0.9}}, "value_target: expectile"),
     ({"algorithm": "archer_offline", "replay": {"samples": 2}}, "value_target: policy"),
     ({"algorithm": "archer", "replay": {"actions": "recorded"}}, "does not correct for"),
+    ({"algorithm": "archer", "replay": {"actions": "played", "policy_updates": 2}}, "set policy_updates to 1"),
     ({"algorithm": "archer", "filling": {"kind": "resample"}}, r"rl\.filling\.kind: resample acts on returns and groups"),
     ({"algorithm": "archer", "credit": {"kind": "annotated"}}, r"rl\.credit\.kind: annotated"),
     ({"algorithm": "archer", "external": {"per_group": 1}}, r"rl\.replay\.records"),
@@ -137,6 +138,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_senseless_combinations_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         resolve(Rl.model_validate(values), 64)
+
+
+def test_played_actions_are_learnt_from_once() -> None:
+    """Contract: null is one batch of the step's own episodes; more are for losses that know how far the policy has moved."""
+    assert resolve(Rl.model_validate({"algorithm": "archer", "replay": {"actions": "played"}})).rl.replay.policy_updates == 1
+    assert resolve(Rl(algorithm="archer")).rl.replay.policy_updates == 2
+    twice = {"algorithm": "archer", "replay": {"actions": "played", "policy_updates": 2}, "loss": {"kind": "ppo_clip"}}
+    assert resolve(Rl.model_validate(twice)).rl.replay.policy_updates == 2
 
 
 def test_the_critic_must_suit_a_domains_returns() -> None:

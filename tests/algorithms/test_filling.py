@@ -47,6 +47,37 @@ def test_excluded_groups_count_nowhere(make_batch) -> None:
     torch.testing.assert_close(whole.advantages[2:].amax(1), alone.advantages.amax(1))
 
 
+@pytest.mark.parametrize("filling", [{"kind": "exclude"}, {"kind": "resample"}, {"kind": "random"}])
+def test_gpg_makes_up_for_dead_groups_once(make_batch, filling: dict[str, str]) -> None:
+    """Contract: groups that filling has taken out of the denominators are not in GPG's alpha either. With `exclude` the loss is
+    that of a batch without them; unfilled, alpha makes the same of the whole batch."""
+
+    def gradient(rewards: list[list[float]], lengths: list[int], **section) -> torch.Tensor:
+        algorithm = resolve(Rl(algorithm="gpg", group_size=2, **section))
+        batch = algorithm.prepare(algorithm.fill(make_batch(rewards, lengths=lengths), 0))
+        logprobs = batch.logprobs_old.clone().requires_grad_()
+        terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
+        return torch.autograd.grad(terms.loss, logprobs)[0]
+
+    rewards, lengths = [[1, 0], [1, 1], [0, 0], [0, 1]], [3] * 8
+    alone = gradient([[1, 0], [0, 1]], [3] * 4)
+    live = [0, 1, 6, 7]
+    torch.testing.assert_close(gradient(rewards, lengths)[live], alone)
+    filled = resolve(Rl(algorithm="gpg", group_size=2, filling=filling))
+    assert filled.prepare(filled.fill(make_batch(rewards, lengths=lengths), 0)).metrics["alpha"] == 1.0
+    if filling["kind"] != "random":
+        torch.testing.assert_close(gradient(rewards, lengths, filling=filling)[live], alone)
+
+
+def test_gpg_counts_the_episodes_that_are_trained(make_batch) -> None:
+    """overlong mask: alpha is of the episodes that stay in the denominators; masked returns still count in their group's mean."""
+    algorithm = resolve(Rl(algorithm="gpg", group_size=2, filling={"overlong": "mask"}))
+    batch = make_batch([[1, 0], [1, 1], [0, 0]])
+    batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True, False, False])))
+    assert batch.metrics["alpha"] == 2.0
+    assert batch.advantages[:2, 1].tolist() == [1.0, -1.0]
+
+
 def test_dynamic_sampling_asks_for_what_it_lacks_and_keeps_a_batch(make_batch) -> None:
     """DAPO: groups are played until there are as many live ones as a batch has; the first of them stay."""
     rule = Filling(kind="resample", spread="std", r_max=1.0, zero_tol=1e-8)

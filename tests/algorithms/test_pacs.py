@@ -197,6 +197,20 @@ def test_labels(make_batch) -> None:
         labels(make_batch([[1, -1]]), None)
 
 
+def test_masked_episodes_have_no_part_in_the_weights(make_batch) -> None:
+    """Contract: with filling.overlong mask, classes are balanced over the rows that are trained on, so that both weigh the same,
+    and the loss is that of a group without the masked ones."""
+    algorithm = resolve(Rl(algorithm="pacs", group_size=4, filling={"overlong": "mask"}))
+    batch = make_batch([Y], lengths=[2, 3, 1, 4])
+    batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True])))
+    assert_near(batch.extra["class_weight"], [1.0, 1.0, 0.0, 0.0], atol=1e-6)
+    assert_near(batch.advantages[:, 1], [1.0, -1.0, 0.0, 0.0], atol=1e-6)
+    picked = batch.rows(torch.tensor([0, 1]))
+    assert picked.members.tolist() == [2, 2]
+    expected, _ = losses(make_batch, Y[:2], [0.3, -0.2])
+    assert_near(episode_losses(at(picked, [0.3, -0.2]), picked, algorithm.rl).detach(), expected.tolist(), atol=1e-6)
+
+
 def test_the_start_policy_as_reference(make_batch) -> None:
     """settings.reference start: r is measured from the frozen policy, which the batch must then carry."""
     algorithm = resolve(pacs(2, reference="start"))

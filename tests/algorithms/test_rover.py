@@ -280,6 +280,10 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
         ({"tasks_per_step": 1}, r"one update a step .* is REINFORCE.*raise rl\.tasks_per_step"),
         ({"settings": {"form": "absolute"}}, "set mean and std to none"),
         ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
+        (
+            {"settings": {"form": "absolute"}, **ABSOLUTE, "credit": {"kind": "annotated"}},
+            r"rl\.credit\.kind: annotated would put",
+        ),
         ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
         ({"group_size": 1}, "group_size"),
     ],

@@ -146,6 +146,21 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, tiny_policy, change
     assert outputs(killed.root) == outputs(plain.root)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_steps_own_episodes_may_teach_the_policy_more_than_once(make_context, other_precision, precision: str):
+    """Contract: actions played runs with every other switch at its default. A second batch is the same episodes under the
+    probabilities that they were played with, so that a ratio tells how far the first has moved the policy."""
+    resources = {"slots": 16, "threads": 1, "tokens_per_batch": 512, "precision": precision}
+    found = {}
+    for name, replay, loss in (("default", {}, {}), ("twice", {"policy_updates": 2}, {"kind": "ppo_clip"})):
+        settings = {**RL, "steps": 2, "replay": {"actions": "played", "critic_updates": 2, **replay}, "loss": loss}
+        history, report = run(make_context("rl", name, rl=settings, resources=resources))
+        found[name] = (history, report["ledger/policy_tokens_trained"])
+    assert found["default"][0][0]["ratio_max"] == pytest.approx(1.0, abs=0.3 if precision == "bfloat16" else 1e-4)
+    assert found["twice"][0][0]["ratio_max"] > 1.01
+    assert found["twice"][1] > 1.5 * found["default"][1]
+
+
 def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
     """archer_offline: nothing is played; of two actions that the records take equally often, the better becomes likelier."""
     replay = {"records": ["rollouts"], "episodes": 16, "critic_updates": 10, "policy_updates": 3}

@@ -117,6 +117,33 @@ def test_critic_warmup_leaves_the_policy_out(model):
     assert ledger.policy_tokens == 2 * int(batch.mask.sum())
 
 
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+def test_groups_that_count_nowhere_cost_no_optimiser_step(model, minibatches: int):
+    """Contract: minibatches are made of the groups that count. Half of them were replaced by dynamic sampling: every step still
+    has `rl.minibatches` updates, which train the rest once; with one update nothing changes."""
+    groups = "abcdefgh"
+    batch = trajectory_batch(
+        [
+            make_episode(f"{group}{place}", group, [2 + place], float(place and group in "bdfh"))
+            for group in groups
+            for place in (0, 1)
+        ]
+    )
+    for seed in range(5):
+        algorithm = resolve(Rl(algorithm="dapo", group_size=2, tasks_per_step=4, minibatches=minibatches), 64)
+        models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
+        prepared = algorithm.prepare(models.annotate(algorithm.fill(algorithm.shape(batch), seed), algorithm))
+        assert prepared.weights.sum() == 8
+        ledger, sizes = Ledger(), []
+        for update in PolicyUpdates(models, algorithm, ledger, constant_length=16).updates(prepared, 0, (seed,)):
+            sizes.append(sum(len(rows) for rows in update.micro_batches))
+            for rows in update.micro_batches:
+                for terms in update.loss(rows):
+                    update.saw(*terms.trained)
+        assert sizes == [8 // minibatches] * minibatches
+        assert ledger.policy_tokens == int(prepared.mask[prepared.weights > 0].sum())
+
+
 def test_agreement_of_logprobs_is_checked_in_float32():
     sums = {"max_logprob_difference": 9e-5, "logprob_difference": 1e-3, "logprob_tokens": 5000.0, "logprobs_apart": 5.0}
     measured = agreement(sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,28 @@ def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):
         for parameter in job.models.policy.parameters():
             parameter.mul_(0.2)  # flatter logits: every continuation is likelier than the sharp reference holds it
     assert job.mismatched([0, 1, 2]) > 0.0
+
+
+def test_ktos_reference_point_never_takes_a_pairs_own_continuations(make_context):
+    """Contract: a pair dealt twice in a step, and two pairs of one node, are no mismatch: z0 then looks further, and at the pairs
+    outside the step."""
+    job = job_of(make_context, "kto", pairs_per_step=4)
+    assert job.mismatches([0, 1, 2]) == [1, 2, 0]
+    assert job.mismatches([2, 2, 4]) == [4, 4, 2]
+    assert job.mismatches([1]) == [2]
+    assert job.mismatches([PAIRS - 1]) == [0]
+    job.pairs[1] = replace(job.pairs[1], history=job.pairs[0].history)
+    assert job.mismatches([0, 1, 3]) == [3, 3, 0]
+    assert job.mismatches([0, 1]) == [2, 2]
+
+
+def test_kto_refuses_pairs_of_one_history(make_context):
+    """Contract: with nothing to compare with, z0 would be the pair's own reward; that is an error that names the remedy."""
+    context = made(make_context, algorithm="kto")
+    path = context.root / "data/annotated/toy/pairs.parquet"
+    write_table(path, PAIR_SCHEMA, read_rows(path)[:1])
+    with pytest.raises(ValueError, match=r"1 stored pairs of toy have one history.*raise annotate\.tasks"):
+        rl.run(context)
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])

@@ -249,6 +249,21 @@ def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm:
     assert not torch.equal(changed.model.layers[0].mlp.up_proj.weight, start.model.layers[0].mlp.up_proj.weight)
 
 
+def test_the_seed_of_rl_draws_loras_first_factors(make_context, tiny_policy):
+    """Contract: all that rl draws comes from rl.seed; null stands for the run's."""
+    from safetensors.torch import load_file
+
+    found = {}
+    for name, seeds in (("null", {}), ("equal", {"seed": 3}), ("other", {"seed": 4})):
+        settings = {**RL, "steps": 1, "learning_rate": 1e-12, "algorithm": "grpo", **seeds}
+        context = make_context("rl", name, rl=settings, **with_lora(make_context))
+        rl.run(context)
+        factors = load_file(context.root / "data/models/rl/toy/adapter_model.safetensors")
+        found[name] = torch.cat([factors[key].flatten() for key in sorted(factors) if "lora_A" in key])
+    assert torch.allclose(found["null"], found["equal"], rtol=0, atol=1e-6)
+    assert not torch.allclose(found["null"], found["other"], rtol=0, atol=1e-2)
+
+
 def test_gradient_checkpointing_gives_the_same_training(make_context):
     """Contract: model.gradient_checkpointing changes memory and time, the history by rounding alone."""
     settings = {**RL, "steps": 2, "share_prefixes": False}

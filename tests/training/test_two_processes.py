@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -70,13 +71,14 @@ def curve(path: Path) -> list[dict[str, float]]:
 
 @pytest.fixture
 def start(make_context, tmp_path):
-    """start(name, *launcher): a process that runs sft, then rl, in a folder of its own, and rl from pairs in `pairs` below it."""
+    """start(name, *launcher, **sections): a process that runs sft, then rl, in a folder of its own, and rl from pairs in `pairs`
+    below it."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    def go(name: str, *launcher: str) -> tuple[Path, subprocess.Popen]:
-        root = make_context("sft", name, **SECTIONS).root
-        store_pairs(make_context("rl", f"{name}/pairs", **PAIRS))
+    def go(name: str, *launcher: str, **changes: Any) -> tuple[Path, subprocess.Popen]:
+        root = make_context("sft", name, **{**SECTIONS, **changes}).root
+        store_pairs(make_context("rl", f"{name}/pairs", **{**PAIRS, "resources": changes.get("resources", RESOURCES)}))
         dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         environment = {key: value for key, value in os.environ.items() if key not in dropped}
         environment |= {"BELLWETHER_TRACKING": "off", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -120,6 +122,25 @@ def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
         assert ledger
         assert ledger == {key: expected[key] for key in ledger}
         assert not list((root / ".bellwether").rglob("*.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_in_bfloat16_every_process_scores_as_it_trains(start, tmp_path: Path) -> None:
+    """Contract: under DDP and FSDP, too, old and new log-probabilities of a ratio come from equal passes."""
+    section = {**SECTIONS["rl"], "algorithm": "gspo", "epochs": 1}
+    del section["critic"]
+    changes = {"resources": {**RESOURCES, "precision": "bfloat16"}, "rl": section}
+    for name in ("ddp", "fsdp"):
+        config = str(ROOT / "profiles" / "accelerate" / f"{name}.yaml")
+        root, process = start(name, "-m", "accelerate.commands.launch", "--config_file", config, **changes)
+        assert process.wait(timeout=900) == 0, (tmp_path / f"{name}.log").read_text()[-4000:]
+        for row in curve(root / "reports/rl/toy_history.csv"):
+            assert row["clip_fraction"] == 0.0
+            assert row["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+        report = yaml.safe_load((root / "reports/rl/toy.json").read_text())
+        assert report["max_rescored_difference"] <= 1e-4
+        assert report["mean_logprob_difference"] > 1e-5
 
 
 def test_resources_launch_starts_a_training_stage_under_accelerate(make_context, monkeypatch, capsys) -> None:

@@ -106,6 +106,11 @@ def check(given: Rl, resolved: Rl) -> None:
                 f"rl.settings.form: absolute fits returns as they are, and rl.advantage has mean {advantage.mean}, std "
                 f"{advantage.std}, whiten {advantage.whiten}; set mean and std to none, and whiten to null"
             )
+        if resolved.credit.kind != "outcome":
+            raise ParamsError(
+                f"rl.settings.form: absolute fits the return itself at an episode's last token, and rl.credit.kind: "
+                f"{resolved.credit.kind} would put other numbers there; set it to outcome, or form to relative"
+            )
         if "beta_next" in settings.model_fields_set:
             raise ParamsError("rl.settings.beta_next has no effect in the absolute form, whose successor counts 1; leave it out")
 

@@ -1,0 +1,120 @@
+"""resources.precision: bfloat16. What a loss compares comes from equal passes: ratios before the first update are 1, the KL from
+the start policy is 0, and what sampling and training differ by is told and bounded."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages import rl
+from stages.agent.policy import load_policy, score_tokens
+from stages.training.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
+from training.toys import store_pairs
+
+RL: dict[str, Any] = {
+    "algorithm": "gspo",
+    "steps": 2,
+    "tasks_per_step": 4,
+    "group_size": 4,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0,
+    "sampling": {"max_tokens": 6},
+}
+RESOURCES = {"slots": 16, "threads": 1, "tokens_per_batch": 256, "precision": "bfloat16"}
+
+pytestmark = pytest.mark.usefixtures("other_precision")
+
+
+def run(make_context, tiny_policy: Path, model: dict[str, Any] | None = None, **section: Any):
+    """The history and the report of a run in bfloat16."""
+    settings = {"path": str(tiny_policy), "max_length": 128, **(model or {})}
+    context = make_context("rl", rl={**RL, **section}, model=settings, resources=RESOURCES)
+    if section.get("algorithm") in ("dpo", "kto"):
+        store_pairs(context)
+    rl.run(context)
+    with (context.root / "reports/rl/toy_history.csv").open() as handle:
+        history = [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(handle)]
+    return history, json.loads((context.root / "reports/rl/toy.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("section", "model"),
+    [
+        ({}, {}),
+        ({"share_prefixes": False}, {}),
+        ({"algorithm": "grpo_scr"}, {"gradient_checkpointing": True}),
+        ({}, {"lora": {"rank": 4}}),
+        ({"algorithm": "pacs"}, {}),
+        ({"algorithm": "grpo", "loss": {"kl_coef": 0.1}, "reward": {"kl_coef": 0.1}}, {}),
+        ({"algorithm": "rl_plus", "group_size": 5}, {}),
+    ],
+    ids=["shared", "whole", "recomputed", "lora", "pacs", "kl", "external"],
+)
+def test_before_the_first_update_ratios_are_one(make_context, tiny_policy, section, model):
+    """Contract: with one update a step nothing is off-policy, so no token is clipped and every ratio is 1, in any precision; and
+    the start policy has no KL from itself."""
+    history, report = run(make_context, tiny_policy, model, **section)
+    for row in history:
+        assert row["clip_fraction"] == 0.0
+        assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert row["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert report["mean_rescored_difference"] <= RESCORING_TOLERANCE["bfloat16"]
+    assert 1e-5 < report["mean_logprob_difference"] < 0.1
+
+
+def test_of_several_minibatches_each_is_scored_as_it_is_trained(make_context, tiny_policy):
+    """Contract: ROVER's log ratio and its mean over the vocabulary start at 0; sampling is compared as ever."""
+    history, report = run(make_context, tiny_policy, algorithm="rover", minibatches=2, learning_rate=1e-12)
+    assert all(row["ratio_max"] == pytest.approx(1.0, abs=1e-4) for row in history)
+    assert report["max_rescored_difference"] <= 1e-4
+    assert report["mean_logprob_difference"] > 1e-5
+
+
+def test_pairs_start_where_the_reference_is(make_context, tiny_policy):
+    """Contract: policy and reference are scored by equal passes, so that no pair is ranked before the first update."""
+    history, _ = run(make_context, tiny_policy, algorithm="dpo", preference={"pairs_per_step": 4})
+    assert history[0]["margin"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_the_output_layer_computes_in_float32(tiny_policy):
+    """Contract: under autocast, and with weights of bfloat16, logits are not rounded: only the layers below compute in less."""
+    policy = load_policy(tiny_policy, attention="sdpa")
+    ids = torch.arange(5, 25).reshape(2, 10)
+    mask = torch.ones(2, 10, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
+    hidden = 20 * torch.randn(18, policy.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+
+    def states(*_: Any) -> torch.Tensor:
+        return hidden
+
+    plain = score_tokens(policy.model, ids, mask, 0.7, states=states, entropy=True, vocabulary=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = score_tokens(policy.model, ids, mask, 0.7, states=states, entropy=True, vocabulary=True)
+    assert torch.equal(mixed.logprobs, plain.logprobs)
+    assert torch.equal(mixed.entropy, plain.entropy)
+    assert torch.equal(mixed.vocabulary.mean, plain.vocabulary.mean)
+    stored = policy.model.bfloat16()
+    rounded = score_tokens(stored, ids, mask, 0.7, states=states)
+    exact = (hidden.double() @ stored.get_output_embeddings().weight.double().T / 0.7).log_softmax(-1)
+    torch.testing.assert_close(rounded.logprobs[mask].double(), exact.gather(1, ids[mask][:, None])[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_agreement_is_bounded_in_bfloat16():
+    sums = {"max_logprob_difference": 0.2, "logprob_difference": 20.0, "logprob_tokens": 1000.0, "logprobs_apart": 3.0}
+    sums |= {"max_rescored_difference": 1e-3, "rescored_difference": 0.05}
+    measured = agreement(sums)
+    assert measured["mean_rescored_difference"] == 5e-5
+    check_agreement(measured, "bfloat16", 0)
+    with pytest.raises(ValueError, match=r"step 1: sampling and training log-probs differ by 0\.15 on average \(at most 0\.1\)"):
+        check_agreement({**measured, "mean_logprob_difference": 0.15}, "bfloat16", 0)
+    with pytest.raises(ValueError, match=r"by 3 at the most \(at most 2\)"):
+        check_agreement({**measured, "max_logprob_difference": 3.0}, "bfloat16", 0)
+    with pytest.raises(ValueError, match="differ by nan on average"):
+        check_agreement({**measured, "mean_logprob_difference": float("nan")}, "bfloat16", 0)
+    with pytest.raises(ValueError, match=r"step 2: log-probs that the training pass has computed .* by 0\.0002 on average"):
+        check_agreement({**measured, "mean_rescored_difference": 2e-4}, "bfloat16", 1)

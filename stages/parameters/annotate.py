@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.parameters.heads import check_support
+from stages.parameters.heads import HeadParams, check_support
 from stages.parameters.shared import SamplingParams
 from stages.parameters.values import Progress, QModel, ValueModel
 from stages.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
@@ -145,6 +145,11 @@ class Labels(Section):
     """min_max: to [0, 1] within each tree, for labels and pairs; the value model learns what can be compared between tasks."""
     min_visits: Count = 2
 
+    @property
+    def returns(self) -> bool:
+        """Whether q is a reward still to come; hard and process are other measures of a step."""
+        return self.q in ("rollout", "tree", "best")
+
 
 class Pairs(Section):
     rule: Literal["top_bottom", "threshold", "best_path"] = "top_bottom"
@@ -213,14 +218,34 @@ class Annotate(Section):
     @property
     def q_range(self) -> tuple[float, float]:
         """Within what the labels' q lies."""
-        if self.labels.scale == "min_max" or self.labels.q in ("rollout", "hard", "process"):
+        if self.labels.scale == "min_max" or not self.labels.returns:
             return 0.0, 1.0
         return (self.low, self.high) if self.labels.q == "tree" else (self.returns[0], self.returns[1])
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """Within what the step-value model's targets lie: returns where labels are, else shares."""
-        return (self.returns[0], self.returns[1]) if self.labels.q in ("tree", "best") else (0.0, 1.0)
+        """Within what the step-value model's targets lie: the returns where labels are such, else 0 to 1."""
+        return (self.returns[0], self.returns[1]) if self.labels.returns else (0.0, 1.0)
+
+    @property
+    def unit(self) -> float:
+        """What a reward of 1 counts as in the tree."""
+        return 1.0 if self.backup == "discounted_max" else (self.high - self.low) / (self.returns[1] - self.returns[0])
+
+    @property
+    def pools_rollouts(self) -> bool:
+        """Whether labels are means of rollouts whose number depends on what the first of them brought."""
+        return self.labels.q == "rollout" and self.selection.rule not in NO_SCORES
+
+    @property
+    def value_head(self) -> HeadParams:
+        """`value_model.head`. The default support is laid around returns from 0 to 1; where the model learns others, it lies
+        around these in the same way."""
+        head, (worst, best) = self.value_model.head, self.value_range
+        if (head.v_min, head.v_max) != (HeadParams().v_min, HeadParams().v_max):
+            return head
+        width = best - worst
+        return head.model_copy(update={"v_min": worst + width * head.v_min, "v_max": worst + width * head.v_max})
 
     def worth(self, total: float) -> float:
         """What an episode of return `total` counts as in the tree."""
@@ -254,10 +279,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _values(self) -> Annotate:
         refuse_idle(self, "", {"virtual": (self.leaves_per_tree > 1, "leaves_per_tree of at least 2")})
-        if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q != "best":
+        if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q not in ("rollout", "best"):
             raise ValueError(
-                f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'best' only; backup is '{self.backup}': "
-                "set gamma to 1"
+                f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'rollout' and 'best' only; backup is "
+                f"'{self.backup}' and labels.q '{self.labels.q}': set gamma to 1"
             )
         for name, given in (("returns", self.returns), ("reward_range", self.reward_range)):
             if given[0] >= given[1]:
@@ -285,10 +310,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
         returns = (self.returns[0], self.returns[1])
-        named = "returns" if self.labels.q in ("tree", "best") else "shares of success"
-        learnt = [("value_model", self.value_model.head, self.value_range, named)]
+        named = "returns" if self.labels.returns else "shares of success"
+        learnt = [("value_model", self.value_head, self.value_range, named)]
         if self.evaluation.reads_values:
-            learnt.append(("value_model", self.value_model.head, returns, "returns"))
+            learnt.append(("value_model", self.value_head, returns, "returns"))
         if self.q_model.kind == "regression":
             learnt.append(("q_model", self.q_model.head, self.q_range, "the labels' q"))
         if self.progress.kind != "none":

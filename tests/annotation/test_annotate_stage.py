@@ -14,10 +14,10 @@ import torch
 from stages import annotate
 from stages.agent.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
 from stages.annotation.labels import label_rows
+from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
 from stages.annotation.summary import choose_tasks
-from stages.annotation.tree import node_schema
 from stages.environments.protocol import Observation, Step, Task
 from stages.params import Annotate, parse_params
 from stages.runtime import StageContext

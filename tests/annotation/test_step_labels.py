@@ -20,8 +20,8 @@ from stages.annotation.labels import (
     standard_error,
     steps_to,
 )
+from stages.annotation.nodes import trees_of
 from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
-from stages.annotation.tree import trees_of
 from stages.params import Annotate
 
 

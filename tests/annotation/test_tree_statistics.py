@@ -6,7 +6,8 @@ import pytest
 from tabular import grow
 
 from stages.annotation.labels import label_rows
-from stages.annotation.tree import Edge, Tree, children_of, tree_values
+from stages.annotation.nodes import children_of, tree_values
+from stages.annotation.tree import Edge, Tree
 from stages.params import Annotate
 
 

@@ -11,10 +11,11 @@ from tabular import grow
 
 from stages.annotation.calibration import calibration
 from stages.annotation.labels import best_values
+from stages.annotation.nodes import tree_values
 from stages.annotation.paths import value_paths
 from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
-from stages.annotation.tree import Edge, Tree, tree_values
+from stages.annotation.tree import Edge, Tree
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
 from stages.params import Annotate
 

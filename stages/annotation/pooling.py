@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.annotation.nodes import Row, ended
+from stages.annotation.nodes import Row, children_of, ended
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
@@ -80,10 +80,10 @@ def pooled_values(trees: Mapping[str, Sequence[Row]], params: Annotate) -> dict[
         return values
     roots = [tree[0] for tree in trees.values() if tree[0]["n_rollouts"]]
     everywhere = sum(row["R"] for row in roots) / max(1, sum(row["n_rollouts"] for row in roots))
-    for depth in range(max(row["depth"] for tree in trees.values() for row in tree) + 1):
-        at = [(task, row) for task, tree in trees.items() for row in tree if row["depth"] == depth and not ended(row)]
-        if not at:
-            break
+    children = {task: children_of(tree) for task, tree in trees.items()}
+    level = [(task, 0) for task in trees]
+    while at := [(task, trees[task][node]) for task, node in level if not ended(trees[task][node])]:
+        level = [(task, child) for task, row in at for child in children[task][row["node"]]]
         expected = [values[task][row["parent"]] if row["node"] else gamma * everywhere for task, row in at]
         counts = outcomes.weight * np.array([row["n_rollouts"] for _, row in at], dtype=np.float64)
         brought = [row["reward"] + gamma * values[task][row["node"]] for task, row in at]

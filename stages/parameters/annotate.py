@@ -144,6 +144,14 @@ class Labels(Section):
     scale: Literal["none", "min_max"] = "none"
     """min_max: to [0, 1] within each tree, for labels and pairs; the value model learns what can be compared between tasks."""
     min_visits: Count = 2
+    pool: bool = True
+    """rollout: posterior means over the domain's trees where the search chose how many rollouts there are
+    (stages/annotation/pooling.py); false: plain means, which are too high among labelled nodes deep down."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> Labels:
+        refuse_idle(self, "labels.", {"pool": (self.q == "rollout", "q: rollout")})
+        return self
 
     @property
     def returns(self) -> bool:
@@ -234,8 +242,8 @@ class Annotate(Section):
 
     @property
     def pools_rollouts(self) -> bool:
-        """Whether labels are means of rollouts whose number depends on what the first of them brought."""
-        return self.labels.q == "rollout" and self.selection.rule not in NO_SCORES
+        """Whether labels go by rollouts whose number depends on what the first of them brought, and allow for that."""
+        return self.labels.pool and self.labels.q == "rollout" and self.selection.rule not in NO_SCORES
 
     @property
     def value_head(self) -> HeadParams:

@@ -119,7 +119,7 @@ def test_the_step_value_model_learns_returns():
     ]
     params = Annotate(**LMRL, reward_range=[-1.0, 1.0], labels={"q": "tree"}, value_model={"head": WIDE})
     (path,) = value_paths(rows, params)
-    assert [total / count for total, count in zip(path.successes, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
+    assert [total / count for total, count in zip(path.returns, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
 
 
 def test_calibration_of_returns_is_that_of_their_shares():

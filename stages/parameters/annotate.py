@@ -252,8 +252,9 @@ class Annotate(Section):
         head, (worst, best) = self.value_model.head, self.value_range
         if (head.v_min, head.v_max) != (HeadParams().v_min, HeadParams().v_max):
             return head
-        width = best - worst
-        return head.model_copy(update={"v_min": worst + width * head.v_min, "v_max": worst + width * head.v_max})
+        # Rounded, so that rl.critic.head can name the same numbers.
+        low, high = (round(worst + (best - worst) * end, 9) for end in (head.v_min, head.v_max))
+        return head.model_copy(update={"v_min": low, "v_max": high})
 
     def worth(self, total: float) -> float:
         """What an episode of return `total` counts as in the tree."""

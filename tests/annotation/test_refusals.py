@@ -90,7 +90,7 @@ def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str)
             {"expansion": EAGER, "evaluation": {"kind": "value_model", "temperature": 0.7}, "labels": {"q": "tree"}},
             "evaluation.temperature would be ignored, since it needs kind: rollout or mixed: set it to null",
         ),
-        ({"labels": {"q": "tree", "pool": False}}, "labels.pool would be ignored, since it needs q: rollout: set it to true"),
+        ({"labels": {"q": "tree", "pool": False}}, "labels.pool would be ignored, since it needs q: rollout: set it to True"),
         ({"pairs": {"rule": "threshold", "lone": 1}}, "pairs.lone would be ignored, since it needs rule: top_bottom"),
         ({"q_model": {"kind": "regression", "beta": 3.0}}, "q_model.beta would be ignored, since it needs kind: step_dpo"),
         ({"q_model": {"kind": "step_dpo", "head": {"loss": "mse"}}}, "q_model.head would be ignored, since it needs kind: regr"),
@@ -176,13 +176,14 @@ def test_what_is_no_reward_still_to_come_is_refused_by_name(rl: dict[str, Any], 
 def test_step_credit_goes_with_any_returns(q: str):
     """Contract: with labels that are returns, step credit and a critic that starts from the step-value model know the returns of
     any domain: from -6 to 0 in wordle, graded ones in shop."""
-    own = {"annotate": {"returns": [-6.0, 0.0], "labels": {"q": q}}, "environment": {"reward": "lmrl"}}
+    wide = {"v_min": -7.2, "v_max": 1.2}
+    lmrl = {"environment": {"reward": "lmrl"}, "annotate": {"returns": [-6.0, 0.0], "labels": {"q": q}}}
     shop = {"annotate": {"labels": {"q": q}}}
-    for rl in ({"credit": {"kind": "annotated"}}, {"algorithm": "ppo", "critic": {"init": "value_model"}}):
-        if "critic" in rl:
-            rl = {**rl, "critic": {**rl["critic"], "head": {"v_min": -7.2, "v_max": 1.2}}}
-            own = {**own, "annotate": {**own["annotate"], "value_model": {"head": {"v_min": -7.2, "v_max": 1.2}}}}
-            shop = {"annotate": {**shop["annotate"], "value_model": {"head": {"v_min": -7.2, "v_max": 1.2}}}}
-        per_domain = {"wordle": {**own, "rl": rl}, "shop": {**shop, "rl": rl}}
-        params = parse_params({"domains": ["wordle", "shop"], "per_domain": per_domain})
-        check_domains(params)
+    start = {"algorithm": "ppo", "critic": {"init": "value_model"}}
+    wordle = {**start, "critic": {**start["critic"], "head": wide}}
+    for rl in (
+        {"wordle": {"credit": {"kind": "annotated"}}, "shop": {"credit": {"kind": "annotated"}}},
+        {"wordle": wordle, "shop": start},
+    ):
+        per_domain = {"wordle": {**lmrl, "rl": rl["wordle"]}, "shop": {**shop, "rl": rl["shop"]}}
+        check_domains(parse_params({"domains": ["wordle", "shop"], "per_domain": per_domain}))

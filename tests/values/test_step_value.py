@@ -148,6 +148,16 @@ def test_tasks_are_held_out_whole():
         split(made_up_paths(1), 0.15, seed=1)
 
 
+def test_tasks_that_come_later_join_the_split():
+    """Contract: tasks that a split does not know are held out in the same proportion; those that it knows stay where they are."""
+    first = TaskSplit.of([f"t{number}" for number in range(10)], 0.2, seed=1)
+    wider = first.with_tasks([*(f"t{number}" for number in range(5)), *(f"u{number}" for number in range(10))])
+    assert len(first.held_out) == 2
+    assert {task for task in wider.held_out if task.startswith("t")} == set(first.held_out)
+    assert len(wider.held_out) == 4
+    assert first.with_tasks(["t1"]) == first
+
+
 def test_saved_model_gives_the_same_values(tmp_path):
     """Contract: load(save(model)) predicts the same; saving twice writes the same bytes; a missing file is named."""
     model = StepValueModel(backbone(), HeadParams(bins=21)).eval()

@@ -1,4 +1,5 @@
-"""The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown.
+"""The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown. It says
+the reward still to come; what was paid on the way to a leaf the tree knows and adds.
 
 On the policy's own states (`evaluation.backbone: policy`) it is a head alone: the pass that the policy draws its next action
 from gives its state, so that value and prior cost one pass. On an `own` backbone, a fine-tuned copy, it has an engine of its own,

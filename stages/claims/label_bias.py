@@ -38,20 +38,20 @@ class Bias:
     rmse: float
 
 
-def grow(params: Annotate, worlds: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """Node rows of one tree in each world; tasks are named by their worlds."""
+def grow(params: Annotate, worlds: Sequence[int], seed: int, kind: str = "coin") -> list[dict[str, Any]]:
+    """Node rows of one tree in each world of `kind` (coin or sure); tasks are named by their worlds."""
     search = Search(FakeEngine(width=len(worlds)), Chat(), Pool(), params, seed, 10_000)
-    return [row for tree in search.grow([task(f"{world:06d}", world) for world in worlds]) for row in tree.rows()]
+    return [row for tree in search.grow([task(f"{world:06d}", world, kind) for world in worlds]) for row in tree.rows()]
 
 
-def differences(rows: Sequence[Mapping[str, Any]], params: Annotate) -> dict[tuple[str, int], list[float]]:
+def differences(rows: Sequence[Mapping[str, Any]], params: Annotate, kind: str = "coin") -> dict[tuple[str, int], list[float]]:
     """(what is judged, depth) -> label - Q of every labelled action of one forest that does not end its episode."""
     trees, found = trees_of(rows), defaultdict(list)
     for label in label_rows(rows, params):
         tree = trees[label["task_id"]]
         if not label["node"] or ended(tree[label["node"]]):
             continue
-        exact = value(int(label["task_id"]), actions_in(tree, label["node"]))
+        exact = value(int(label["task_id"]), actions_in(tree, label["node"]), kind=kind)
         for name, column in COLUMNS.items():
             found[name, label["depth"]].append(label[column] - exact)
     return found
@@ -71,14 +71,13 @@ def summed_up(forests: Iterable[Mapping[tuple[str, int], Sequence[float]]]) -> d
     return found
 
 
-def measure(params: Annotate, worlds: int, seed: int = 0) -> dict[tuple[str, int], Bias]:
+def measure(params: Annotate, worlds: int, seed: int = 0, kind: str = "coin") -> dict[tuple[str, int], Bias]:
     """The bias of the labels of trees in so many worlds, other ones for every seed; a forest that would not be whole is left
     out."""
     starts = range(0, worlds - params.tasks + 1, params.tasks)
     first = 1_000_000 * seed
-    return summed_up(
-        differences(grow(params, range(first + start, first + start + params.tasks), seed), params) for start in starts
-    )
+    forests = (grow(params, range(first + start, first + start + params.tasks), seed, kind) for start in starts)
+    return summed_up(differences(rows, params, kind) for rows in forests)
 
 
 def table(biases: Mapping[tuple[str, int], Bias]) -> str:
@@ -102,12 +101,13 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, help="of a tree (default: annotate.iterations)")
     parser.add_argument("--min-visits", type=int, help="of a labelled node (default: annotate.labels.min_visits)")
     parser.add_argument("--seed", type=int, default=0, help="which worlds, and what the trees draw (default: 0)")
+    parser.add_argument("--kind", choices=("coin", "sure"), default="coin", help="of world: ends by chance or by the leaf")
     options = parser.parse_args()
     params = load_params().annotate
     visits = options.min_visits or params.labels.min_visits
     update = {"labels": params.labels.model_copy(update={"min_visits": visits})}
     params = params.model_copy(update={**update, "iterations": options.iterations or params.iterations})
-    print(table(measure(params, options.worlds, options.seed)))
+    print(table(measure(params, options.worlds, options.seed, options.kind)))
     return 0
 
 

@@ -41,8 +41,8 @@ def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Sel
 def first_values(
     tasks: Sequence[Task], pool: EnvironmentPool, chat: Chat, model: StepValueModel, tokens_per_batch: int, processes: Processes
 ) -> dict[str, float]:
-    """Task -> the success in [0, 1] that the step-value model gives the policy before its first turn. The processes share the
-    tasks."""
+    """Task -> the return in [0, 1] that the step-value model lets the policy expect before its first turn. The processes share
+    the tasks."""
     mine = tasks[processes.index :: processes.count]
     environment = pool.take()
     prompts = [chat.prompt_tokens(opening(task.prompt, environment.reset(task).text)) for task in mine]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -32,25 +32,18 @@ DOMAINS: dict[str, tuple[dict[str, Any], int]] = {
 """Name -> settings and turns: success alone at the end; a graded end; a price on every turn; sub-goals; progress."""
 
 
-class Played:
-    """One task whose every sequence of numbers was played once, as rollouts of the policy from the start."""
+class World:
+    """One task, and what every move in it brings."""
 
-    def __init__(self, name: str, folder: Path, **params: Any) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         settings, self.turns = DOMAINS[name]
         self.domain = load_domain(name, settings)
         records = [record for record in self.domain.recipes(12, 0) if record["split"] == "train"]
         tasks = self.domain.build(records, folder, 1)
-        self.task = next((task for task in tasks if name == "shop" and task.difficulty == 1), tasks[0])
         self.environment = self.domain.make(folder)
-        self.environment.reset(self.task)
+        self.environment.reset(next((task for task in tasks if name == "shop" and task.difficulty == 1), tasks[0]))
         self.start = self.environment.snapshot()
-        labels = {"min_visits": 1, "pool": params.get("q", "rollout") != "rollout", "q": params.pop("q", "rollout")}
-        head = {"v_min": -9.0, "v_max": 9.0, "bins": 201}
-        self.params = Annotate(returns=list(returns_of(self.domain)), labels=labels, value_model={"head": head}, **params)
-        self.step, self.value = cache(self._step), cache(self._value)
-        self.tree = Tree("t", Edge("", (), (), "", (20,), 0.0, False, False, "start"), self.params)
-        for number, numbers in enumerate(product(range(MOVES), repeat=self.turns), start=1):
-            self.tree.insert(0, list(self._edges(numbers)), number)
+        self.step = cache(self._step)
 
     def _moves(self) -> list[str]:
         """The expert's move and others that the state admits."""
@@ -67,6 +60,27 @@ class Played:
             step = self.environment.step(moves[move])
             assert not step.done or at == len(way) - 1
         return step, move
+
+
+Worlds = Callable[[str], World]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    return cache(lambda name: World(name, tmp_path_factory.mktemp(name)))
+
+
+class Played:
+    """A world whose every sequence of numbers was played once, as rollouts of the policy from the start."""
+
+    def __init__(self, world: World, **params: Any) -> None:
+        self.step, self.value = world.step, cache(self._value)
+        labels = {"min_visits": 1, "pool": params.get("q", "rollout") != "rollout", "q": params.pop("q", "rollout")}
+        head = {"v_min": -9.0, "v_max": 9.0, "bins": 201}
+        self.params = Annotate(returns=list(returns_of(world.domain)), labels=labels, value_model={"head": head}, **params)
+        self.tree = Tree("t", Edge("", (), (), "", (20,), 0.0, False, False, "start"), self.params)
+        for number, numbers in enumerate(product(range(MOVES), repeat=world.turns), start=1):
+            self.tree.insert(0, list(self._edges(numbers)), number)
 
     def _edges(self, numbers: tuple[int, ...]) -> Iterator[Edge]:
         for length in range(1, len(numbers) + 1):
@@ -98,10 +112,10 @@ class Played:
     ("name", "more"),
     [(name, more) for name in DOMAINS for more in ({}, {"q": "tree"})] + [("wordle", {"gamma": 0.5}), ("shop", {"gamma": 0.5})],
 )
-def test_labels_are_the_reward_still_to_come(tmp_path: Path, name: str, more: dict[str, Any]):
+def test_labels_are_the_reward_still_to_come(worlds: Worlds, name: str, more: dict[str, Any]):
     """Contract: when every way of the policy was played once, q of a step is Q of the policy, its advantage is Q - V, and the
     step-value model's target at every history is V: rewards paid before count nowhere."""
-    played = Played(name, tmp_path, **more)
+    played = Played(worlds(name), **more)
     rows = played.tree.rows()
     paid = {row["reward"] for row in rows} - {0.0, 1.0}
     assert bool(paid) == (name != "search"), "the domain pays as it is here to pay"
@@ -123,10 +137,10 @@ def test_labels_are_the_reward_still_to_come(tmp_path: Path, name: str, more: di
     assert found == sum(not (row["terminal"] or row["truncated"]) for row in rows)
 
 
-def test_where_success_alone_pays_labels_are_its_share(tmp_path: Path):
+def test_where_success_alone_pays_labels_are_its_share(worlds: Worlds):
     """Contract: with rewards of 0 and 1 at the end alone, plain labels are the share of successes, to the bit, and tree and
     process values are what they are."""
-    played = Played("search", tmp_path)
+    played = Played(worlds("search"))
     rows = played.tree.rows()
     labels = {label["node"]: label for label in label_rows(rows, played.params)}
     for row in rows:
@@ -137,10 +151,10 @@ def test_where_success_alone_pays_labels_are_its_share(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", list(DOMAINS))
-def test_step_credit_of_exact_values_is_the_advantage(tmp_path: Path, name: str):
+def test_step_credit_of_exact_values_is_the_advantage(worlds: Worlds, name: str):
     """Contract: with the targets that the step-value model learns, r + V' - V is the exact advantage of every turn of every
     episode, and sums to the episode's return less V of its start."""
-    played = Played(name, tmp_path)
+    played = Played(worlds(name))
     values = {
         tuple(token for token in path.token_ids[: boundary + 1] if token < MOVES + 1): total / count
         for path in value_paths(played.tree.rows(), played.params)

@@ -164,7 +164,8 @@ def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: A
     from stages.annotation.pairs import pair_rows
     from stages.annotation.paths import value_paths
     from stages.annotation.search import Search
-    from stages.values.step_value import StepValueModel, fit, split_paths
+    from stages.values.fitting import TaskSplit
+    from stages.values.step_value import StepValueModel, fit
 
     chosen, times = tasks.tasks, [time.monotonic()]
     with EnvironmentPool(tasks.make) as pool:
@@ -176,8 +177,9 @@ def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: A
     times.append(time.monotonic())
     backbone = copy.deepcopy(model.base_model).float()
     backbone.set_attn_implementation("sdpa")
-    train, _ = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
-    values = StepValueModel(backbone, params.value_model.head)
+    paths = value_paths(rows, params)
+    train, _ = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed).parts(paths)
+    values = StepValueModel(backbone, params.value_head)
     fit(values, train, params.value_model, seed, tasks.params.resources.tokens_per_batch)
     times.append(time.monotonic())
     parts = {name: rounded(end - start) for name, (start, end) in zip(PARTS, pairwise(times), strict=True)}

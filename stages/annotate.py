@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from stages.agent.attention import use_attention
 from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
+from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.summary import Forest, choose_tasks, summary
-from stages.annotation.tree import node_schema
-from stages.annotation.units import reads_values, value_range
+from stages.annotation.units import reads_values, value_head, value_range
 from stages.checkpoints import Checkpoints
 from stages.environments.protocol import Domain, Task
 from stages.environments.registry import open_domain
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
     from stages.shards import Shard
+    from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel
 
 
@@ -86,7 +87,7 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     weights = checkpoints.load("leaf-values")
     model = leaf_model(policy.model, params, weights)
     if weights is None:
-        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"))
+        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
         with context.progress("fitting leaf values", 1, "model"):
             fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
         checkpoints.save("leaf-values", stored(model, params))
@@ -111,19 +112,22 @@ def search_trees(context: StageContext, domain: Domain, player: Player, tasks: S
 
 def fit_value_model(
     context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate
-) -> tuple[StepValueModel, dict[str, Any]]:
-    """The step-value model, fitted on most tasks' trees, and its calibration on those of the others."""
+) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
+    """The step-value model, fitted on most tasks' trees, which tasks those are, and its calibration on those of the others."""
     from stages.annotation.calibration import calibration
-    from stages.annotation.paths import mean_success, value_paths
-    from stages.values.step_value import StepValueModel, fit, predict, split_paths
+    from stages.annotation.paths import mean_value, value_paths
+    from stages.values.fitting import TaskSplit
+    from stages.values.step_value import StepValueModel, fit, predict
 
     seed, micro = context.params.seed, context.params.resources.tokens_per_batch
-    train, held_out = split_paths(value_paths(rows, params), params.value_model.valid_share, seed)
+    paths = value_paths(rows, params)
+    split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
+    train, held_out = split.parts(paths)
     backbone = copy.deepcopy(policy.model.base_model).float()
     use_attention(backbone, "sdpa")  # a third faster than the engine's; it is what the saved model loads with
-    model = StepValueModel(backbone, params.value_model.head)
+    model = StepValueModel(backbone, value_head(params))
     model.to(context.params.resources.device)
-    baseline = mean_success(train)
+    baseline = mean_value(train)
     total = round(params.value_model.epochs * sum(len(path.token_ids) for path in train))
     with context.progress("fitting values", total, "token") as bar:
 
@@ -132,16 +136,20 @@ def fit_value_model(
             context.metric("value_model/loss", loss, step)
 
         fitted = fit(model, train, params.value_model, seed, micro, on_step)
-    return model, {
-        "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_success": baseline},
-        "steps": fitted.steps,
-        "tokens": fitted.tokens,
-        "loss_first": fitted.history[0],
-        "loss_last": fitted.history[-1],
-        "clamped": fitted.clamped,
-        "held_out_tasks": len({path.task_id for path in held_out}),
-        "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
-    }
+    return (
+        model,
+        split,
+        {
+            "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_value": baseline},
+            "steps": fitted.steps,
+            "tokens": fitted.tokens,
+            "loss_first": fitted.history[0],
+            "loss_last": fitted.history[-1],
+            "clamped": fitted.clamped,
+            "held_out_tasks": len({path.task_id for path in held_out}),
+            "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
+        },
+    )
 
 
 def fit_others(
@@ -151,6 +159,7 @@ def fit_others(
     rows: Sequence[Mapping[str, Any]],
     pairs: Sequence[Mapping[str, Any]],
     params: Annotate,
+    split: TaskSplit,
 ) -> dict[str, Any]:
     """The Q-model and the progress estimator, where they are asked for; what the report says of them."""
     from stages.values.fitted import fit_progress, fit_q_model
@@ -162,10 +171,10 @@ def fit_others(
     if params.q_model.kind == "none":
         save_none(q_folder)
     else:
-        q_model, told["q_model"] = fit_q_model(context, policy, values, rows, pairs, params)
+        q_model, told["q_model"] = fit_q_model(context, policy, values, rows, pairs, params, split)
         q_model.save(q_folder, policy.hash)
     if params.progress.kind != "none":
-        progress, told["progress"] = fit_progress(context, policy, params)
+        progress, told["progress"] = fit_progress(context, policy, params, split)
         progress.save(context.data / "annotated" / context.domain / "progress_model")
     return told
 
@@ -216,10 +225,10 @@ def run(context: StageContext) -> None:
     write_table(out / "pairs.parquet", PAIR_SCHEMA, pairs)
 
     # What a history is worth to the policy, as a model that RL can ask anywhere.
-    model, fitted = fit_value_model(context, policy, forest.rows, params)
+    model, split, fitted = fit_value_model(context, policy, forest.rows, params)
     model.save(out / "value_model")
     report = {**summary(forest, labels, pairs, difficulty), "value_model": fitted}
-    report |= fit_others(context, policy, model, forest.rows, pairs, params)
+    report |= fit_others(context, policy, model, forest.rows, pairs, params, split)
     write_json(context.reports / "annotate" / f"{context.domain}.json", report)
     log(context, report)
     Checkpoints(context).clear()

@@ -206,6 +206,7 @@ def _nodes(domain: str, rng: random.Random, trees: int = 6, iterations: int = 16
                     "iteration": node["node"],
                     "observation": "",
                     "context_ids": [3],
+                    **dict.fromkeys(("R", "R2"), 0.0 if node["terminal"] else float(solved)),
                 }
             )
     return rows

@@ -181,11 +181,14 @@ NODE_SCHEMA = pa.schema(
         ("iteration", pa.int32()),
         ("observation", pa.string()),
         ("context_ids", pa.list_(pa.int32())),
+        ("R", pa.float64()),
+        ("R2", pa.float64()),
     ]
 )
 """`token_ids`/`logprob` are the action's tokens; `context_ids` the observation tokens that followed them, so that a node's whole
 history is the concatenation along its path. `n_success`/`n_rollouts` count the policy's own rollouts from the node, kept apart
-from the tree's `N` and `W`. The root has parent -1, no action and the prompt as its context."""
+from the tree's `N` and `W`; `R` sums the rewards that came after the node in these rollouts, discounted, and `R2` the squares of
+these sums. The root has parent -1, no action and the prompt as its context."""
 
 PREFERENCE_SCHEMA = pa.schema(
     [

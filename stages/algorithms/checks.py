@@ -6,7 +6,7 @@ from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.group_checks import check_groups
 from stages.algorithms.needs import NEEDS, get, learns_values
 from stages.algorithms.replay_checks import check_replay
-from stages.algorithms.reward_checks import check_progress, check_reward, check_support_of_shaped
+from stages.algorithms.reward_checks import check_progress, check_reward, check_support_of_shaped, own_rewards
 from stages.parameters.rl import Rl
 from stages.validation import ParamsError
 
@@ -161,11 +161,9 @@ def _check_critic(rl: Rl) -> None:
             f"rl.critic.warmup_steps ({rl.critic.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it below "
             f"rl.steps"
         )
-    reward = rl.reward
-    shaped = reward.kind != "environment" or reward.density == "dense" or reward.correct is not None
-    if rl.critic.init == "value_model" and (shaped or rl.credit.kind == "progress"):
+    if rl.critic.init == "value_model" and (not own_rewards(rl.reward) or rl.credit.kind == "progress"):
         raise ParamsError(
-            "rl.critic.init: value_model starts the critic at success as the environment counts it, and rl.reward or rl.credit "
+            "rl.critic.init: value_model starts the critic at the environment's reward still to come, and rl.reward or rl.credit "
             "puts other rewards in its place; set init to policy, or these to the environment's"
         )
     check_support_of_shaped(rl)

@@ -62,11 +62,14 @@ def _check_outcome(reward: Reward) -> None:
         )
 
 
+def own_rewards(reward: Reward) -> bool:
+    """Whether rewards are the environment's own; penalties and bonuses added to them aside."""
+    return reward.kind == reward.density == "environment" and reward.correct is None and reward.wrong is None
+
+
 def shapes_returns(rl: Rl) -> bool:
     """Whether returns are other than the environment's own; per-token penalties and bonuses for tool calls aside."""
-    reward = rl.reward
-    own = reward.kind == reward.density == "environment" and reward.correct is None and reward.wrong is None
-    return not own or bool(reward.overlong_penalty) or rl.credit.kind == "progress"
+    return not own_rewards(rl.reward) or bool(rl.reward.overlong_penalty) or rl.credit.kind == "progress"
 
 
 def check_support_of_shaped(rl: Rl) -> None:
@@ -76,15 +79,9 @@ def check_support_of_shaped(rl: Rl) -> None:
 
 
 def check_returns(rl: Rl, low: float, high: float) -> None:
-    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high], or
-    would start from values of another kind."""
+    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high]."""
     if not learns_values(rl) or shapes_returns(rl):
         return
-    if rl.critic.init == "value_model" and (low, high) != (0.0, 1.0):
-        raise ParamsError(
-            f"rl.critic.init: value_model starts the critic at shares of success, and returns lie in [{low:g}, {high:g}]; set it "
-            f"to policy, or give success alone as reward (rl.reward.density: single)"
-        )
     _check_support(rl, low, high)
 
 

@@ -1,4 +1,4 @@
-"""Do predicted success shares come true? Reliability of the step-value model."""
+"""Do predicted values come true? Reliability of the step-value model."""
 
 from __future__ import annotations
 

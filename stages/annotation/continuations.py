@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.annotation.labels import hard, soft, steps_to
-from stages.annotation.tree import Row, children_of, trees_of
+from stages.annotation.nodes import Row, children_of, trees_of
 
 
 @dataclass(frozen=True)

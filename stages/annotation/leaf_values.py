@@ -1,4 +1,5 @@
-"""The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown.
+"""The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown. It says
+the reward still to come; what was paid on the way to a leaf the tree knows and adds.
 
 On the policy's own states (`evaluation.backbone: policy`) it is a head alone: the pass that the policy draws its next action
 from gives its state, so that value and prior cost one pass. On an `own` backbone, a fine-tuned copy, it has an engine of its own,
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from stages.agent.attention import use_attention
+from stages.annotation.tree import returns_to_go
+from stages.annotation.units import value_head
 from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
 
 if TYPE_CHECKING:
@@ -26,8 +29,9 @@ BLOCK = 4
 """States that the head is applied to at once: matrix products of other sizes may sum in another order."""
 
 
-def episode_paths(episodes: Sequence[Mapping[str, Any]]) -> list[ValuePath]:
-    """One path per episode of the policy (rows of EPISODE_SCHEMA): every history before a turn, with the episode's return.
+def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> list[ValuePath]:
+    """One path per episode of the policy (rows of EPISODE_SCHEMA): every history before a turn, with the rewards that came from
+    this turn on, discounted as the backup discounts.
 
     Branches repeat the turns that they took over from other episodes; those count once.
     """
@@ -38,8 +42,9 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]]) -> list[ValuePath]:
             continue
         boundaries = [turn["start"] - 1 for turn in turns]
         token_ids = list(row["token_ids"][: boundaries[-1] + 1])
-        count = len(boundaries)
-        paths.append(ValuePath(row["task_id"], token_ids, boundaries, [row["reward"]] * count, [1.0] * count))
+        gamma = params.gamma if params.backup == "discounted_max" else 1.0
+        following = returns_to_go([turn["reward"] for turn in turns], gamma)[:-1]
+        paths.append(ValuePath(row["task_id"], token_ids, boundaries, following, [1.0] * len(boundaries)))
     return paths
 
 
@@ -63,11 +68,11 @@ class HeadReader:
 def leaf_model(policy_model: Any, params: Annotate, weights: Mapping[str, Any] | None = None) -> StepValueModel:
     """An unfitted step-value model as `evaluation.backbone` says, or with the stored `weights` of a fitted one (`stored`)."""
     if params.evaluation.backbone == "policy":
-        model = StepValueModel(policy_model.base_model, params.value_model.head)
+        model = StepValueModel(policy_model.base_model, value_head(params))
     else:
         backbone = copy.deepcopy(policy_model.base_model).float()
         use_attention(backbone, "sdpa")
-        model = StepValueModel(backbone, params.value_model.head)
+        model = StepValueModel(backbone, value_head(params))
     model.output.to(policy_model.device)
     if weights is not None:
         (model.output if params.evaluation.backbone == "policy" else model).load_state_dict(dict(weights))
@@ -87,11 +92,11 @@ def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: An
     """
     if not paths:
         raise ValueError("the stage rollout left no episodes to fit the leaves' value model on; raise rollout.tasks")
-    settings = params.value_model
-    returns = [value for path in paths for value in path.successes]
-    if settings.head.loss != "mse" and not settings.head.v_min <= min(returns) <= max(returns) <= settings.head.v_max:
+    settings, head = params.value_model, value_head(params)
+    returns = [value for path in paths for value in path.returns]
+    if head.loss != "mse" and not head.v_min <= min(returns) <= max(returns) <= head.v_max:
         raise ValueError(
-            f"annotate.value_model.head covers {settings.head.v_min:g} to {settings.head.v_max:g}, and the episodes of rollout "
+            f"annotate.value_model.head covers {head.v_min:g} to {head.v_max:g}, and the episodes of rollout "
             f"have returns from {min(returns):g} to {max(returns):g}: widen v_min and v_max, or set loss to mse"
         )
     if params.evaluation.backbone == "own":

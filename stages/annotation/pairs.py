@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.annotation.labels import ended, node_q, steps_to, weighed
-from stages.annotation.tree import Row, children_of, normal, totals_of, trees_of
+from stages.annotation.labels import node_q, steps_to, weighed
+from stages.annotation.nodes import Row, children_of, ended, totals_of, trees_of
+from stages.annotation.tree import normal
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate

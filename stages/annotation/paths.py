@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.annotation.labels import ended, unscaled_q
-from stages.annotation.tree import Row, children_of, trees_of
+from stages.annotation.labels import values_of
+from stages.annotation.nodes import Row, children_of, ended, totals_of, tree_values, trees_of
 from stages.annotation.units import return_of
 from stages.values.step_value import ValuePath
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
     """Fewest paths that cover every node from which the policy acts (ended nodes need no prediction).
 
-    A node is read at the last token of its context, where the policy's turn begins, on the first path that reaches it; its
-    target is the success share of the policy's rollouts from there, its weight their number; or, by `annotate.labels.q`, another
-    of the labels, in the units of an episode's return, with the visits for its weight. Nodes without weight are not learnt.
+    A node is read at the last token of its context, where the policy's turn begins, on the first path that reaches it. Its target
+    is V, the reward still to come from there (stages/annotation/labels.py), in the units of the environment's rewards: by default
+    the mean over the policy's rollouts, its weight their number; or by another definition that `annotate.labels.q` names, with
+    the visits for its weight (but for hard, which is about rollouts). Nodes without weight are not learnt.
+
+    Rollouts are not pooled here: summed over all nodes, with each rollout counting once, what they bring is unbiased as it is.
     """
     paths = []
     by_visits = params.labels.q in ("tree", "best", "process")
     for task_id, tree in trees_of(rows).items():
         children = children_of(tree)
-        values = None if params.labels.q == "rollout" else unscaled_q(tree, params)
-        if values and params.labels.q == "tree":  # the others are in no units of the tree's
-            values = [return_of(params, value) for value in values]
+        values = _targets(tree, params)
         covered: set[int] = set()
         for row in tree:
             if ended(row) or any(not ended(tree[child]) for child in children[row["node"]]):
                 continue
             token_ids: list[int] = []
-            boundaries, successes, rollouts = [], [], []
+            boundaries, returns, rollouts = [], [], []
             for node in _down_to(tree, row["node"]):
                 at = tree[node]
                 token_ids += [*at["token_ids"], *at["context_ids"]]
@@ -45,9 +46,9 @@ def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
                     continue
                 boundaries.append(len(token_ids) - 1)
                 rollouts.append(float(count))
-                successes.append(float(at["n_success"]) if values is None else values[node] * count)
+                returns.append(at["R"] if params.labels.q == "rollout" else values[node] * count)
             if boundaries:
-                paths.append(ValuePath(task_id, token_ids, boundaries, successes, rollouts))
+                paths.append(ValuePath(task_id, token_ids, boundaries, returns, rollouts))
     return paths
 
 
@@ -58,6 +59,13 @@ def _down_to(tree: Sequence[Row], node: int) -> list[int]:
     return path[::-1]
 
 
-def mean_success(paths: Sequence[ValuePath]) -> float:
-    """Share of rollouts that succeeded over all places."""
-    return sum(sum(path.successes) for path in paths) / sum(sum(path.rollouts) for path in paths)
+def _targets(tree: Sequence[Row], params: Annotate) -> list[float]:
+    """V of each node of one tree, in the units of the environment's rewards."""
+    if params.labels.q != "tree" or params.backup == "discounted_max":
+        return values_of(tree, params)
+    return [return_of(params, value) - total for value, total in zip(tree_values(tree, params), totals_of(tree), strict=True)]
+
+
+def mean_value(paths: Sequence[ValuePath]) -> float:
+    """Mean of the targets over all places, by weight."""
+    return sum(sum(path.returns) for path in paths) / sum(sum(path.rollouts) for path in paths)

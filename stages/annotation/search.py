@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.agent.engine import Engine, Sampling, Turn
 from stages.annotation.plans import plan_of
+from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import reads_values, worth
 from stages.annotation.work import Plan, Play, Read
@@ -33,9 +34,6 @@ from stages.seeding import key64
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
-
-CACHED_TOKENS = 2048
-"""Tokens of key/value cache kept per tree beside its root's (4 KB a token for the shipped model, some 100 KB for a 1 B one)."""
 
 
 class ChatFormat(Protocol):
@@ -64,35 +62,8 @@ class Reader(Protocol):
     engine: Engine
 
     def values(self, sessions: Sequence[int]) -> list[float]:
-        """The return that an episode with each session's tokens lets expect."""
+        """The reward still to come that each session's tokens let expect."""
         ...
-
-
-class PrefixStore:
-    """Engine prefixes (tokens with their cache) of a tree's nodes: the root's for good, others by last use within a budget."""
-
-    def __init__(self, root: Any, budget: int) -> None:
-        self._root, self._budget = root, budget
-        self._kept: dict[int, tuple[Any, int]] = {}
-
-    def add(self, node: int, prefix: Any, tokens: int) -> None:
-        """Keep a node's prefix of `tokens` tokens; those used longest ago make room."""
-        if node == 0:
-            self._root = prefix
-            return
-        self._kept.pop(node, None)
-        self._kept[node] = (prefix, tokens)
-        while self._kept and sum(size for _, size in self._kept.values()) > self._budget:
-            del self._kept[next(iter(self._kept))]
-
-    def nearest(self, path: Sequence[int]) -> tuple[int, Any]:
-        """The deepest node of a root-to-node path that has a prefix, as its place in the path, and the prefix; the root's may be
-        None."""
-        for place in range(len(path) - 1, 0, -1):
-            if path[place] in self._kept:
-                self._kept[path[place]] = found = self._kept.pop(path[place])
-                return place, found[0]
-        return 0, self._root
 
 
 @dataclass
@@ -286,7 +257,8 @@ class Search:
             sessions = [self._open(reader.engine, growth.read_prefixes, growth.tree, node) for growth, node in wanted]
             worst, best = self.params.returns
             for (growth, node), session, value in zip(wanted, sessions, reader.values(sessions), strict=True):
-                growth.tree.nodes[node].model_value = worth(self.params, min(best, max(worst, value)))
+                at = growth.tree.nodes[node]
+                at.model_value = worth(self.params, min(best, max(worst, at.total + value)))
                 growth.tree.counters["values_read"] += 1
                 growth.read_prefixes.add(node, reader.engine.snapshot(session), growth.lengths[node])
                 reader.engine.close(session)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.annotation.labels import ended
-from stages.annotation.tree import Tree, trees_of
+from stages.annotation.nodes import ended, trees_of
+from stages.annotation.tree import Tree
 from stages.environments.protocol import Task
 from stages.seeding import permutation
 

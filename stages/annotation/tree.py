@@ -4,23 +4,21 @@ A node is the history after an action; the root is the task's start. Two kinds o
   N, W               visits by the search and their summed returns. Selection steers them, so W/N is neither Q of the policy nor
                      Q*: it moves from the first to the second as visits grow.
   n_rollouts,        rollouts that the policy alone brought here: those started here or above and led here by its own draws.
-  n_success          Where they start is not chosen by what they bring, so n_success / n_rollouts estimates Q of the policy;
-                     but for rule omega, which measures states along wrong rollouts.
+  n_success, R       What a rollout brings from a node on is the policy's own draw, so that their mean estimates V of the policy
+                     (rule omega measures states along wrong rollouts). How many there are does depend on what the first of
+                     them brought: stages/annotation/pooling.py.
 Invariants, exact: N(root) = number of visits made; N(node) = sum of its children's N + visits that ended at the node.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from stages.agent.episode import NODE_SCHEMA
 from stages.annotation import units
-from stages.annotation.selection import Arm, critic_ranks, exploration, mixed, select, virtual
+from stages.annotation.backup import backed_up, with_critic
+from stages.annotation.selection import Arm, exploration, select, virtual
 from stages.environments.protocol import SUCCESS_TERM, succeeded
 from stages.seeding import stream
 
@@ -69,6 +67,9 @@ class Node:
     """Sum of the squares of what W sums."""
     n_success: int = 0
     n_rollouts: int = 0
+    R: float = 0.0
+    """Sum over these rollouts of the rewards that came after this node, discounted by gamma; `R2` of its squares."""
+    R2: float = 0.0
     value: float = 0.0
     model_value: float | None = None
     """What the value model says of the return of an episode with this history, in the tree's units, and what an end that was
@@ -95,41 +96,6 @@ class Node:
     def prior(self) -> float:
         """Length-normalised log-probability of the action under the policy, in nats per token; 0 for the root."""
         return sum(self.edge.logprobs) / len(self.edge.logprobs) if self.edge.logprobs else 0.0
-
-
-def backed_up(
-    params: Annotate,
-    reward: float,
-    n: int,
-    w: float,
-    children: Sequence[tuple[int, float]],
-    expanded: bool,
-    to_come: float | None = None,
-) -> float:
-    """A node's value from its own counts and its children's (visits, value); children without visits have no say.
-
-    mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
-    visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
-    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * `to_come`, the rewards
-    after this action that the value model expects, where there is one. The first three are in units of the episode's return, the
-    last of the return from this action on.
-    """
-    visited = [(visits, value) for visits, value in children if visits]
-    if params.backup == "discounted_max":
-        if not visited:
-            return reward if to_come is None else reward + params.gamma * to_come
-        if expanded:
-            return reward + params.gamma * max(value for _, value in visited)
-        return reward + params.gamma * _weighted(visited)
-    if params.backup == "max" and expanded and visited:
-        return max(value for _, value in visited)
-    if params.backup == "children_mean" and visited:
-        return _weighted(visited)
-    return w / n if n else 0.0
-
-
-def _weighted(children: Sequence[tuple[int, float]]) -> float:
-    return sum(visits * value for visits, value in children) / sum(visits for visits, _ in children)
 
 
 class Tree:
@@ -227,11 +193,14 @@ class Tree:
             if self.params.evaluation.keep_rollouts:
                 known = self.child(current, edge.token_ids)
                 current = self._add(current, edge, iteration) if known is None else known
-        below = set(self.path(current)[depth:]) if edges else set()
+        below = self.path(current)[depth:] if edges else []
         solved = last.solves(final)
-        for index in below:
-            self.nodes[index].n_rollouts += 1
-            self.nodes[index].n_success += solved
+        for index, brought in zip(below, returns_to_go([edge.reward for edge in edges], self.params.gamma), strict=False):
+            node = self.nodes[index]
+            node.n_rollouts += 1
+            node.n_success += solved
+            node.R += brought
+            node.R2 += brought * brought
         if solved and self.first_success is None:
             self.first_success = iteration
         worth = self.worth(final, last.truncated)
@@ -339,18 +308,11 @@ class Tree:
             "iteration": node.iteration,
             "observation": node.edge.observation,
             "context_ids": list(node.edge.context_ids),
+            "R": node.R,
+            "R2": node.R2,
         }
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
         return row if units.plain(self.params) else row | more
-
-
-MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
-"""Beside NODE_SCHEMA, where not rollouts alone make the tree."""
-
-
-def node_schema(params: Annotate) -> pa.Schema:
-    """Columns of nodes.parquet."""
-    return NODE_SCHEMA if units.plain(params) else pa.schema([*NODE_SCHEMA, *MORE])
 
 
 def normal(action: str) -> str:
@@ -365,72 +327,9 @@ def action_of(edge: Edge, dedupe: str) -> object:
     return edge.state_key if dedupe == "state" and edge.state_key else normal(edge.action)
 
 
-def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
-    """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
-    evaluation = params.evaluation
-    judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
-    lowest = units.lowest_worth(params)
-    scale = units.highest_worth(params) - lowest
-    ranks = critic_ranks(judged)
-    return [mixed(own, lowest + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]
-
-
-Row = Mapping[str, Any]
-
-
-def trees_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Node rows by task, tasks in order of name, nodes in order. Raises ValueError if a tree's nodes aren't 0, 1, 2, ..."""
-    trees: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["task_id"], row["node"])):
-        trees.setdefault(row["task_id"], []).append(row)
-    for task, tree in trees.items():
-        if [row["node"] for row in tree] != list(range(len(tree))):
-            raise ValueError(f"nodes of task {task} are not numbered 0 to {len(tree) - 1} without gaps; run annotate again")
-    return trees
-
-
-def children_of(tree: Sequence[Row]) -> list[list[int]]:
-    """Children of each node of one tree, in order of creation."""
-    children: list[list[int]] = [[] for _ in tree]
-    for row in tree[1:]:
-        children[row["parent"]].append(row["node"])
-    return children
-
-
-def totals_of(tree: Sequence[Row]) -> list[float]:
-    """Sum of rewards from the root of one tree to each of its nodes."""
-    totals = [0.0] * len(tree)
-    for row in tree[1:]:
-        totals[row["node"]] = totals[row["parent"]] + row["reward"]
-    return totals
-
-
-def expanded_row(row: Row, params: Annotate) -> bool:
-    """`Tree.expanded` of a stored node."""
-    if params.expansion.kind == "eager":
-        return bool(row["drawn"])
-    return not (row["terminal"] or row["truncated"]) and row["n_rollouts"] >= params.expand_k
-
-
-def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
-    a critic, mixed with its ranks."""
-    children, totals = children_of(tree), totals_of(tree)
-    values = [0.0] * len(tree)
-    for row in reversed(tree):  # a child is numbered after its parent
-        node = row["node"]
-        below = [(tree[child]["N"], values[child]) for child in children[node]]
-        ended = row["terminal"] or row["truncated"]
-        own = row["model_value"] if params.evaluation.kind == "value_model" and not ended else None
-        to_come = None if own is None else own - totals[node]
-        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
-    if params.evaluation.critic == "none":
-        return values
-    judged = list(values)
-    for siblings in filter(None, children):
-        q = [values[child] for child in siblings]
-        priors = [tree[child]["prior"] for child in siblings]
-        read = [tree[child].get("model_value") for child in siblings]
-        for child, value in zip(siblings, with_critic(q, priors, read, params), strict=True):
-            judged[child] = value
-    return judged
+def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """The rewards still to come before each of some turns, and after the last: G_t = r_t + gamma G_{t+1}, one more than turns."""
+    found = [0.0]
+    for reward in reversed(rewards):
+        found.append(reward + gamma * found[-1])
+    return found[::-1]

@@ -15,7 +15,8 @@ import numpy as np
 
 from stages import seeding
 from stages.agent.engine import Sampling, Turn
-from stages.annotation.tree import Row, Tree
+from stages.annotation.nodes import Row
+from stages.annotation.tree import Tree
 from stages.environments.protocol import Observation, Step, Task
 
 ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4

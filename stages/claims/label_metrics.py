@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stages.annotation.labels import ended, hard, label_rows, steps_to
+from stages.annotation.labels import hard, label_rows, steps_to
+from stages.annotation.nodes import Row, ended, trees_of
 from stages.annotation.pairs import pair_rows
-from stages.annotation.tree import Row, trees_of
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate

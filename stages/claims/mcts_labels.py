@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from stages.agent.episode import Episode, read_json, read_tasks, write_json
+from stages.annotation.nodes import Row
 from stages.annotation.search import Search
-from stages.annotation.tree import Row, normal
+from stages.annotation.tree import normal
 from stages.annotation.units import reads_values
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import judge

@@ -8,7 +8,7 @@ from typing import Any
 from stages.agent.messages import Messages
 from stages.annotation.continuations import continuation, path_below, path_to
 from stages.annotation.labels import steps_to
-from stages.annotation.tree import Row, trees_of
+from stages.annotation.nodes import Row, trees_of
 from stages.environments.protocol import Task, opening
 
 

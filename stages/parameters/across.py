@@ -10,13 +10,13 @@ import yaml
 from stages.algorithms.needs import needs_utterances
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
-from stages.algorithms.reward_checks import shapes_returns
-from stages.annotation.units import reads_values, value_range
+from stages.algorithms.reward_checks import own_rewards
+from stages.annotation.units import is_return, reads_values, value_head
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
-    from stages.parameters.rl import Critic, Rl
+    from stages.parameters.rl import Rl
     from stages.params import Params
 
 
@@ -30,8 +30,7 @@ def check_sections(params: Params, domain: str, source: str) -> None:
             f"{where}: rl.credit.kind: progress needs the estimator that annotate fits, and annotate.progress.kind is none: set "
             f"it to spa"
         )
-    _check_value_model(rl.critic, annotate, params.model.lora.rank, where)
-    _check_scales(rl, annotate, where)
+    _check_value_model(rl, annotate, params.model.lora.rank, where)
     if learns_token_values(method) and params.model.lora.rank:
         raise ParamsError(
             f"{where}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, and model.lora.rank is "
@@ -101,11 +100,13 @@ def check_launch(params: Params, root: Path) -> None:
             )
 
 
-def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where: str) -> None:
-    """Raise ParamsError where the critic cannot start from annotate's step-value model."""
+def _check_value_model(rl: Rl, annotate: Annotate, lora_rank: int, where: str) -> None:
+    """Raise ParamsError where rl would take the step-value model's word for something that it does not say."""
+    _check_meaning(rl, annotate, where)
+    critic = rl.critic
     if critic.init != "value_model":
         return
-    fitted = annotate.value_model.head
+    fitted = value_head(annotate)
     if critic.head != fitted:
         raise ParamsError(
             f"{where}: rl.critic.init: value_model takes over the model that annotate fits with head "
@@ -118,25 +119,42 @@ def _check_value_model(critic: Critic, annotate: Annotate, lora_rank: int, where
         )
 
 
-def _check_scales(rl: Rl, annotate: Annotate, where: str) -> None:
-    """Raise ParamsError where rl would take the step-value model's word as one of another scale."""
-    says, returns = value_range(annotate), (annotate.returns[0], annotate.returns[1])
-    if rl.curriculum.kind == "value" and says != (0.0, 1.0):
+NO_RETURN = {"hard": "whether a success is in reach", "process": "how near one is"}
+"""What the values of labels.q say that are no rewards still to come."""
+
+
+def _check_meaning(rl: Rl, annotate: Annotate, where: str) -> None:
+    """Raise ParamsError for a step-value model that is no reward still to come, or a discounted one, where rl adds it up with
+    rewards or compares it with returns."""
+    readers = {
+        "rl.credit.kind: annotated": ("outcome", rl.credit.kind == "annotated"),
+        "rl.critic.init: value_model": ("policy", rl.critic.init == "value_model"),
+        "rl.curriculum.kind: value": ("difficulty", rl.curriculum.kind == "value"),
+    }
+    for reader, (other, reads) in readers.items():
+        if not reads:
+            continue
+        instead = f"{reader.split(': ')[0].rpartition('.')[2]} to {other}"
+        if not is_return(annotate.labels):
+            said = NO_RETURN[annotate.labels.q]
+            raise ParamsError(
+                f"{where}: {reader} takes the step-value model's word for the reward still to come, and with "
+                f"annotate.labels.q '{annotate.labels.q}' it says {said}: set that to rollout, tree or best, or {instead}"
+            )
+        if annotate.gamma != 1.0:
+            raise ParamsError(
+                f"{where}: {reader} takes the step-value model's word for the undiscounted reward still to come, and "
+                f"annotate.gamma is {annotate.gamma:g}: set that to 1, or {instead}"
+            )
+    returns = annotate.returns
+    if rl.curriculum.kind == "value" and returns != [0.0, 1.0]:
         raise ParamsError(
-            f"{where}: rl.curriculum.kind: value draws tasks by shares of success, and with "
-            f"annotate.labels.q '{annotate.labels.q}' the step-value model says returns in [{says[0]:g}, {says[1]:g}]: set that "
-            f"to rollout, or kind to difficulty"
+            f"{where}: rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
+            f"{returns}: set kind to difficulty"
         )
-    if rl.curriculum.kind == "value" and annotate.labels.q == "process":
+    if rl.credit.kind == "annotated" and not own_rewards(rl.reward):
         raise ParamsError(
-            f"{where}: rl.curriculum.kind: value draws tasks by the value of their first observation, which with "
-            "annotate.labels.q 'process' is 0 for every task, since nothing has been done: set that to rollout, or kind to "
-            "difficulty"
-        )
-    if rl.credit.kind == "annotated" and says != returns and not shapes_returns(rl):
-        raise ParamsError(
-            f"{where}: rl.credit.kind: annotated adds differences of values to rewards, and with "
-            f"annotate.labels.q '{annotate.labels.q}' the step-value model says shares of success while returns lie in "
-            f"[{returns[0]:g}, {returns[1]:g}]: set that to tree or best, or give success alone as reward (rl.reward.density: "
-            f"single)"
+            f"{where}: rl.credit.kind: annotated adds differences of the environment's reward still to come to rewards, and "
+            f"rl.reward puts others in the place of the environment's: set rl.reward.kind and density to environment and correct "
+            f"and wrong to null, or credit.kind to outcome"
         )

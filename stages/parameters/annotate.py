@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stages.annotation.units import (
+    MEASURING,
+    NO_SCORES,
     highest_worth,
+    is_return,
     lowest_worth,
     q_range,
     reads_values,
     unvisited_score,
+    value_head,
     value_range,
     values_children,
 )
@@ -22,10 +26,6 @@ from stages.validation import Count, NonNegative, Positive, Section, Share, refu
 from stages.values.supports import check_support
 
 Whole = Annotated[int, Field(ge=0)]
-MEASURING = ("flat", "omega")
-"""Selection rules that measure the states of solutions."""
-NO_SCORES = ("random", *MEASURING)
-"""Selection rules that do not score children."""
 
 
 class OmegaScore(Section):
@@ -148,6 +148,19 @@ class Labels(Section):
     scale: Literal["none", "min_max"] = "none"
     """min_max: to [0, 1] within each tree, for labels and pairs; the value model learns what can be compared between tasks."""
     min_visits: Count = 2
+    pool: bool = True
+    """rollout: posterior means over the domain's trees where the search chose how many rollouts there are
+    (stages/annotation/pooling.py); false: plain means, which are too high among labelled nodes deep down."""
+
+    @model_validator(mode="after")
+    def _counts(self) -> Labels:
+        refuse_idle(self, "labels.", {"pool": (self.q == "rollout", "q: rollout")})
+        return self
+
+    @property
+    def returns(self) -> bool:
+        """Whether q is a reward still to come; hard and process are other measures of a step."""
+        return self.q in ("rollout", "tree", "best")
 
 
 class Pairs(Section):
@@ -207,10 +220,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _values(self) -> Annotate:
         refuse_idle(self, "", {"virtual": (self.leaves_per_tree > 1, "leaves_per_tree of at least 2")})
-        if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q != "best":
+        if self.gamma != 1.0 and self.backup != "discounted_max" and self.labels.q not in ("rollout", "best"):
             raise ValueError(
-                f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'best' only; backup is '{self.backup}': "
-                "set gamma to 1"
+                f"gamma ({self.gamma}) discounts backup 'discounted_max' and labels.q 'rollout' and 'best' only; backup is "
+                f"'{self.backup}' and labels.q '{self.labels.q}': set gamma to 1"
             )
         for name, given in (("returns", self.returns), ("reward_range", self.reward_range)):
             if given[0] >= given[1]:
@@ -238,10 +251,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
         returns = (self.returns[0], self.returns[1])
-        named = "returns" if self.labels.q in ("tree", "best") else "shares of success"
-        learnt = [("value_model", self.value_model.head, value_range(self), named)]
+        named = "returns" if is_return(self.labels) else "shares of success"
+        learnt = [("value_model", value_head(self), value_range(self), named)]
         if reads_values(self.evaluation):
-            learnt.append(("value_model", self.value_model.head, returns, "returns"))
+            learnt.append(("value_model", value_head(self), returns, "returns"))
         if self.q_model.kind == "regression":
             learnt.append(("q_model", self.q_model.head, q_range(self), "the labels' q"))
         if self.progress.kind != "none":

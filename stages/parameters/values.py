@@ -16,8 +16,6 @@ class Fitting(Section):
     epochs: Positive = 2.0
     learning_rate: Positive = 5e-4
     batch_tokens: Annotated[int, Field(ge=256)] = 4096
-    valid_share: ValidShare = 0.15
-    """Of the tasks, held out to judge the model by."""
 
 
 def _fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
@@ -26,8 +24,10 @@ def _fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
 
 
 class ValueModel(Fitting):
-    """The step-value model: what a history is worth to the SFT policy."""
+    """The step-value model: the reward still to come that the SFT policy can expect after a history."""
 
+    valid_share: ValidShare = 0.15
+    """Of the tasks, held out to judge by: this model, the Q-model, which may start from it, and the progress estimator."""
     head: HeadParams = HeadParams()
 
 

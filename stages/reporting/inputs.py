@@ -39,6 +39,8 @@ NODE_COLUMNS = (
     "truncated",
     "observation",
     "context_ids",
+    "R",
+    "R2",
     "drawn",
     "model_value",
 )

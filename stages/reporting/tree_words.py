@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stages.annotation.labels import ended, hard, node_q, weighed
-from stages.annotation.tree import Row, children_of, tree_values
+from stages.annotation.labels import hard, node_q, weighed
+from stages.annotation.nodes import Row, children_of, ended, tree_values
 from stages.annotation.units import highest_worth, lowest_worth
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
@@ -26,9 +26,10 @@ BACKUPS = {
     "children_mean": "the average of the actions after it, by visits",
 }
 LABELS = {
-    "rollout": "the share of the policy's own rollouts through an action that succeed",
+    "rollout": "what the policy's own rollouts brought from an action on, on average: the share that succeed, where only success "
+    "pays",
     "hard": "1 if any of the policy's own rollouts through an action succeeded, else 0",
-    "tree": "Q of the search itself",
+    "tree": "Q of the search itself, without what was paid before",
     "best": "the best return that was found from an action on",
     "process": "how near a success is: up with every step towards one, down with every step off its way",
 }
@@ -43,7 +44,7 @@ class Known:
     values: list[float]
     """The tree's own."""
     q: list[float | None]
-    """What `annotate.labels.q` says, which advantages and pairs go by; None where it says nothing."""
+    """What `annotate.labels.q` says, as it was counted, which pairs go by; None where it says nothing."""
     labels: Mapping[int, Row]
     pairs: Sequence[Row]
     path: list[int]

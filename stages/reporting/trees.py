@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stages.annotation.nodes import Row, trees_of
 from stages.annotation.selection import softmax
-from stages.annotation.tree import Row, trees_of
 from stages.annotation.units import highest_worth, lowest_worth
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import telling_tree

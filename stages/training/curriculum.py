@@ -41,8 +41,8 @@ def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Sel
 def first_values(
     tasks: Sequence[Task], pool: EnvironmentPool, chat: Chat, model: StepValueModel, tokens_per_batch: int, processes: Processes
 ) -> dict[str, float]:
-    """Task -> the success in [0, 1] that the step-value model gives the policy before its first turn. The processes share the
-    tasks."""
+    """Task -> the return in [0, 1] that the step-value model lets the policy expect before its first turn. The processes share
+    the tasks."""
     mine = tasks[processes.index :: processes.count]
     environment = pool.take()
     prompts = [chat.prompt_tokens(opening(task.prompt, environment.reset(task).text)) for task in mine]
@@ -57,10 +57,11 @@ def first_values(
 
 
 class TaskSampler:
-    """Success estimates by task, rollout's measurements or the step-value model's at first and updated while training; draws
-    depend on (key, step) alone.
+    """Estimates by task, updated while training: of success, rollout's measurements at first, or under `value` of the return in
+    [0, 1], the step-value model's word at first. Draws depend on (key, step) alone.
 
-    `difficulty` and `value` weight a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal.
+    `difficulty` and `value` weight a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal,
+    and returns in [0, 1] of mean p vary by p (1 - p) at most.
     Tasks that rollout has not measured start at the mean of those it has. `factors`: by task, on its weight; 1 where there are
     none. Raises ValueError if there are fewer tasks than a step draws.
     """
@@ -104,8 +105,8 @@ class TaskSampler:
         left = [self.task_ids[index] for index in order if self.task_ids[index] not in without]
         return sorted(left[: self.per_step if count is None else count])
 
-    def observe(self, outcomes: Mapping[str, Sequence[bool]]) -> None:
-        """Move the estimates of the tasks just played towards their success shares (exponential mean)."""
+    def observe(self, outcomes: Mapping[str, Sequence[float]]) -> None:
+        """Move the estimates of the tasks just played towards the mean of their outcomes (exponential mean)."""
         for task_id, results in outcomes.items():
             share = sum(results) / len(results)
             self.success[task_id] += RATE * (share - self.success[task_id])

@@ -185,9 +185,10 @@ class RlJob:
 
     def observe(self) -> None:
         """Tell the curriculum how the tasks went."""
-        outcomes: dict[str, list[bool]] = {}
+        outcomes: dict[str, list[float]] = {}
+        of_returns = self.rl.curriculum.kind == "value"  # as the step-value model's word on a task's first observation is
         for episode in self.played:
-            outcomes.setdefault(episode.task_id, []).append(episode.success)
+            outcomes.setdefault(episode.task_id, []).append(episode.reward if of_returns else episode.success)
         self.sampler.observe(outcomes)
         share = sum(episode.success for episode in self.played) / len(self.played)
         self.recent = [*self.recent, share][-RECENT:]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.annotation.continuations import Continuation, continuation, history_of, pair_tokens
-from stages.annotation.labels import ended, hard, node_q
-from stages.annotation.tree import Row, children_of, trees_of
+from stages.annotation.labels import hard, node_q
+from stages.annotation.nodes import Row, children_of, ended, trees_of
 from stages.params import Annotate
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stages.agent.policy import Policy
     from stages.runtime import StageContext
     from stages.values.decisions import Decision
-    from stages.values.fitting import Example, FitReport
+    from stages.values.fitting import Example, FitReport, TaskSplit
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import PreferenceQ, RegressionQ
     from stages.values.step_value import StepValueModel
@@ -39,16 +39,17 @@ def fit_q_model(
     rows: Sequence[Mapping[str, Any]],
     pairs: Sequence[Mapping[str, Any]],
     params: Annotate,
+    split: TaskSplit,
 ) -> tuple[PreferenceQ | RegressionQ, dict[str, Any]]:
-    """The Q-model that `annotate.q_model` names, fitted on most tasks' trees (`rows` and their `pairs`), and how well it orders
-    the actions of the others'. Raises ValueError if the trees hold nothing to learn from."""
+    """The Q-model that `annotate.q_model` names, fitted on the trees (`rows` and their `pairs`) of the tasks that the step-value
+    model learnt from, and how well it orders the actions of those that are held out from both. Raises ValueError if the trees
+    hold nothing to learn from."""
     from stages.values.decisions import sibling_decisions, step_pairs, trajectory_pairs
-    from stages.values.fitting import split_by_task
     from stages.values.q_fitting import fit_preferences, fit_regression, judge
 
     q, seed, micro = params.q_model, context.params.seed, context.params.resources.tokens_per_batch
     siblings = sibling_decisions(rows, params)
-    train_trees, held_out = split_by_task(siblings, q.valid_share, seed, "q_split")
+    train_trees, held_out = split.parts(siblings)
     kept = {decision.task_id for decision in train_trees}
     made: dict[str, list[Decision]] = {"step_dpo": step_pairs(rows, pairs), "trajectory_dpo": trajectory_pairs(rows, params)}
     train = [decision for decision in made.get(q.kind, siblings) if decision.task_id in kept]
@@ -74,16 +75,23 @@ def fit_q_model(
     return model, {"kind": q.kind, **_told(fitted, train, held_out), "held_out": judged}
 
 
-def fit_progress(context: StageContext, policy: Policy, params: Annotate) -> tuple[ProgressEstimator, dict[str, Any]]:
-    """The progress estimator, fitted on most tasks' rollouts, and how well contributions add up to the returns of the others."""
+def fit_progress(
+    context: StageContext, policy: Policy, params: Annotate, split: TaskSplit
+) -> tuple[ProgressEstimator, dict[str, Any]]:
+    """The progress estimator, fitted on the rollouts of all tasks but those that `split` holds out and as large a share of the
+    tasks without a tree, and how well contributions add up to the returns of these."""
     from stages.values import progress
-    from stages.values.fitting import split_by_task
 
     assert context.domain is not None
     seed, micro = context.params.seed, context.params.resources.tokens_per_batch
     episodes = read_episodes(context.data / "rollouts" / context.domain / "episodes.parquet")
     rollouts = [progress.Rollout.of(episode) for episode in episodes if episode.turns]
-    train, held_out = split_by_task(rollouts, params.progress.valid_share, seed, "progress_split")
+    train, held_out = split.with_tasks(one.task_id for one in rollouts).parts(rollouts)
+    if not train or not held_out:
+        raise ValueError(
+            f"the progress estimator has rollouts of {len(train)} episodes to learn from and {len(held_out)} to be judged by; "
+            f"raise rollout.tasks or annotate.value_model.valid_share"
+        )
     mean = sum(one.reward for one in train) / len(train)
     total = round(params.progress.epochs * sum(one.width for one in train))
     with context.progress("fitting progress", total, "token") as bar:

@@ -6,7 +6,7 @@ What every model of this folder is fitted with; what an example is and what its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -42,17 +42,35 @@ class FitReport:
     """Share of the targets that lie outside the head's support."""
 
 
-def split_by_task(examples: Sequence[E], valid_share: float, *key: object) -> tuple[list[E], list[E]]:
-    """Training and held-out examples; tasks are held out whole: `valid_share` of them, at least one.
+@dataclass(frozen=True)
+class TaskSplit:
+    """Which tasks are held out: one answer for all models that annotate fits, since one may start from another."""
 
-    Raises ValueError for fewer than two tasks.
-    """
-    tasks = sorted({example.task_id for example in examples})
-    if len(tasks) < 2:
-        raise ValueError(f"a value model needs examples of at least 2 tasks, got {len(tasks)}; raise annotate.tasks")
-    count = min(max(1, round(valid_share * len(tasks))), len(tasks) - 1)
-    held_out = set(permutation(tasks, *key)[:count])
-    return [one for one in examples if one.task_id not in held_out], [one for one in examples if one.task_id in held_out]
+    known: frozenset[str]
+    """The tasks that the split was drawn from."""
+    held_out: frozenset[str]
+    valid_share: float
+    seed: int
+
+    @classmethod
+    def of(cls, task_ids: Iterable[str], valid_share: float, seed: int) -> TaskSplit:
+        """`valid_share` of the tasks held out, at least one. Raises ValueError for fewer than two tasks."""
+        tasks = sorted(set(task_ids))
+        if len(tasks) < 2:
+            raise ValueError(f"a value model needs examples of at least 2 tasks, got {len(tasks)}; raise annotate.tasks")
+        count = min(max(1, round(valid_share * len(tasks))), len(tasks) - 1)
+        return cls(frozenset(tasks), frozenset(permutation(tasks, seed, "value_split")[:count]), valid_share, seed)
+
+    def with_tasks(self, task_ids: Iterable[str]) -> TaskSplit:
+        """The same split with `valid_share` of those tasks held out too that it does not know."""
+        new = sorted(set(task_ids) - self.known)
+        more = permutation(new, self.seed, "value_split")[: round(self.valid_share * len(new))]
+        return TaskSplit(self.known.union(new), self.held_out.union(more), self.valid_share, self.seed)
+
+    def parts(self, examples: Sequence[E]) -> tuple[list[E], list[E]]:
+        """Training and held-out examples; tasks are held out whole."""
+        held_out = [one for one in examples if one.task_id in self.held_out]
+        return [one for one in examples if one.task_id not in self.held_out], held_out
 
 
 def within(examples: Sequence[E], budget: int) -> list[list[E]]:

@@ -1,8 +1,8 @@
-"""The step-value model: V(history before a turn), the success the SFT policy can expect from there.
+"""The step-value model: V(history before a turn), the reward still to come that the SFT policy can expect from there.
 
 A copy of the policy's backbone (no output layer) with a scalar head of `stages.values.heads`, read at the last token before a
-turn. Targets are success shares of policy rollouts, weighted by their number; splits are by task, so that the calibration is on
-tasks the model has not seen.
+turn. Targets are means over policy rollouts, weighted by their number: where success alone pays, their share of successes. Splits
+are by task, so that the calibration is on tasks the model has not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stages.parameters.values import ValueModel
 from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.contract import ValueHead
-from stages.values.fitting import FitReport, split_by_task, within
+from stages.values.fitting import FitReport, within
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 
@@ -34,8 +34,8 @@ class ValuePath:
     task_id: str
     token_ids: list[int]
     boundaries: list[int]
-    successes: list[float]
-    """Summed outcomes (success, or for leaves the return) of the rollouts from each place."""
+    returns: list[float]
+    """Sum over the rollouts from each place of the rewards that came after it."""
     rollouts: list[float]
 
     rows = 1
@@ -137,11 +137,6 @@ def check_same_head(start: StepValueModel, params: HeadParams) -> None:
         )
 
 
-def split_paths(paths: Sequence[ValuePath], valid_share: float, seed: int) -> tuple[list[ValuePath], list[ValuePath]]:
-    """Training and held-out paths; see `split_by_task`."""
-    return split_by_task(paths, valid_share, seed, "value_split")
-
-
 def _collate(paths: Sequence[ValuePath]) -> _Batch:
     width, places = max(len(path.token_ids) for path in paths), max(len(path.boundaries) for path in paths)
     token_ids = torch.zeros(len(paths), width, dtype=torch.int64)
@@ -152,7 +147,7 @@ def _collate(paths: Sequence[ValuePath]) -> _Batch:
         token_ids[row, : len(path.token_ids)] = torch.tensor(path.token_ids)
         boundaries[row, :count] = torch.tensor(path.boundaries)
         weights[row, :count] = torch.tensor(path.rollouts)
-        targets[row, :count] = torch.tensor([s / n for s, n in zip(path.successes, path.rollouts, strict=True)])
+        targets[row, :count] = torch.tensor([s / n for s, n in zip(path.returns, path.rollouts, strict=True)])
     return _Batch(token_ids, torch.tensor([len(path.token_ids) for path in paths]), boundaries, targets, weights)
 
 
@@ -168,7 +163,7 @@ def fit(
     rollouts."""
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device
-    shares = [success / count for path in paths for success, count in zip(path.successes, path.rollouts, strict=True)]
+    shares = [total / count for path in paths for total, count in zip(path.returns, path.rollouts, strict=True)]
     counts = [count for path in paths for count in path.rollouts]
     model.start_at(torch.tensor(shares, device=device), torch.tensor(counts, device=device))
     model.train()
@@ -186,7 +181,7 @@ def fit(
 
 
 def predict(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictions, success shares and rollouts, each [M] float64, of all places on `paths`."""
+    """Predictions, targets and rollouts, each [M] float64, of all places on `paths`."""
     device = next(model.parameters()).device
     model.eval()
     parts = []

@@ -14,10 +14,10 @@ import torch
 from stages import annotate
 from stages.agent.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
 from stages.annotation.labels import label_rows
+from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
 from stages.annotation.summary import choose_tasks
-from stages.annotation.tree import node_schema
 from stages.environments.protocol import Observation, Step, Task
 from stages.params import Annotate, parse_params
 from stages.runtime import StageContext
@@ -148,6 +148,41 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
         made.append({str(path): path.read_bytes() for path in files if path.is_file()})
         shutil.rmtree(context.data / "models/q")
     assert made[0] == made[3]
+
+
+def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
+    """Contract: no task that a model is judged by was seen by another that it may have started from: the step-value model, the
+    Q-model and the progress estimator share one split of the tasks, whatever each can learn from."""
+    from stages.values import progress, q_fitting, step_value
+
+    seen: dict[str, set[str]] = {}
+
+    def noting(module: Any, name: str, place: int, as_: str) -> None:
+        given = getattr(module, name)
+
+        def noted(*args: Any, **settings: Any) -> Any:
+            seen[as_] = {example.task_id for example in args[place]}
+            return given(*args, **settings)
+
+        monkeypatch.setattr(module, name, noted)
+
+    noting(step_value, "fit", 1, "values learn")
+    noting(step_value, "predict", 1, "values")
+    noting(q_fitting, "fit_regression", 1, "q learns")
+    noting(q_fitting, "judge", 1, "q")
+    noting(progress, "fit_progress", 1, "progress learns")
+    noting(progress, "judge", 1, "progress")
+    play_episodes(context)
+    for seed in range(4):
+        q_model = {"kind": "regression", "init": "value_model", "epochs": 1.0}
+        more = {"iterations": 6, "q_model": q_model, "progress": {"kind": "spa", "epochs": 1.0}}
+        values = {**VALUES, "seed": seed, "annotate": {**VALUES["annotate"], **more}}
+        annotate.run(replace(context, params=parse_params(values)))
+        assert seen["values"] == seen["q"] <= seen["progress"]
+        for judged in ("values", "q", "progress"):
+            for learns in ("values learn", "q learns", "progress learns"):
+                assert not seen[judged] & seen[learns]
+        assert seen["progress"] | seen["progress learns"] == {task.task_id for task in tasks(8)}
 
 
 def play_episodes(context: StageContext) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 from tabular import grow
 
-from stages.annotation.tree import tree_values
+from stages.annotation.nodes import tree_values
 from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
 from stages.params import Annotate
 

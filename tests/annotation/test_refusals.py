@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from stages.annotation.units import value_range
-from stages.params import Annotate, ParamsError, parse_params
+from stages.annotation.units import q_range, value_head, value_range
+from stages.params import Annotate, ParamsError, check_domains, parse_params
 
 EAGER = {"kind": "eager"}
 WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}
+NARROW: dict[str, Any] = {"value_model": {"head": {"v_min": -5.0, "v_max": 1.5}}}
 THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts": False}}
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"gamma": 0.9}, "set gamma to 1"),
+        ({"gamma": 0.9, "labels": {"q": "tree"}}, "set gamma to 1"),
+        ({"gamma": 0.9, "labels": {"q": "process"}}, "set gamma to 1"),
         ({"reward_range": [1.0, 0.0]}, "reward_range must rise"),
         ({"reward_range": [-1.0, 1.0], "backup": "discounted_max"}, "single rewards"),
         ({"reward_range": [-1.0, 1.0], "labels": {"q": "best"}}, "single rewards"),
@@ -26,10 +28,12 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
         ({"cut_return": -0.5}, "outside reward_range"),
         ({"pairs": {"min_margin": 1.5}}, r"'rollout' lies in \[0, 1\]"),
         ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout' lies in \[0, 1\]"),
+        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0]}, r"'rollout' lies in \[-6, 0\]"),
         ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE}, r"'best' lies in \[-6, 0\]"),
         ({"returns": [0.0, -6.0]}, "returns must rise"),
-        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}}, r"value_model.head: returns lie in \[-6, 0\]"),
-        ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}, **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
+        ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}, **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
         ({"returns": [-6.0, 0.0], "progress": {"kind": "spa", "head": {"loss": "two_hot"}}}, r"progress.head: returns lie"),
         (
             {"returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE, "q_model": {"kind": "regression"}},
@@ -87,6 +91,7 @@ def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str)
             {"expansion": EAGER, "evaluation": {"kind": "value_model", "temperature": 0.7}, "labels": {"q": "tree"}},
             "evaluation.temperature would be ignored, since it needs kind: rollout or mixed: set it to null",
         ),
+        ({"labels": {"q": "tree", "pool": False}}, "labels.pool would be ignored, since it needs q: rollout: set it to True"),
         ({"pairs": {"rule": "threshold", "lone": 1}}, "pairs.lone would be ignored, since it needs rule: top_bottom"),
         ({"q_model": {"kind": "regression", "beta": 3.0}}, "q_model.beta would be ignored, since it needs kind: step_dpo"),
         ({"q_model": {"kind": "step_dpo", "head": {"loss": "mse"}}}, "q_model.head would be ignored, since it needs kind: regr"),
@@ -125,30 +130,61 @@ def test_whole_episodes_are_learnt_from_where_they_are_kept():
 
 
 def test_returns_of_dense_rewards_are_counted_on():
-    """Contract: settings whose heads and margins have room for returns from -6 to 0 pass."""
-    assert value_range(Annotate(returns=[-6.0, 0.0])) == (0.0, 1.0), "shares of success, whatever the returns"
-    best = Annotate(returns=[-6.0, 0.0], labels={"q": "best"}, pairs={"min_margin": 5.0}, **WIDE)
+    """Contract: labels that are returns lie where returns do, and heads and margins have room for them."""
+    for q in ("rollout", "best"):
+        given = Annotate(returns=[-6.0, 0.0], labels={"q": q}, pairs={"min_margin": 5.0}, **WIDE)
+        assert value_range(given) == q_range(given) == (-6.0, 0.0)
     tree = Annotate(returns=[-6.0, 0.0], labels={"q": "tree"}, pairs={"min_margin": 1.0}, q_model={"kind": "regression"}, **WIDE)
-    assert value_range(best) == value_range(tree) == (-6.0, 0.0)
+    assert (value_range(tree), q_range(tree)) == ((-6.0, 0.0), (0.0, 1.0))
+    assert value_range(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})) == (0.0, 1.0), "whether any succeeded"
 
 
-def test_the_value_model_speaks_the_scale_of_what_reads_it():
-    """Contract: a curriculum reads shares of success, step credit values on the scale of the rewards; what would be clamped or
-    added up across scales is refused, and the message says what to set."""
+def test_the_default_support_lies_around_the_returns():
+    """Contract: the head's default support, a fifth beyond [0, 1] on either side, is laid around other returns in the same way; a
+    support that was chosen stays, and so does that of shares."""
+    head = value_head(Annotate(returns=[-6.0, 0.0]))
+    assert (head.v_min, head.v_max) == pytest.approx((-7.2, 1.2))
+    assert value_head(Annotate()) == Annotate().value_model.head
+    assert value_head(Annotate(returns=[-6.0, 0.0], **WIDE)).v_min == -7.0
+    assert value_head(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})).v_min == -0.2
 
-    def given(rl: dict[str, Any], **annotate: Any) -> None:
-        own = {"rl": rl, "annotate": {"returns": [-6.0, 0.0], **annotate}}
-        parse_params({"domains": ["wordle"], "per_domain": {"wordle": own}})
 
-    tree = {"labels": {"q": "tree"}, "reward_range": [-6.0, 0.0], **WIDE}
-    curriculum, credit = {"curriculum": {"kind": "value"}}, {"credit": {"kind": "annotated"}}
-    given(curriculum)
-    with pytest.raises(ParamsError, match=r"rl.curriculum.kind: value draws.*'tree'.*\[-6, 0\]: set that to rollout"):
-        given(curriculum, **tree)
-    with pytest.raises(ParamsError, match=r"first observation.*'process' is 0 for every task.*set that to rollout"):
-        given(curriculum, labels={"q": "process"})
-    given(credit, **tree)
-    given({**credit, "reward": {"density": "single"}})
-    with pytest.raises(ParamsError, match=r"rl.credit.kind: annotated adds.*'rollout'.*\[-6, 0\]: set that to tree or best"):
-        given(credit)
-    given({**curriculum, **credit}, returns=[0.0, 1.0])
+UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "hard"}}, "'hard' it says whether a success is in reach: .* to outcome"),
+    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "process"}}, "'process' it says how near one is"),
+    ({"credit": {"kind": "annotated"}}, {"gamma": 0.9}, "undiscounted.*annotate.gamma is 0.9: set that to 1"),
+    ({"credit": {"kind": "annotated"}, "reward": {"density": "single"}}, {}, "rl.reward puts others in the place"),
+    ({"credit": {"kind": "annotated"}, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, "rl.reward puts others in the place"),
+    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "critic.init: value_model takes"),
+    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "set that to rollout, tree or best, or kind to difficulty"),
+    (
+        {"curriculum": {"kind": "value"}},
+        {"returns": [-6.0, 0.0]},
+        r"returns p in \[0, 1\], and annotate.returns is \[-6.0, 0.0\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rl", "annotate", "says"), UNSUITED)
+def test_what_is_no_reward_still_to_come_is_refused_by_name(rl: dict[str, Any], annotate: dict[str, Any], says: str):
+    """Contract: readers of the step-value model take its word for the undiscounted reward still to come of the environment's own
+    rewards; where it says something else, or rl pays others, the message names the reader and what to set."""
+    with pytest.raises(ParamsError, match=says):
+        parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
+
+
+@pytest.mark.parametrize("q", ["rollout", "tree", "best"])
+def test_step_credit_goes_with_any_returns(q: str):
+    """Contract: with labels that are returns, step credit and a critic that starts from the step-value model know the returns of
+    any domain: from -6 to 0 in wordle, graded ones in shop."""
+    wide = {"v_min": -7.2, "v_max": 1.2}
+    lmrl = {"environment": {"reward": "lmrl"}, "annotate": {"returns": [-6.0, 0.0], "labels": {"q": q}}}
+    shop = {"annotate": {"labels": {"q": q}}}
+    start = {"algorithm": "ppo", "critic": {"init": "value_model"}}
+    wordle = {**start, "critic": {**start["critic"], "head": wide}}
+    for rl in (
+        {"wordle": {"credit": {"kind": "annotated"}}, "shop": {"credit": {"kind": "annotated"}}},
+        {"wordle": wordle, "shop": start},
+    ):
+        per_domain = {"wordle": {**lmrl, "rl": rl["wordle"]}, "shop": {**shop, "rl": rl["shop"]}}
+        check_domains(parse_params({"domains": ["wordle", "shop"], "per_domain": per_domain}))

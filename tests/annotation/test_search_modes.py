@@ -11,11 +11,12 @@ from tabular import SIGNED, grow
 
 from stages.agent.episode import read_rows, write_table
 from stages.annotation.labels import first_error, label_rows
+from stages.annotation.nodes import node_schema, tree_values
 from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import lazy
 from stages.annotation.search import Search
 from stages.annotation.solutions import omega
-from stages.annotation.tree import Edge, Tree, node_schema, tree_values
+from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import lowest_worth
 from stages.annotation.work import Play
 from stages.claims.known_tree import (

@@ -5,6 +5,7 @@ import math
 import pytest
 from tabular import SIGNED
 
+from stages.annotation.backup import with_critic
 from stages.annotation.selection import (
     Arm,
     critic_ranks,
@@ -17,7 +18,7 @@ from stages.annotation.selection import (
     uct,
     virtual,
 )
-from stages.annotation.tree import Edge, Tree, with_critic
+from stages.annotation.tree import Edge, Tree
 from stages.parameters.annotate import OmegaScore
 from stages.params import Annotate
 from stages.seeding import stream

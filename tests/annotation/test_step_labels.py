@@ -20,8 +20,8 @@ from stages.annotation.labels import (
     standard_error,
     steps_to,
 )
+from stages.annotation.nodes import trees_of
 from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
-from stages.annotation.tree import trees_of
 from stages.params import Annotate
 
 
@@ -29,6 +29,7 @@ def row(node: int, parent: int, n: int = 4, c: int = 0, end: bool = False, **cha
     """`c` of `n` rollouts through the node succeeded."""
     base = {"task_id": "t", "node": node, "parent": parent, "depth": 0, "action": f"go {node}", "N": n, "W": float(c)}
     base |= {"n_success": c, "n_rollouts": n, "reward": float(end and c > 0), "terminal": end, "truncated": False}
+    base |= dict.fromkeys(("R", "R2"), 0.0 if end else float(c))
     return {**base, **changes}
 
 
@@ -52,7 +53,7 @@ def test_process_values_of_rest_mcts():
 def test_advantage_is_q_minus_the_parents():
     """Contract: advantage = Q(node) - Q(parent), null for the root and under a parent without label; few visits, no label."""
     tree = [row(0, -1, 8, 4), row(1, 0, 4, 3), row(2, 0, 1, 1), row(3, 1, 2, 2, end=True)]
-    labels = {label["node"]: label for label in label_rows(tree, Annotate(labels={"min_visits": 2}))}
+    labels = {label["node"]: label for label in label_rows(tree, Annotate(labels={"min_visits": 2, "pool": False}))}
     assert sorted(labels) == [0, 1, 3]
     assert labels[0]["advantage"] is None
     assert labels[1]["advantage"] == 0.25
@@ -206,7 +207,7 @@ def test_lone_sides_edit_distance_and_continuations():
     rows = siblings((4, 2), (4, 1))
     assert len(found(rows, min_margin=0.25)) == 1
     assert len(found(rows, min_margin=0.25, continuation=True)) == 1
-    rows[3]["n_rollouts"], rows[5]["n_success"], rows[5]["n_rollouts"] = 50, 3, 3
+    rows[5]["reward"] = 2.0
     assert found(rows, min_margin=0.25, continuation=True) == []
 
 

@@ -5,7 +5,8 @@ from tabular import grow
 
 from stages.agent.episode import NODE_SCHEMA, write_table
 from stages.annotation.labels import label_rows
-from stages.annotation.search import PrefixStore, Search
+from stages.annotation.prefixes import PrefixStore
+from stages.annotation.search import Search
 from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
 from stages.params import Annotate
 

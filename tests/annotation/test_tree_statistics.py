@@ -6,7 +6,8 @@ import pytest
 from tabular import grow
 
 from stages.annotation.labels import label_rows
-from stages.annotation.tree import Edge, Tree, children_of, tree_values
+from stages.annotation.nodes import children_of, tree_values
+from stages.annotation.tree import Edge, Tree
 from stages.params import Annotate
 
 
@@ -56,7 +57,7 @@ def test_values_are_running_means():
 @pytest.mark.parametrize("q", ["rollout", "tree"])
 def test_after_one_success_every_step_is_worth_1(q: str):
     """Contract (step_q 2): Q of a step is the value of its node; after one success on a path of three steps all three are 1."""
-    params = Annotate(expand_k=9, labels={"q": q, "min_visits": 1})
+    params = Annotate(expand_k=9, labels={"q": q, "min_visits": 1, "pool": q != "rollout"})
     tree = Tree("t", ROOT, params)
     tree.insert(0, [edge(0), edge(1), edge(2, 1.0, end=True)], 1)
     assert [node.value for node in tree.nodes[1:]] == [1.0, 1.0, 1.0]

@@ -11,10 +11,11 @@ from tabular import grow
 
 from stages.annotation.calibration import calibration
 from stages.annotation.labels import best_values
+from stages.annotation.nodes import tree_values
 from stages.annotation.paths import value_paths
 from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
-from stages.annotation.tree import Edge, Tree, tree_values
+from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import return_of, worth
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
 from stages.params import Annotate
@@ -119,7 +120,7 @@ def test_the_step_value_model_learns_returns():
     ]
     params = Annotate(**LMRL, reward_range=[-1.0, 1.0], labels={"q": "tree"}, value_model={"head": WIDE})
     (path,) = value_paths(rows, params)
-    assert [total / count for total, count in zip(path.successes, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
+    assert [total / count for total, count in zip(path.returns, path.rollouts, strict=True)] == pytest.approx([-3.75, -2.25])
 
 
 def test_calibration_of_returns_is_that_of_their_shares():

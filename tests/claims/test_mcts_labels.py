@@ -21,6 +21,7 @@ from stages.params import ROOT, Annotate
 
 def row(node: int, parent: int, n: int, c: int, end: bool = False) -> dict[str, Any]:
     base = {"task_id": "t", "node": node, "parent": parent, "depth": 1, "action": f"go {node}", "N": n, "W": float(c)}
+    base |= dict.fromkeys(("R", "R2"), 0.0 if end else float(c))
     return {**base, "n_success": c, "n_rollouts": n, "reward": float(end and c > 0), "terminal": end, "truncated": False}
 
 
@@ -35,7 +36,7 @@ def test_the_numbers_by_hand() -> None:
         row(5, 2, 2, 0, True),
     ]
     worth = {1: (0.7, 0.4), 2: (0.5, 0.9), 3: (1.0, 1.0), 4: (1.0, 1.0), 5: (0.0, 0.0)}
-    found = judge(tree, Annotate(), lambda tree, node: worth[node], tokens=500)
+    found = judge(tree, Annotate(labels={"pool": False}), lambda tree, node: worth[node], tokens=500)
     assert tuple(found) == METRICS
     assert found["rmse_policy"] == pytest.approx((0.09 / 2) ** 0.5)
     assert found["rmse_best"] == pytest.approx(((0.36 + 0.16) / 2) ** 0.5)

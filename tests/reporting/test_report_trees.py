@@ -20,6 +20,7 @@ def row(task: str, node: int, parent: int, n: int, c: int, end: bool = False, **
     base = {"task_id": task, "node": node, "parent": parent, "depth": int(node > 0) + int(parent > 0), "action": f"go {node}"}
     base |= {"N": n, "W": float(c), "n_success": c, "n_rollouts": n, "prior": -float(node), "observation": f"room {node}"}
     base |= {"reward": float(end and c > 0), "terminal": end, "truncated": False, "context_ids": [node]}
+    base |= dict.fromkeys(("R", "R2"), 0.0 if end else float(c))
     return {**base, **changes}
 
 

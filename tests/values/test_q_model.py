@@ -26,7 +26,8 @@ def policy(tiny_policy: Path) -> Any:
 
 
 def node(index: int, parent: int, n: int, c: int, tokens: list[int], context: list[int], **changes: Any) -> dict[str, Any]:
-    base = {"task_id": "t", "node": index, "parent": parent, "depth": 0, "N": n, "W": float(c), "reward": float(c > 0)}
+    base = {"task_id": "t", "node": index, "parent": parent, "depth": 0, "N": n, "W": float(c)}
+    base |= {"reward": float(c > 0 and not context), **dict.fromkeys(("R", "R2"), float(c) if context else 0.0)}
     base |= {"n_success": c, "n_rollouts": n, "terminal": not context, "truncated": False, "action": str(tokens)}
     return {**base, "token_ids": tokens, "context_ids": context, **changes}
 

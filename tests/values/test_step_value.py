@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from stages.annotation.calibration import calibration
-from stages.annotation.paths import mean_success, value_paths
+from stages.annotation.paths import mean_value, value_paths
 from stages.parameters.values import ValueModel
 from stages.params import Annotate
-from stages.values.fitting import epoch_batches
+from stages.values.fitting import TaskSplit, epoch_batches
 from stages.values.settings import HeadParams
-from stages.values.step_value import StepValueModel, ValuePath, fit, predict, split_paths
+from stages.values.step_value import StepValueModel, ValuePath, fit, predict
 
 
 def backbone(seed: int = 0) -> Any:
@@ -42,9 +42,14 @@ def made_up_paths(tasks: int, each: int = 8) -> list[ValuePath]:
     return paths
 
 
+def split(paths: list[ValuePath], share: float, seed: int) -> tuple[list[ValuePath], list[ValuePath]]:
+    return TaskSplit.of((path.task_id for path in paths), share, seed).parts(paths)
+
+
 def node(index: int, parent: int, n: int, c: int, tokens: list[int], context: list[int], **changes: Any) -> dict[str, Any]:
     base = {"task_id": "t", "node": index, "parent": parent, "depth": 0, "N": n + 2, "W": float(c), "reward": 0.0}
     base |= {"n_success": c, "n_rollouts": n, "terminal": not context, "truncated": False}
+    base |= dict.fromkeys(("R", "R2"), float(c) if context else 0.0)
     return {**base, "token_ids": tokens, "context_ids": context, **changes}
 
 
@@ -62,10 +67,10 @@ def test_every_acting_node_is_read_once():
     """Contract: paths cover each node where the policy acts exactly once, at its last context token, weighted by rollouts."""
     first, second = value_paths(TREE, Annotate())
     assert first.token_ids == [1, 2, 3, 7, 8, 9]
-    assert (first.boundaries, first.successes, first.rollouts) == ([2, 5], [2.0, 0.0], [4.0, 1.0])
+    assert (first.boundaries, first.returns, first.rollouts) == ([2, 5], [2.0, 0.0], [4.0, 1.0])
     assert second.token_ids == [1, 2, 3, 4, 5, 6, 10, 11]
-    assert (second.boundaries, second.successes, second.rollouts) == ([5, 7], [2.0, 2.0], [3.0, 2.0])
-    assert mean_success([first, second]) == pytest.approx(6 / 10)
+    assert (second.boundaries, second.returns, second.rollouts) == ([5, 7], [2.0, 2.0], [3.0, 2.0])
+    assert mean_value([first, second]) == pytest.approx(6 / 10)
 
 
 def test_turn_values_read_the_boundaries_alone():
@@ -101,11 +106,11 @@ def test_untrained_model_predicts_the_mean(loss: str):
 def test_fit_learns_values_of_held_out_tasks(loss: str):
     """Contract: the model predicts success on tasks it has not seen, far better than their mean."""
     params = ValueModel(epochs=12, learning_rate=5e-3, batch_tokens=256, head=HeadParams(loss=loss))
-    train, held_out = split_paths(made_up_paths(20), 0.2, seed=0)
+    train, held_out = split(made_up_paths(20), 0.2, seed=0)
     model = StepValueModel(backbone(), params.head)
     report = fit(model, train, params, seed=0, micro_tokens=10_000)
     assert report.history[-1] < report.history[0]
-    found = calibration(*predict(model, held_out, 10_000), mean_success(train))
+    found = calibration(*predict(model, held_out, 10_000), mean_value(train))
     assert found["mse"] < 0.1 * found["baseline_mse"]
     assert found["explained_variance"] > 0.9
     assert found["correlation"] > 0.95
@@ -135,12 +140,22 @@ def test_epochs_visit_every_path_once():
 
 def test_tasks_are_held_out_whole():
     """Contract: no task is on both sides of the split; one task alone cannot be split."""
-    train, held_out = split_paths(made_up_paths(10), 0.15, seed=1)
+    train, held_out = split(made_up_paths(10), 0.15, seed=1)
     tasks = [{path.task_id for path in side} for side in (train, held_out)]
     assert (len(tasks[0]), len(tasks[1])) == (8, 2)
     assert not tasks[0] & tasks[1]
     with pytest.raises(ValueError, match="at least 2 tasks"):
-        split_paths(made_up_paths(1), 0.15, seed=1)
+        split(made_up_paths(1), 0.15, seed=1)
+
+
+def test_tasks_that_come_later_join_the_split():
+    """Contract: tasks that a split does not know are held out in the same proportion; those that it knows stay where they are."""
+    first = TaskSplit.of([f"t{number}" for number in range(10)], 0.2, seed=1)
+    wider = first.with_tasks([*(f"t{number}" for number in range(5)), *(f"u{number}" for number in range(10))])
+    assert len(first.held_out) == 2
+    assert {task for task in wider.held_out if task.startswith("t")} == set(first.held_out)
+    assert len(wider.held_out) == 4
+    assert first.with_tasks(["t1"]) == first
 
 
 def test_saved_model_gives_the_same_values(tmp_path):

@@ -1,0 +1,58 @@
+"""What a node is worth by its own counts and its children's values, and with a critic's ranks mixed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stages.annotation import units
+from stages.annotation.selection import critic_ranks, mixed
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
+
+
+def backed_up(
+    params: Annotate,
+    reward: float,
+    n: int,
+    w: float,
+    children: Sequence[tuple[int, float]],
+    expanded: bool,
+    to_come: float | None = None,
+) -> float:
+    """A node's value from its own counts and its children's (visits, value); children without visits have no say.
+
+    mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
+    visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
+    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * `to_come`, the rewards
+    after this action that the value model expects, where there is one. The first three are in units of the episode's return, the
+    last of the return from this action on.
+    """
+    visited = [(visits, value) for visits, value in children if visits]
+    if params.backup == "discounted_max":
+        if not visited:
+            return reward if to_come is None else reward + params.gamma * to_come
+        if expanded:
+            return reward + params.gamma * max(value for _, value in visited)
+        return reward + params.gamma * _weighted(visited)
+    if params.backup == "max" and expanded and visited:
+        return max(value for _, value in visited)
+    if params.backup == "children_mean" and visited:
+        return _weighted(visited)
+    return w / n if n else 0.0
+
+
+def _weighted(children: Sequence[tuple[int, float]]) -> float:
+    return sum(visits * value for visits, value in children) / sum(visits for visits, _ in children)
+
+
+def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
+    """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
+    evaluation = params.evaluation
+    judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
+    lowest = units.lowest_worth(params)
+    scale = units.highest_worth(params) - lowest
+    ranks = critic_ranks(judged)
+    return [mixed(own, lowest + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]

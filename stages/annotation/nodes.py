@@ -1,0 +1,87 @@
+"""Search trees as they are stored (rows of `node_schema`), and what follows from the rows alone: children, rewards, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from stages.agent.episode import NODE_SCHEMA
+from stages.annotation.backup import backed_up, with_critic
+from stages.annotation.units import plain
+
+if TYPE_CHECKING:
+    from stages.parameters.annotate import Annotate
+
+Row = Mapping[str, Any]
+
+MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
+"""Beside NODE_SCHEMA, where not rollouts alone make the tree."""
+
+
+def node_schema(params: Annotate) -> pa.Schema:
+    """Columns of nodes.parquet."""
+    return NODE_SCHEMA if plain(params) else pa.schema([*NODE_SCHEMA, *MORE])
+
+
+def ended(row: Row) -> bool:
+    """Whether the episode ended at a node, by its own rules or by a limit."""
+    return bool(row["terminal"] or row["truncated"])
+
+
+def trees_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Node rows by task, tasks in order of name, nodes in order. Raises ValueError if a tree's nodes aren't 0, 1, 2, ..."""
+    trees: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["task_id"], row["node"])):
+        trees.setdefault(row["task_id"], []).append(row)
+    for task, tree in trees.items():
+        if [row["node"] for row in tree] != list(range(len(tree))):
+            raise ValueError(f"nodes of task {task} are not numbered 0 to {len(tree) - 1} without gaps; run annotate again")
+    return trees
+
+
+def children_of(tree: Sequence[Row]) -> list[list[int]]:
+    """Children of each node of one tree, in order of creation."""
+    children: list[list[int]] = [[] for _ in tree]
+    for row in tree[1:]:
+        children[row["parent"]].append(row["node"])
+    return children
+
+
+def totals_of(tree: Sequence[Row]) -> list[float]:
+    """Sum of rewards from the root of one tree to each of its nodes."""
+    totals = [0.0] * len(tree)
+    for row in tree[1:]:
+        totals[row["node"]] = totals[row["parent"]] + row["reward"]
+    return totals
+
+
+def expanded_row(row: Row, params: Annotate) -> bool:
+    """`Tree.expanded` of a stored node."""
+    if params.expansion.kind == "eager":
+        return bool(row["drawn"])
+    return not ended(row) and row["n_rollouts"] >= params.expand_k
+
+
+def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
+    """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
+    a critic, mixed with its ranks."""
+    children, totals = children_of(tree), totals_of(tree)
+    values = [0.0] * len(tree)
+    for row in reversed(tree):  # a child is numbered after its parent
+        node = row["node"]
+        below = [(tree[child]["N"], values[child]) for child in children[node]]
+        own = row["model_value"] if params.evaluation.kind == "value_model" and not ended(row) else None
+        to_come = None if own is None else own - totals[node]
+        values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
+    if params.evaluation.critic == "none":
+        return values
+    judged = list(values)
+    for siblings in filter(None, children):
+        q = [values[child] for child in siblings]
+        priors = [tree[child]["prior"] for child in siblings]
+        read = [tree[child].get("model_value") for child in siblings]
+        for child, value in zip(siblings, with_critic(q, priors, read, params), strict=True):
+            judged[child] = value
+    return judged

@@ -1,0 +1,119 @@
+"""Labels are not too high among the nodes that were visited again: posterior means over the trees of a forest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from test_step_labels import row
+
+from stages.annotation import pooling
+from stages.annotation.labels import label_rows
+from stages.annotation.nodes import trees_of
+from stages.annotation.pooling import pooled_values, strength
+from stages.claims.label_bias import differences, grow, summed_up
+from stages.params import Annotate
+
+
+def test_labels_of_lazy_trees_are_unbiased() -> None:
+    """Contract: over the labelled nodes of 480 trees of 16 iterations in worlds where Q is known, the mean of label - Q is 0 at
+    every depth, whatever number of visits the label asks for; that of the plain means is not: those visited again were lucky."""
+    params = Annotate()
+    forests = [grow(params, range(start, start + 48), seed=0) for start in range(0, 480, 48)]
+    for visits, too_high in ((2, {3: 0.01, 4: 0.02}), (4, {2: 0.1, 3: 0.15, 4: 0.08})):
+        gated = params.model_copy(update={"labels": params.labels.model_copy(update={"min_visits": visits})})
+        found = summed_up([differences(rows, gated) for rows in forests])
+        for depth, least in too_high.items():
+            assert found["counted", depth].mean - found["counted", depth].half > least
+        for depth in range(1, 5):
+            counted, label = found["counted", depth], found["label", depth]
+            assert abs(label.mean) < max(0.02, 1.5 * label.half), (visits, depth, label)
+            assert label.rmse < 0.9 * counted.rmse
+
+
+def test_the_posterior_does_not_ask_why_sampling_went_on() -> None:
+    """Contract: shares drawn from Beta(s m, s (1 - m)) and sampled until the first failure, six times at most: s is found again,
+    and over those sampled at least twice the posterior means are right where the plain means are far too high."""
+    rng = np.random.default_rng(0)
+    count, s, m = 4000, 4.0, 0.4
+    share = rng.beta(s * m, s * (1 - m), count)
+    outcomes = rng.random((count, 6)) < share[:, None]
+    drawn = np.minimum(1 + np.cumprod(outcomes, 1).sum(1), 6).astype(float)
+    right = np.array([row[: int(n)].sum() for row, n in zip(outcomes, drawn, strict=True)], dtype=float)
+    found = strength(right, drawn, np.full(count, m))
+    assert 3.0 < found < 5.5
+    again = drawn >= 2
+    label = (right + found * m) / (drawn + found)
+    assert (right / drawn - share)[again].mean() > 0.1
+    assert abs((label - share)[again].mean()) < 0.01
+
+
+def forest(**changes: Any) -> dict[str, list[Any]]:
+    """Two trees: the root's child went right in 3 of 4, below it 2 of 2; the other tree's rollouts all failed."""
+    first = [row(0, -1, 8, 4), row(1, 0, 4, 3), row(2, 1, 2, 2), row(3, 2, 1, 1, end=True)]
+    second = [row(0, -1, 8, 0, task_id="u"), row(1, 0, 4, 0, task_id="u")]
+    return trees_of([{**one, **changes} for one in (*first, *second)])
+
+
+def test_pooled_values_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: q = (c + s V(parent)) / (n + s), the root's parent being the mean over the trees; an end is known."""
+    monkeypatch.setattr(pooling, "strength", lambda *counts: 4.0)
+    values = pooled_values(forest(), Annotate())
+    root = (4 + 4 * 0.25) / 12
+    child = (3 + 4 * root) / 8
+    assert values["t"] == pytest.approx([root, child, (2 + 4 * child) / 6, 0.0])
+    other = (0 + 4 * 0.25) / 12
+    assert values["u"] == pytest.approx([other, 4 * other / 8])
+
+
+def test_what_is_paid_counts_at_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: children's values are drawn to what their parent's leaves to come: with a price of 1 a turn and outcomes from -4
+    to 0, V = 3/4 of the way up for the root makes a child's V one price higher, and labels differ by their evidence alone."""
+    monkeypatch.setattr(pooling, "strength", lambda *counts: 2.0)
+    tree = [row(0, -1, 2, R=-2.0, R2=2.5), row(1, 0, 1, reward=-1.0, R=0.0, R2=0.0)]
+    values = pooled_values(trees_of(tree), Annotate(returns=[-4.0, 0.0]))["t"]
+    # Of the nodes with several outcomes: 2 * 3/4 * 1/4 against (2.5 - 2^2 / 2) / 4^2.
+    weight = (2 * 0.75 * 0.25) / (0.5 / 16)
+    assert values[0] == pytest.approx(-1.0)
+    q = (weight * -1.0 + 2 * -1.0) / (weight + 2)
+    assert values[1] == pytest.approx(q + 1.0)
+
+
+def test_outcomes_without_luck_stay_as_they_are() -> None:
+    """Contract: where every rollout from a node brings the same, between the ends of the range, means are exact and stay."""
+    tree = [row(0, -1, 4, R=1.2, R2=0.36), row(1, 0, 2, R=0.6, R2=0.18), row(2, 0, 2, R=1.0, R2=0.5)]
+    assert pooled_values(trees_of(tree), Annotate())["t"] == pytest.approx([0.3, 0.3, 0.5])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"labels": {"pool": False}},
+        {"selection": {"rule": "flat"}, "evaluation": {"rollouts": 8}},
+        {"selection": {"rule": "random"}},
+    ],
+)
+def test_plain_means_where_no_choice_went_by_outcomes(settings: dict[str, Any]) -> None:
+    """Contract: labels are shares where the number of rollouts does not depend on what they brought, and where they are asked
+    for."""
+    rows = [one for tree in forest().values() for one in tree]
+    labels = label_rows(rows, Annotate(**settings))
+    assert [label["q"] for label in labels] == [label["q_rollout"] for label in labels]
+    assert [label["q"] for label in label_rows(rows, Annotate())] != [label["q"] for label in labels]
+
+
+def test_a_label_depends_on_what_its_depth_says() -> None:
+    """Contract: siblings that are much alike are drawn to their parent more than those that are not."""
+    labels = defaultdict(list)
+    for name, counts in (("alike", (2, 2)), ("apart", (4, 0))):
+        rows = []
+        for number in range(12):
+            task = f"{name}{number:02d}"
+            rows += [row(0, -1, 8, 4, task_id=task)]
+            rows += [row(place, 0, 4, c, task_id=task) for place, c in enumerate(counts, start=1)]
+        labels[name] = label_rows([*rows], Annotate())
+    drawn = [abs(label["q"] - 0.5) for label in labels["apart"] if label["node"]]
+    assert min(drawn) > 0.4
+    assert max(abs(label["q"] - 0.5) for label in labels["alike"]) < 1e-9

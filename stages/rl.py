@@ -22,6 +22,7 @@ from stages.checkpoints import Checkpoints
 from stages.environments.registry import load_domain, open_domain, returns_of
 from stages.params import Rl
 from stages.runtime import StageContext, stage_run
+from stages.sections import seed_of
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
@@ -166,7 +167,7 @@ def run(context: StageContext) -> None:
     opened = open_domain if algorithm.method.data == "episodes" else load_domain
     domain = opened(context.domain, context.params.per_domain[context.domain].environment)
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
-    prepare_model(policy.model, context.params, context.params.seed_of(algorithm.rl), context.title)
+    prepare_model(policy.model, context.params, seed_of(context.params, algorithm.rl), context.title)
 
     checkpoints = Checkpoints(context)
     learnt = LEARN[algorithm.method.data](context, domain, algorithm, policy, checkpoints, processes)

@@ -7,7 +7,6 @@ from typing import Any
 
 from stages.algorithms.needs import learns_values
 from stages.algorithms.resolve import resolve_section
-from stages.parameters.across import judged
 from stages.params import Params
 from stages.reporting.blocks import Block, Heading, Table, Text, number
 from stages.reporting.inputs import Inputs
@@ -32,7 +31,7 @@ def used(params: Params, domain: str) -> list[str]:
     q_model = params.section("annotate", domain).q_model
     if q_model.kind == "regression" and q_model.init == "value_model":
         found.append("the Q-model starts as the step-value model")
-    if any(model.endswith("+q") for model in params.evaluate.models or []) and domain in judged(params, "q"):
+    if q_model.kind != "none" and any(model.endswith("+q") for model in params.evaluate.models or []):
         found.append("in the evaluation a Q-model chooses among actions")
     return found
 

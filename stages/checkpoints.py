@@ -31,7 +31,7 @@ class Checkpoints:
         key = json.dumps({**input_hashes(context.root, context.name, context.domain), **(more or {})}, sort_keys=True)
         self.parent = context.root / ".bellwether" / "checkpoints" / context.title
         self.folder = self.parent / hashlib.sha256(key.encode()).hexdigest()[:16]
-        self.classes = list(classes)
+        self.classes: list[Any] = list(classes)
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.pt"

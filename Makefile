@@ -80,6 +80,7 @@ ui: install
 	@python -m stages.tracking --replay > /dev/null || true
 	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
+		--allowed-hosts 'localhost,localhost:*,127.0.0.1,127.0.0.1:*' \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}" $(UI_ARGS)
 
 # What differs between experiments, without the hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...

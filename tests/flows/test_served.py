@@ -129,7 +129,7 @@ def test_mlflow_and_the_report_answer_this_machines_own_names(served: Served) ->
         assert said(served.report_port, "GET", "/report.html", host=host).status_code == 400
     for host in ("localhost", "127.0.0.1"):
         assert said(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 200
-        assert said(served.report_port, "GET", "/benchmarks/dvc.yaml", host=host).status_code == 200
+        assert said(served.report_port, "GET", "/dvc.yaml", host=host).status_code == 200
     for origin in ("https://attacker.example", "null"):
         made = said(served.mlflow_port, "POST", f"{api}/create", origin=origin, json={"name": "theirs"})
         assert made.status_code == 403

@@ -1,7 +1,8 @@
 """`make serve`: Prefect's server and worker, the deployments, the watch for changes, MLflow's UI and the report, in one command.
 
 All of it is bound to 127.0.0.1, needs no network, reports to nobody, and ends together: at Ctrl-C, at `make serve-stop`, when one
-part ends by itself, and when this process is killed. Logs are in .bellwether/serve.
+part ends by itself, and when this process is killed. Logs are in .bellwether/serve. Prefect's API, which can run commands, wants
+the password in .prefect/auth (flows/auth.py); all parts answer to this machine's own names alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import httpx
 import psutil
 
+from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
 from flows.pipeline import ROOT
 from stages.command import command
@@ -121,7 +123,8 @@ def port_is_free(port: int) -> bool:
 
 def environment(ports: argparse.Namespace, mlflow: str) -> dict[str, str]:
     """What all parts run with, the flow runs of the worker too."""
-    local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), HOST, "localhost"]))
+    local = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), *auth.HOSTS]))
+    password = auth.settings(os.environ)[auth.SERVER]
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -129,6 +132,11 @@ def environment(ports: argparse.Namespace, mlflow: str) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
         "PREFECT_API_URL": f"http://{HOST}:{ports.port}/api",
+        auth.API: password,
+        auth.SERVER: password,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": auth.origins(ports.port),
+        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_PORT": str(ports.port),
         "PREFECT_LOGGING_LEVEL": "INFO",
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -141,8 +149,8 @@ def environment(ports: argparse.Namespace, mlflow: str) -> dict[str, str]:
 def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
     """What serves; what works once the deployments are made; MLflow's address."""
     python = [sys.executable, "-m"]
-    server = [*python, "prefect", "server", "start", "--host", HOST, "--port", str(ports.port), "--log-level", "WARNING"]
-    report = [*python, "http.server", str(ports.report_port), "--bind", HOST, "--directory", str(ROOT / "reports")]
+    server = [*python, "flows.local_server", "prefect", "--port", str(ports.port)]
+    report = [*python, "flows.local_server", "report", "--port", str(ports.report_port)]
     found = [
         Part("prefect-server", server, f"http://{HOST}:{ports.port}/api/health"),
         Part("report", report, f"http://{HOST}:{ports.report_port}/"),
@@ -158,7 +166,13 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
     return found, works, mlflow
 
 
-def end_lost_runs(api: str) -> None:
+def password_file() -> str:
+    """Where the password is, as it is told to the user."""
+    path = auth.file(os.environ)
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def end_lost_runs(api: str, password: str) -> None:
     """Runs that a worker was to run become Crashed where they count as running although no worker is there."""
     wanted = {
         "flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}, "deployment_id": {"is_null_": False}}
@@ -174,7 +188,7 @@ def end_lost_runs(api: str) -> None:
             time.sleep(0.5)
         return answer.raise_for_status().json()
 
-    with httpx.Client(timeout=10.0, trust_env=False) as client, contextlib.suppress(httpx.HTTPError):
+    with httpx.Client(timeout=10.0, trust_env=False, auth=auth.pair(password)) as client, contextlib.suppress(httpx.HTTPError):
         for run in ask("/flow_runs/filter", wanted):
             ask(f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
             print(f"serve: run {run['name']} was ended with its worker", flush=True)
@@ -196,12 +210,12 @@ def serve(ports: argparse.Namespace) -> int:
             part.start(settings)
         for part in first:
             part.wait()
-        end_lost_runs(settings["PREFECT_API_URL"])
+        end_lost_runs(settings["PREFECT_API_URL"], settings[auth.API])
         bootstrap.start(settings)
         bootstrap.finish()
         for part in then:
             part.start(settings)
-        print(f"serve: Prefect   http://{HOST}:{ports.port}", flush=True)
+        print(f"serve: Prefect   http://{HOST}:{ports.port} (its password is in {password_file()})", flush=True)
         print(f"serve: MLflow    {mlflow}", flush=True)
         print(f"serve: report    {settings[REPORT_URL]}", flush=True)
         print(f"serve: logs in {FOLDER.relative_to(ROOT)}; Ctrl-C or 'make serve-stop' ends all of it", flush=True)
@@ -221,7 +235,7 @@ def serve(ports: argparse.Namespace) -> int:
         # The server last: it is still told how runs ended.
         for part in (*reversed(then), bootstrap):
             part.end()
-        end_lost_runs(settings["PREFECT_API_URL"])
+        end_lost_runs(settings["PREFECT_API_URL"], settings[auth.API])
         for part in reversed(first):
             part.end()
         STATE.unlink(missing_ok=True)

@@ -114,6 +114,8 @@ const style = document.createElement('style');
 style.textContent = '.modebar-container, .modebar { display: none !important }';
 document.head.append(style);
 """
+LOG_IN = "localStorage.setItem('prefect-password', btoa(arguments[0]))"
+"""As the login of Prefect's UI does; where the server wants no password, it changes nothing."""
 CLICK_TEXT = """
 const leaves = [...document.querySelectorAll('*')].filter(item => !item.children.length);
 leaves.find(item => item.textContent.trim() === arguments[0]).click();
@@ -184,6 +186,8 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
             subprocess.run([sys.executable, "-m", "flows.lifecycle"], cwd=ROOT, env=environment, check=True)
             run = newest_flow_run(address)
         browser.view(SIZE)
+        browser.open(address)
+        browser.run(LOG_IN, os.environ.get("PREFECT_API_AUTH_STRING", ""))
         browser.open(f"{address}/runs/flow-run/{run}")
         wait_for(browser, "Completed", "Task Runs")
         browser.run(CLICK_TEXT, "Task Runs")

@@ -76,6 +76,7 @@ def mlflow_server(root: Path) -> Iterator[str]:
         raise RuntimeError("there is no mlflow.db; run 'make lifecycle' first, with tracking on")
     address = f"http://{HOST}:{(port := free_port())}"
     command = [sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port), "--workers", "1"]
+    command += ["--allowed-hosts", f"{HOST}:{port}"]
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = root / ".bellwether" / "screenshots" / "mlflow.log"
     with serving([*command, "--backend-store-uri", store], f"{address}/health", log, environment, root):
@@ -92,7 +93,7 @@ def prefect_server(root: Path) -> Iterator[str]:
     import flows  # noqa: F401  (Prefect's settings for this checkout)
 
     address = f"http://{HOST}:{(port := free_port())}"
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", "flows.local_server", "prefect", "--port", str(port)]
     # The UI's files name the server they talk to.
     environment = {"PREFECT_UI_API_URL": f"{address}/api", "PREFECT_API_URL": f"{address}/api"}
     log = root / ".bellwether" / "screenshots" / "prefect.log"

@@ -66,6 +66,8 @@ class Served:
     process: subprocess.Popen
     environment: dict[str, str]
     port: int
+    mlflow_port: int
+    report_port: int
 
     @classmethod
     def start(cls, root: Path) -> Served:
@@ -77,7 +79,7 @@ class Served:
         with (root / "serve.log").open("w") as log:
             command = [sys.executable, "-m", "flows.serve", *ports]
             process = subprocess.Popen(command, cwd=root, env=environment, stdout=log, stderr=log)
-        served = cls(root, process, environment, port)
+        served = cls(root, process, environment, port, mlflow, report)
         until(served.is_up, "make serve is up")
         return served
 
@@ -97,8 +99,15 @@ class Served:
                 continue
         return found
 
+    @property
+    def auth(self) -> tuple[str, str]:
+        """User and password of Prefect's API."""
+        user, _, password = (self.root / ".prefect" / "auth").read_text().strip().partition(":")
+        return user, password
+
     def api(self, method: str, path: str, **values: Any) -> Any:
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}/api", timeout=WAIT_S, trust_env=False) as client:
+        address = f"http://127.0.0.1:{self.port}/api"
+        with httpx.Client(base_url=address, timeout=WAIT_S, trust_env=False, auth=self.auth) as client:
             # 503: its database is locked by a writer; Prefect's own client asks again as well
             answer = until(lambda: (found := client.request(method, path, **values)).status_code != 503 and found, path)
             answer.raise_for_status()

@@ -19,10 +19,12 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from stages.agent.engine import EngineError
+from stages.agent.engine import EngineError, Pause
 from stages.agent.token_sessions import Answer, Asked
 
 TIMEOUT_S = 600.0
+PAUSE_S = 0.1
+"""Between two looks at `Pause` while requests are under way."""
 RETRIES = 4
 """Of a request that met no server, an overloaded one (429) or a broken one (5xx), with growing pauses between them."""
 TOKEN_ID = "token_id:"
@@ -111,21 +113,25 @@ class OpenAIBackend:
         self.dialect, self.text = dialect, text
         self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
         self._running: dict[int, Future[Answer]] = {}
+        """Requests under way, by session."""
         self._added = list(tokenizer("")["input_ids"])
         self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
     def start(self, asked: Asked) -> None:
         self._running[asked.session] = self._workers.submit(self._complete, asked)
 
-    def wait(self) -> list[Answer]:
-        done, _ = wait(self._running.values(), return_when=FIRST_COMPLETED)
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        done: set[Future[Answer]] = set()
+        while self._running and not done and not (pause and pause()):
+            done, _ = wait(self._running.values(), PAUSE_S if pause else None, FIRST_COMPLETED)
         answers = [future.result() for future in done]
         for answer in answers:
             del self._running[answer.session]
         return answers
 
     def cancel(self, sessions: Collection[int]) -> None:
-        """See `Backend.cancel`. A request that a server has begun runs to its end there; its answer is thrown away."""
+        """See `Backend.cancel`. What was not sent yet is not sent; a request under way goes on at the server, its reply is
+        dropped."""
         for future in (self._running.pop(session, None) for session in sessions):
             if future is not None:
                 future.cancel()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stages.agent.engine import EngineError, Sampling, Turn
+from stages.agent.engine import EngineError, Pause, Sampling, Turn
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Backend(Protocol):
         """Begin one completion."""
         ...
 
-    def wait(self) -> list[Answer]:
-        """Wait until at least one of those begun is done; all that are done by then."""
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        """Wait until at least one of those begun is done, or until `pause` says so; all that are done by then."""
         ...
 
     def cancel(self, sessions: Collection[int]) -> None:
@@ -114,19 +114,19 @@ class TokenEngine:
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         while self._waiting:
             self._begin(self._waiting[0])
             del self._waiting[0]
-        while self._running and not self._finished:
-            for answer in self._wait():
+        while self._running and not self._finished and not (pause and pause()):
+            for answer in self._wait(pause):
                 self._end(answer)
         turns, self._finished = self._finished, []
         return sorted(turns, key=lambda turn: turn.session)
 
-    def _wait(self) -> list[Answer]:
+    def _wait(self, pause: Pause | None) -> list[Answer]:
         try:
-            return self.backend.wait()
+            return self.backend.wait(pause)
         except BaseException:
             # Which answers are lost, only the back end could know: all that run are begun again.
             running, self._running = sorted(self._running), set()

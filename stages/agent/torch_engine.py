@@ -25,7 +25,7 @@ from stages import seeding
 from stages.agent.architectures import unserved, windows
 from stages.agent.cache import SlotCache
 from stages.agent.decoder import Pass, make_forward
-from stages.agent.engine import Sampling, Turn
+from stages.agent.engine import Pause, Sampling, Turn
 from stages.agent.engine_check import check_against_model
 from stages.agent.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.agent.sampling import candidate_entropy, draw
@@ -133,7 +133,7 @@ class TorchEngine:
         """Tokens that still fit into the session."""
         return self.max_length - len(self._sessions[session].tokens)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         self._clock += 1
         if self.model.training:
             self.model.eval()
@@ -141,7 +141,7 @@ class TorchEngine:
             self._start()
             running = len(self._finished) + int(self.table.active.sum())
             wanted = max(1, math.ceil(running * self.batch_share))
-            while len(self._finished) < wanted and self.table.active.any():
+            while len(self._finished) < wanted and self.table.active.any() and not (pause and pause()):
                 self._step()
         turns, self._finished = self._finished, []
         return sorted(turns, key=lambda turn: turn.session)

@@ -20,6 +20,8 @@ SETTINGS = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # without it the UI is two processes and leaves none behind
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+OWN_NAMES = ("127.0.0.1", "localhost")
+"""How this machine calls itself: a page whose own name was pointed at 127.0.0.1 (DNS rebinding) still sends that name."""
 
 
 def served(given: Sequence[str]) -> tuple[str, list[str]]:
@@ -27,8 +29,13 @@ def served(given: Sequence[str]) -> tuple[str, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m stages.tracking.ui", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--host", default=os.environ.get("MLFLOW_HOST") or "127.0.0.1")
     parser.add_argument("-p", "--port", default=os.environ.get("MLFLOW_PORT") or "5000")
+    parser.add_argument("--allowed-hosts", default=os.environ.get("MLFLOW_SERVER_ALLOWED_HOSTS"))
+    parser.add_argument("--cors-allowed-origins", default=os.environ.get("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"))
     own, others = parser.parse_known_args(given)
-    return f"http://{own.host}:{own.port}", ["--host", own.host, "--port", own.port, "--workers", "1", *others]
+    hosts = own.allowed_hosts or ",".join(f"{host},{host}:*" for host in OWN_NAMES)
+    origins = own.cors_allowed_origins or ",".join(f"http://{host}:{own.port}" for host in OWN_NAMES)
+    options = ["--host", own.host, "--port", own.port, "--workers", "1"]
+    return f"http://{own.host}:{own.port}", [*options, "--allowed-hosts", hosts, "--cors-allowed-origins", origins, *others]
 
 
 @command

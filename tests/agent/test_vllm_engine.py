@@ -105,6 +105,20 @@ def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabiliti
     player.close()
 
 
+def test_what_is_closed_in_the_middle_of_a_turn_is_aborted(engine: list[StandIn], tiny_policy: Path) -> None:
+    player = open_player(tiny_policy, settings(check_turns=0))
+    sessions = [player.engine.open([5, last]) for last in (6, 7)]
+    for session in sessions:
+        player.engine.request(session, 1, SAMPLING)
+    assert player.engine.advance(lambda: bool(engine[0].waiting)) == []
+    assert len(engine[0].waiting) == 2
+    player.engine.close(sessions[0])
+    assert [name for name, _, _ in engine[0].waiting] == [str(sessions[1])]
+    (turn,) = player.engine.advance()
+    assert turn.session == sessions[1]
+    player.close()
+
+
 def test_tokens_without_log_probabilities_are_refused(engine: list[StandIn], tiny_policy: Path) -> None:
     player = open_player(tiny_policy, settings(check_turns=0))
     engine[0].lacking = True

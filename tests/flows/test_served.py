@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-from served import Served, add_flows, until
+from served import WAIT_S, Served, add_flows, until
 from small_project import add_work, do, make_project
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.long(100)]  # a busy machine makes servers slow, not wrong
@@ -52,6 +55,101 @@ def test_a_schedule_makes_runs(served: Served) -> None:
     # All stages of a run know its id, under which MLflow keeps them together, and its name, by which it shows them.
     name = next(item["name"] for item in served.runs("lifecycle-nightly") if item["id"] == run)
     assert (served.root / "joined.txt").read_text().split() == [run, name, run, name]
+
+
+STRANGERS = ("attacker.example", "127.0.0.1.attacker.example", "10.attacker.example")
+"""Names that a page can have; the last looks like the start of a private address."""
+
+
+def said(port: int, method: str, path: str, host: str = "", origin: str = "", **values: Any) -> httpx.Response:
+    """The answer to a request as a browser sends it, without a password unless `auth` is given."""
+    headers = {
+        **({"Host": f"{host}:{port}"} if host else {}),
+        **({"Origin": origin} if origin else {}),
+        **values.pop("headers", {}),
+    }
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False) as client:
+        return client.request(method, path, headers=headers, **values)
+
+
+def test_no_web_page_can_start_a_run(served: Served) -> None:
+    """Contract: whoever has no password starts nothing, though a run may say what command the worker is to run; a browser neither
+    sends it for a page nor shows a page what the server says."""
+    deployment = served.deployment("lifecycle-on-change")["id"]
+    mark = served.root / "ran"
+    run = {"state": {"type": "SCHEDULED"}, "job_variables": {"command": f"touch {mark}"}}
+    path = f"/api/deployments/{deployment}/create_flow_run"
+    before = len(served.runs("lifecycle-on-change"))
+    for origin in ("https://attacker.example", "null", f"http://127.0.0.1:{served.port}"):
+        assert said(served.port, "POST", path, origin=origin, json=run).status_code == 401
+        assert said(served.port, "POST", path, origin=origin, json=run, auth=("bellwether", "guess")).status_code == 401
+        text = said(served.port, "POST", path, origin=origin, content=json.dumps(run), headers={"Content-Type": "text/plain"})
+        assert text.status_code == 401
+    for host in STRANGERS:
+        assert said(served.port, "POST", path, host=host, json=run, auth=served.auth).status_code == 400
+        assert said(served.port, "GET", "/", host=host).status_code == 400
+    assert len(served.runs("lifecycle-on-change")) == before
+    assert not mark.exists()
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    for origin, allowed in (("https://attacker.example", False), ("null", False), (f"http://localhost:{served.port}", True)):
+        for answer in (
+            said(served.port, "OPTIONS", path, origin=origin, headers=asked),
+            said(served.port, "GET", "/api/flow_runs/", origin=origin, auth=served.auth),
+        ):
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+    password = served.root / ".prefect" / "auth"
+    assert stat.S_IMODE(password.stat().st_mode) == 0o600
+    logs = "".join(path.read_text() for path in (served.root / ".bellwether" / "serve").glob("*.log"))
+    assert served.auth[1] not in logs + (served.root / "serve.log").read_text()
+
+
+def heard(address: str, protocols: list[str]) -> Any:
+    """The first answer of a websocket to a guess at the password."""
+    from websockets.sync.client import connect
+
+    with connect(address, subprotocols=protocols, proxy=None) as socket:  # type: ignore[arg-type]
+        socket.send(json.dumps({"type": "auth", "token": "guess"}))
+        return socket.recv(60)
+
+
+def test_sockets_of_events_and_logs_want_the_password(served: Served) -> None:
+    from websockets.exceptions import WebSocketException
+
+    for path in ("events/in", "events/out", "logs/out"):
+        for protocols in ([], ["prefect"]):
+            with pytest.raises(WebSocketException):
+                heard(f"ws://127.0.0.1:{served.port}/api/{path}", protocols)
+
+
+def test_mlflow_and_the_report_answer_this_machines_own_names(served: Served) -> None:
+    """Contract: a page whose name was pointed at 127.0.0.1 reads nothing, and one of another site changes nothing."""
+    api = "/api/2.0/mlflow/experiments"
+    for host in STRANGERS:
+        assert said(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 403
+        assert said(served.report_port, "GET", "/report.html", host=host).status_code == 400
+    for host in ("localhost", "127.0.0.1"):
+        assert said(served.mlflow_port, "GET", f"{api}/search?max_results=1", host=host).status_code == 200
+        assert said(served.report_port, "GET", "/dvc.yaml", host=host).status_code == 200
+    for origin in ("https://attacker.example", "null"):
+        made = said(served.mlflow_port, "POST", f"{api}/create", origin=origin, json={"name": "theirs"})
+        assert made.status_code == 403
+        read = said(served.mlflow_port, "GET", f"{api}/search?max_results=1", origin=origin)
+        assert "access-control-allow-origin" not in read.headers
+    assert said(served.report_port, "GET", "/").headers["location"] == "/report.html"
+    assert said(served.report_port, "GET", "/../params.yaml").status_code == 404
+
+
+def test_the_command_line_gets_in_with_the_password(served: Served) -> None:
+    """Contract: the line that docs/prefect.md gives is what `prefect` needs; without it the server says 401."""
+    prefect = f"PREFECT_HOME=$PWD/.prefect PREFECT_API_URL=http://127.0.0.1:{served.port}/api"
+    for given, works in ((f"{prefect} PREFECT_API_AUTH_STRING=$(cat .prefect/auth)", True), (prefect, False)):
+        line = f"export {given}; {sys.executable} -m prefect deployment ls"
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=served.root, env=served.environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode == 0) is works
+        assert ("lifecycle-nightly" in done.stdout) is works
+    assert "401" in done.stdout + done.stderr
 
 
 def test_from_a_terminal_it_is_the_same_flow_and_does_nothing_twice(served: Served) -> None:

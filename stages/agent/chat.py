@@ -174,18 +174,17 @@ class Chat:
         return take_apart(self._text(turn_ids), self.thinking, self._opened)
 
     def _text(self, turn_ids: Sequence[int]) -> str:
-        """The text of tokens without special ones, the marks of thoughts aside."""
-        marks = {} if self.thinking is None else self._mark_ids
-        parts: list[str] = []
-        run: list[int] = []
-        for token in (*turn_ids, None):
-            if token is not None and token not in marks:
-                run.append(token)
-                continue
-            parts.append(self.tokenizer.decode(run, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-            parts += [] if token is None else [marks[token]]
-            run = []
-        return "".join(parts)
+        """The text of tokens without special ones, but with the marks of thoughts, be they special or not."""
+
+        def decoded(token_ids: Sequence[int]) -> str:
+            return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+        text, start = "", 0
+        for place, token in enumerate(turn_ids):
+            if token in self._mark_ids:
+                text += decoded(turn_ids[start:place]) + self._mark_ids[token]
+                start = place + 1
+        return text + decoded(turn_ids[start:])
 
     def action_text(self, turn_ids: Sequence[int]) -> str:
         """The action in a turn's tokens: special tokens, thoughts and outer white space removed."""

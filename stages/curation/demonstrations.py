@@ -159,20 +159,22 @@ def demonstrate(domain: Domain, environment: Environment, task: Task, plan: Demo
 
 def check_expert(name: str, shown: Demonstrations, curate: Curate) -> list[str]:
     """A line if the expert of domain `name` solved less than half of what it was asked to show, none if it did well or was not
-    asked. Raises ValueError if none of its demonstrations can be learnt from."""
-    if not curate.expert_demonstrations:
+    asked. Raises ValueError if none of its demonstrations (of the noisy ones, where there are to be no others) can be learnt
+    from."""
+    if not curate.expert_demonstrations and not (curate.noisy_demonstrations and curate.noise):
         return []
-    kept = sum(episode.policy_hash == EXPERT for episode in shown.episodes)
-    reasons = {reason.partition(":")[2]: count for reason, count in shown.rejected.items() if reason.startswith("expert:")}
+    kind, policy = ("expert", EXPERT) if curate.expert_demonstrations else ("noisy", NOISY)
+    kept = sum(episode.policy_hash == policy for episode in shown.episodes)
+    reasons = {reason.partition(":")[2]: count for reason, count in shown.rejected.items() if reason.startswith(f"{kind}:")}
     tries, unsolved = kept + sum(reasons.values()), sum(reasons.get(reason, 0) for reason in UNSOLVED)
     causes = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     if not kept:
         raise ValueError(
             f"domain {name}: none of the expert's {tries} demonstrations can be learnt from ({causes}): mend the domain's "
             f"expert() or per_domain.{name}.environment (too_long: raise model.max_length), or go without an expert by "
-            f"per_domain.{name}.curate.expert_demonstrations: 0"
+            f"per_domain.{name}.curate: {{expert_demonstrations: 0, noisy_demonstrations: 0}}"
         )
-    if 2 * unsolved <= tries:
+    if kind == "noisy" or 2 * unsolved <= tries:  # noisy ones are drawn anew until one succeeds
         return []
     return [
         f"domain {name}: the expert solved {tries - unsolved} of {tries} tasks that it was to demonstrate ({causes}); what it "

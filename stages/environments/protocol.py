@@ -133,14 +133,14 @@ class DomainSettings(BaseModel):
 
 def _other_type(given: Any, made: Any, where: str = "") -> str | None:
     """What `made`, validated from `given`, took for a value of another type; None for nothing."""
-    if isinstance(made, (bool, int, float)):
+    if type(made) in (bool, int, float):
         kind, wanted = (bool, "true or false") if isinstance(made, bool) else ((int, float), "a number")
         fits = isinstance(given, kind) and isinstance(given, bool) == isinstance(made, bool)
         return None if fits else f"{where} must be {wanted}, not {given!r}"
     pairs: list[tuple[Any, Any, Any]] = []
     if isinstance(given, Mapping) and isinstance(made, BaseModel):
         names = {field.alias or name: name for name, field in type(made).model_fields.items()}
-        pairs = [(key, held, getattr(made, names.get(key, key))) for key, held in given.items()]
+        pairs = [(key, held, getattr(made, str(names.get(key, key)), None)) for key, held in given.items()]
     elif isinstance(given, Mapping) and isinstance(made, Mapping) and len(given) == len(made):
         pairs = list(zip(given, given.values(), made.values(), strict=True))
     elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):

@@ -30,7 +30,7 @@ class DesignSpace(Section):
     temperature: list[Annotated[float, Field(ge=0.0, le=5.0)]] = [0.0, 0.25, 0.5, 0.75, 1.0]
     top_p: list[Annotated[float, Field(gt=0.0, le=1.0)]] = [0.8, 0.95, 1.0]
     top_k: list[Annotated[int, Field(ge=0)]] = [0]
-    max_tokens: list[Annotated[int, Field(ge=1, le=4096)]] = [24]
+    max_tokens: list[Annotated[int, Field(ge=1, le=32768)]] = [24]
 
     @model_validator(mode="after")
     def _distinct(self) -> DesignSpace:

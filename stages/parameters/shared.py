@@ -13,7 +13,7 @@ class SamplingParams(Section):
     temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
-    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 24
+    max_tokens: Annotated[int, Field(ge=1, le=32768)] = 24
     """Tokens per turn."""
 
 

@@ -113,4 +113,7 @@ def test_an_expert_that_solves_too_little_is_told(domain: SearchDomain, train: l
         ValueError, match=r"none of the expert's 9 demonstrations.*\(failed 8, too_long 1\).*expert_demonstrations: 0"
     ):
         lines(0, failed=8, too_long=1)
-    assert lines(0, Curate(expert_demonstrations=0)) == []
+    assert lines(0, Curate(expert_demonstrations=0), failed=8) == [], "the noisy ones suffice"
+    with pytest.raises(ValueError, match=r"none of the expert's 6 demonstrations.*\(turn_limit 6\)"):
+        check_expert("search", Demonstrations([], Counter({"noisy:turn_limit": 6})), Curate(expert_demonstrations=0))
+    assert check_expert("search", Demonstrations(), Curate(expert_demonstrations=0, noisy_demonstrations=0)) == []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict
+from stages.validation import Checked
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -111,10 +111,9 @@ class Environment(Protocol):
     def close(self) -> None: ...
 
 
-class DomainSettings(BaseModel):
-    """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class DomainSettings(Checked):
+    """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused, and values of other
+    types. YAML knows lists alone: a field that is a tuple says Field(strict=False)."""
 
     of_no_move: ClassVar[tuple[str, ...]] = ()
     """Settings that change neither what players may do nor how it ends: game records made with others are good."""

@@ -92,7 +92,8 @@ def tried(case: Callable[[], Outcome], patience_s: int = PATIENCE_S) -> Outcome:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
         own = [frame for frame in frames if "/tests/fuzz/" not in frame.filename] or frames
         where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
-        return Outcome(LOST, f"{type(error).__name__} at {where}: {str(error)[:200]}")
+        said = " ".join(str(error).split())[:200]
+        return Outcome(LOST, f"{type(error).__name__} at {where}: {said!a}")
 
 
 def clear(message: str, *named: str) -> Outcome:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from stages.environments.base_domain import parse_record, some_weight
 from stages.environments.code.families import families
 from stages.environments.protocol import DomainSettings, Split
 from stages.sandbox.settings import SandboxSettings
-from stages.validation import watched
+from stages.validation import Checked, watched
 
 Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
 
 
-class Rewards(BaseModel):
+class Rewards(Checked):
     """Of an episode, by what its last program came to on all tests. CodeRL's (arXiv 2207.01780) are 1, -0.3, -0.6 and -1."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     passed: Annotated[float, Field(alias="pass", ge=1.0, le=1.0)] = 1.0
     """1: what counts as success."""
@@ -53,7 +53,7 @@ class CodeSettings(ProgramSettings):
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
     """Weights of problems by the operations they are made of, in recipes and among the tasks that curation takes."""
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("list", "number", "word", "choice")
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1, strict=False)] = ("list", "number", "word", "choice")
     """Of problems: about the numbers in a list, about one or two numbers, about a word, about what depends on a number."""
     largest_constant: Annotated[int, Field(ge=3, le=9)] = 9
     """Of the numbers that problems name; they begin at 2."""
@@ -63,7 +63,7 @@ class CodeSettings(ProgramSettings):
     shown: Annotated[int, Field(ge=1, le=8)] = 2
     """Tests in the prompt."""
     hidden: Annotated[int, Field(ge=1, le=32)] = 4
-    styles: Annotated[tuple[Style, ...], Field(min_length=1)] = ("expression",)
+    styles: Annotated[tuple[Style, ...], Field(min_length=1, strict=False)] = ("expression",)
     """Of demonstrations; each task's is drawn among those of these that it has. Tasks hold solutions in all styles anyway."""
 
     _some_weight = field_validator("levels")(some_weight("levels", "{1: 1, 2: 2, 3: 1}"))
@@ -86,10 +86,8 @@ class FolderSettings(ProgramSettings):
         return name
 
 
-class Recipe(BaseModel):
+class Recipe(Checked):
     """One raw record of `code`: a family, the constants of its operations, and the seed that draws its tests."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split

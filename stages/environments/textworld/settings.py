@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
 from stages.seeding import permutation
+from stages.validation import Checked
 
 Goal = Literal["take", "put", "insert", "open", "unlock", "drop", "eat"]
 Instructions = Literal["goal", "full"]
@@ -26,10 +27,8 @@ NAME_NUMBERS: dict[Split, tuple[int, ...]] = {
 MAX_ENTITIES = min(len(numbers) for numbers in NAME_NUMBERS.values())
 
 
-class Level(BaseModel):
+class Level(Checked):
     """How large a game is. `quest_length` counts the commands of the quest from its own start."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rooms: Annotated[int, Field(ge=1, le=10)]
     objects: Annotated[int, Field(ge=1, le=10)]
@@ -40,13 +39,13 @@ class TextWorldSettings(DomainSettings):
     """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw textworld`)."""
 
     max_turns: Annotated[int, Field(ge=1, le=200)] = 12
-    levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (
+    levels: Annotated[tuple[Level, ...], Field(min_length=1, strict=False)] = (
         Level(rooms=3, objects=3, quest_length=3),
         Level(rooms=4, objects=4, quest_length=4),
         Level(rooms=5, objects=5, quest_length=5),
     )
     """Recipes take these in turn."""
-    goals: Annotated[tuple[Goal, ...], Field(min_length=1)] = ("take", "put", "insert", "open", "unlock")
+    goals: Annotated[tuple[Goal, ...], Field(min_length=1, strict=False)] = ("take", "put", "insert", "open", "unlock")
     """Kinds of last action; recipes take these in turn."""
     starts: Annotated[int, Field(ge=1, le=10)] = 4
     """Tasks per game: the quest's own start, then other rooms. At most as many as there are rooms."""
@@ -60,10 +59,8 @@ class TextWorldSettings(DomainSettings):
     """Part of the reward paid for nearing the goal. The return of a won episode is 1 whatever this is."""
 
 
-class Recipe(BaseModel):
+class Recipe(Checked):
     """One raw record: the whole game and where the agent starts in it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split

@@ -21,6 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.pipeline import ROOT
+from stages.command import command
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""
@@ -71,6 +72,7 @@ def deploy(root: Path = ROOT) -> None:
     print(f"bootstrap: deployments {', '.join(item['name'] for item in deployments(root))}")
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server."

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
 from flows.pipeline import ROOT, StageFailedError
+from stages.command import command
 
 
 class Split(BaseModel):
@@ -98,6 +99,7 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
     return compare(comparison_of(budget, params.get("rl") or {}), root)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.budget", description="Compare ways to spend a fixed budget.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml for all splits")

@@ -17,6 +17,7 @@ from pydantic import WithJsonSchema
 
 from flows.lifecycle import echo
 from flows.pipeline import ROOT, Done, StageFailedError, run_stage
+from stages.command import command
 
 PIPELINE = Path("reports/claims/dvc.yaml")
 
@@ -82,6 +83,7 @@ def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Don
     return done
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.claims", description="Bring the board of claims up to date.")
     parser.add_argument("methods", nargs="*", metavar="METHOD", help="experiments in reports/claims; all by default")

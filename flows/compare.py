@@ -27,6 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.experiments import experiment_name, results, run_experiment, tree_state
 from flows.lifecycle import echo
 from flows.pipeline import ROOT, StageFailedError
+from stages.command import command
+from stages.files import atomic_text
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]
@@ -134,10 +136,9 @@ def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[l
 def write(comparison: Comparison, root: Path, scores: Mapping[str, list[list[float]]]) -> Path:
     """The scores as a file, and the table and figure that the stages' command line makes of it; the table's path."""
     path = root / FOLDER / f"{comparison.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
     written = {**comparison.model_dump(exclude={"jobs"}), "domains": domains, "scores": scores}
-    path.write_text(json.dumps(written, indent=1, sort_keys=False) + "\n", encoding="utf-8")
+    atomic_text(path, json.dumps(written, indent=1, sort_keys=False) + "\n")
     command = [sys.executable, "-m", "stages.reporting.comparison", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -168,6 +169,7 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
     return str(table)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.compare", description="Compare settings over seeds.")
     parser.add_argument(

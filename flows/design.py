@@ -26,6 +26,7 @@ from flows.checkout import only_run
 from flows.experiments import environment
 from flows.lifecycle import can_be_retried, echo, gpu
 from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
+from stages.command import command
 
 LOCK = Path(".bellwether") / "design" / "search.lock"
 CHANGE = r"^[\w.]+=.+$"
@@ -150,6 +151,7 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
     return step
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.design", description="Search over agent designs.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml, such as design.method=random")

@@ -37,6 +37,7 @@ from flows.pipeline import (
     stage_items,
 )
 from flows.tracked import run_environment, tell_mlflow
+from stages.command import command
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; a run without that server has the stages' own file lock."""
@@ -164,6 +165,7 @@ def run_all(root: Path, settings: Settings, say: Callable[[str], None]) -> dict[
     return {name: result for name, (result, _) in done.items()}
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."

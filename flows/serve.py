@@ -25,6 +25,8 @@ import psutil
 
 from flows.pages import MLFLOW_URL, REPORT_URL
 from flows.pipeline import ROOT
+from stages.command import command
+from stages.files import atomic_text
 
 FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"
@@ -244,7 +246,7 @@ def start(ports: argparse.Namespace) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         me = psutil.Process()
-        STATE.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), **vars(ports)}), encoding="utf-8")
+        atomic_text(STATE, json.dumps({"pid": me.pid, "created": me.create_time(), **vars(ports)}))
         return serve(ports)
 
 
@@ -275,6 +277,7 @@ def stop() -> int:
     return 0
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.serve", description="Serve Prefect, MLflow and the report on 127.0.0.1."

@@ -17,6 +17,8 @@ from typing import Any
 from prefect import flow, task
 from prefect.states import State
 
+from stages.command import command
+
 RETRIES = 2
 BAD_PARAMETERS = 2
 """A stage's exit code that no retry changes."""
@@ -87,6 +89,7 @@ def make_runner(runner: str, address: str | None, count: int) -> Any:
     return RayTaskRunner(init_kwargs={"num_cpus": count, "include_dashboard": False})
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the shards of a stage on a Dask or Ray cluster.")
     parser.add_argument("stage", choices=["rollout", "annotate", "evaluate"])

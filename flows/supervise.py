@@ -19,6 +19,8 @@ import time
 
 import psutil
 
+from stages.command import command
+
 GRACE_S = 5.0
 """Between asking the processes to end and making them."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
@@ -108,6 +110,7 @@ def run(command: list[str], grace_s: float = GRACE_S, sweep: bool = False) -> in
         return 128 + int(ended.args[0])
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.supervise", description="Run a command of which nothing is left.")
     parser.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help="seconds before processes are made to end")

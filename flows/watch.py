@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.pipeline import ROOT
+from stages.command import command
+from stages.files import atomic_text
 
 WATCHED = ("params.yaml", "data/raw")
 SEEN = Path(".bellwether") / "watch.json"
@@ -69,10 +71,7 @@ class Watch:
         reason = ", ".join(f"{name} changed ({before.get(name, 'new')} to {current[name]})" for name in changed)
         if changed:
             self.start(reason)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(current), encoding="utf-8")
-        os.replace(partial, path)
+        atomic_text(path, json.dumps(current))
         self.settled = now
         return reason or None
 
@@ -100,6 +99,7 @@ def start_run(reason: str) -> None:
         print(f"watch: {reason}; run {run.name} started", flush=True)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.watch", description="Start a lifecycle when its inputs changed.")
     parser.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between looks")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stages.files import atomic_file
 from stages.lineage import input_hashes
 from stages.runtime import StageContext
 
@@ -38,16 +38,10 @@ class Checkpoints:
         import torch
 
         path = self.path(name)
-        partial = path.with_suffix(".partial")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as handle:
+            with atomic_file(path) as partial, partial.open("wb") as handle:
                 torch.save(value, handle)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(partial, path)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             free = shutil.disk_usage(self.parent if self.parent.exists() else Path.cwd()).free
             raise OSError(
                 f"cannot write checkpoint {path}: {error} ({free / 1e6:.0f} MB free). Make room and run the stage again: "

@@ -29,6 +29,7 @@ from stages.claims.experiment import (
 )
 from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.command import command
 from stages.parent import die_with_parent
 from stages.validation import ParamsError
 
@@ -101,6 +102,7 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
     return failed
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claim", description=(__doc__ or "").strip())
     parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims; all of them by default")

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stages.files import atomic_text
+
 FOLDER = Path(".bellwether") / "costs"
 
 
@@ -100,10 +102,6 @@ def measured(root: Path, title: str, inputs: str) -> Iterator[None]:
             done=done,
         )
         try:
-            path = cost_file(root, title)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".json.partial")
-            partial.write_text(json.dumps(asdict(cost)), encoding="utf-8")
-            os.replace(partial, path)
+            atomic_text(cost_file(root, title), json.dumps(asdict(cost)))
         except OSError as error:
             print(f"{title}: what it cost could not be written to {FOLDER}: {error}", file=sys.stderr)

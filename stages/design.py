@@ -17,9 +17,11 @@ from typing import Any
 import yaml
 
 from stages.agent.episode import read_json, write_json
+from stages.command import command
 from stages.designs.places import Places
 from stages.designs.session import RESULTS, Session
 from stages.designs.space import Space
+from stages.files import atomic_text
 from stages.params import Params, check_domains, deep_merge, load_params, parse_params
 from stages.parent import die_with_parent
 from stages.runtime import BAD_PARAMETERS, FAILED, quiet_environment
@@ -49,7 +51,7 @@ def finish(root: Path, session: Session, params: Params) -> dict[str, Any]:
     results, path = session.results(), root / RESULTS / f"{params.design.method}.json"
     if not path.exists() or read_json(path) != results:
         write_json(path, results)
-        path.with_suffix(".yaml").write_text(results["overlay"], encoding="utf-8")
+        atomic_text(path.with_suffix(".yaml"), results["overlay"])
         log(root, params, results, path)
     panel = results["panel"]
     return {
@@ -74,6 +76,7 @@ def log(root: Path, params: Params, results: Mapping[str, Any], path: Path) -> N
     tracker.close("FINISHED")
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.design", description=(__doc__ or "").strip())
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of params.yaml for this search")

@@ -22,6 +22,7 @@ from stages.domains import keep_only
 from stages.environments.registry import open_domain
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
+from stages.files import atomic_text
 from stages.parameters.across import judged
 from stages.params import CHOICES, model_names
 from stages.runtime import StageContext, stage_run
@@ -148,7 +149,7 @@ def run(context: StageContext) -> None:
         seed=params.seed,
     )
     write_json(context.reports / "evaluation.json", evaluation)
-    (context.reports / "evaluation.csv").write_text("\n".join(csv_lines(evaluation)) + "\n", encoding="utf-8")
+    atomic_text(context.reports / "evaluation.csv", "\n".join(csv_lines(evaluation)) + "\n")
     write_json(context.reports / "metrics.json", headline(evaluation))
     log(context, evaluation, samples)
     Checkpoints(context).clear()

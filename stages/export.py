@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.episode import Episode, read_episodes, read_rows, read_tasks
+from stages.command import command
 from stages.environments.protocol import SPLITS, Task, opening
 from stages.environments.registry import load_domain
 from stages.exchange.episodes import FORMATS, episode_rows, problem
@@ -99,6 +100,7 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+@command
 def main() -> int:
     from stages.runtime import quiet_environment
 

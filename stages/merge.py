@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.domains import keep_only
+from stages.files import atomic_text
 from stages.runtime import StageContext, stage_run
 
 if TYPE_CHECKING:
@@ -118,8 +119,7 @@ def run(context: StageContext) -> None:
         "diagnostics": diagnostics,
     }
     path = context.reports / "merge.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    atomic_text(path, json.dumps(report, indent=2, sort_keys=True) + "\n")
     for domain in domains:
         context.metric(f"changed_fraction.{domain}", changed[domain])
     for pair in diagnostics["pairs"]:

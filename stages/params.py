@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import io
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -20,6 +22,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.command import command
+from stages.files import atomic_file
 from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
@@ -324,7 +328,16 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses a mapping that gives a key twice, of which YAML would keep the last."""
+    """Refuses a mapping that gives a key twice, of which YAML would keep the last, and says where a value is that can't be read."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # a 13th month, a number of 5000 digits, `!!bool maybe`
+            kind = str(node.tag).rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"this can't be read as {kind}: {error}", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -335,17 +348,31 @@ class _OnceLoader(yaml.SafeLoader):
 
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
-    """Read and check params.yaml. Raises ParamsError for a missing file, bad YAML or bad values."""
+    """Read and check params.yaml. Raises ParamsError for a missing file, one that is no text, bad YAML or bad values."""
     path = Path(path)
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _OnceLoader)
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
+    return parse_params(parse_yaml(data, path), path.name)
+
+
+def parse_yaml(data: bytes, path: Path) -> dict[str, Any]:
+    """The mapping that `data`, the content of `path`, holds. Raises ParamsError where it is no UTF-8, no YAML or no mapping."""
+    try:
+        values = yaml.load(data.decode(), _OnceLoader)
+    except UnicodeDecodeError as error:
+        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        raise ParamsError(
+            f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8 ({error.reason}); save the file as UTF-8"
+        ) from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ParamsError(f"{path} is not valid YAML: thousands of brackets within each other") from error
     if not isinstance(values, dict):
         raise ParamsError(f"{path} must hold a mapping of sections")
-    return parse_params(values, path.name)
+    return values
 
 
 def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
@@ -387,9 +414,10 @@ def check_model(params: Params) -> None:
         raise ParamsError(f"params.yaml: model.path: {error}") from error
 
 
-def apply_overlay(path: Path, overlay: Path) -> None:
-    """Write the values of `overlay` into params.yaml, keeping its comments."""
+def overlaid(path: Path, overlay: Path) -> str:
+    """The text of `path` with the values of `overlay` in it, comments kept. Raises ParamsError for a file that can't be read."""
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     yaml_io = YAML()
     # Nothing but what was overlaid is to look different afterwards.
@@ -403,27 +431,61 @@ def apply_overlay(path: Path, overlay: Path) -> None:
             else:
                 target[key] = value
 
-    values = yaml_io.load(path.read_text(encoding="utf-8"))
-    write_over(values, yaml_io.load(overlay.read_text(encoding="utf-8")) or {})
-    with path.open("w", encoding="utf-8") as handle:
-        yaml_io.dump(values, handle)
+    try:
+        for file in (path, overlay):
+            parse_yaml(file.read_bytes(), file)
+        values = yaml_io.load(path.read_bytes())
+        write_over(values, yaml_io.load(overlay.read_bytes()))
+    except OSError as error:
+        raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
+    except YAMLError as error:
+        raise ParamsError(f"{overlay} can't be written into {path}: {error}") from error
+    text = io.StringIO()
+    yaml_io.dump(values, text)
+    return text.getvalue()
 
 
+def write_params(path: Path, text: str) -> None:
+    """Replace params.yaml by `text`, all of it or nothing. A link stays a link, and the file's permissions stay as they are."""
+    target = path.resolve()
+    with atomic_file(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+        shutil.copymode(target, partial)
+
+
+def apply_overlay(path: Path, overlay: Path) -> None:
+    """Write the values of `overlay` into params.yaml, keeping its comments. Raises ParamsError; checks no values."""
+    write_params(path, overlaid(path, overlay))
+
+
+def check_all(params: Params) -> None:
+    """What a stage would find wrong on this machine. Raises ParamsError."""
+    check_domains(params)
+    check_model(params)
+    check_launch(params, ROOT)
+
+
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check params.yaml and print what it resolves to.")
     parser.add_argument("--file", type=Path, default=ROOT / "params.yaml")
-    parser.add_argument("--apply", type=Path, help="an overlay to write into the file first, e.g. profiles/one-gpu.yaml")
+    parser.add_argument(
+        "--apply", type=Path, help="write an overlay, e.g. profiles/one-gpu.yaml, into the file if the result is valid"
+    )
     options = parser.parse_args()
     try:
         if options.apply:
-            apply_overlay(options.file, options.apply)
-        params = load_params(options.file)
-        check_domains(params)
-        check_model(params)
-        check_launch(params, ROOT)
-    except ParamsError as error:
-        print(error, file=sys.stderr)
-        return 2
+            text = overlaid(options.file, options.apply)
+            params = parse_params(parse_yaml(text.encode(), options.file), f"{options.file.name} with {options.apply}")
+            check_all(params)
+            write_params(options.file, text)
+        else:
+            params = load_params(options.file)
+            check_all(params)
+    except (ParamsError, OSError) as error:
+        unchanged = f"\n{options.file} is unchanged" if options.apply else ""
+        print(f"{error}{unchanged}", file=sys.stderr)
+        return 2 if isinstance(error, ParamsError) else 1
     resolved = params.model_dump(mode="json", exclude={"per_domain"})
     for domain in params.domains:
         resolved[f"per_domain.{domain}"] = {

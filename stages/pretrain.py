@@ -6,6 +6,7 @@ settings are in data/base/params.yaml. The order: text -> tokenizer -> tokens ->
 
 from __future__ import annotations
 
+from stages.files import atomic_files
 from stages.runtime import StageContext, stage_run
 
 
@@ -38,8 +39,9 @@ def run(context: StageContext) -> None:
     accuracy = answer_accuracy(job.model, [encode(chat, item, settings.max_length) for item in held_out(settings)])
     for config in (job.model.config, job.model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    job.model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with atomic_files(folder) as partial:
+        job.model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     write_history(folder / "history.csv", history)
     families = sorted({item.family for item in chats})
     write_json(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from stages.files import atomic_text
 
 PLAIN_EVERY_S = 10.0
 FILE_EVERY_S = 1.0
@@ -50,12 +51,9 @@ class Progress:
         if self.file is None or now - self.written < FILE_EVERY_S:
             return
         self.written = now
-        partial = self.file.with_suffix(".partial")
         with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             state = {"label": self.label, "done": self.done, "total": self.total, "unit": self.unit}
-            partial.write_text(json.dumps(state), encoding="utf-8")
-            os.replace(partial, self.file)
+            atomic_text(self.file, json.dumps(state), durable=False)
 
     def close(self) -> None:
         """The work has ended, and with it the file."""

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stages.command import command
 from stages.params import load_params
 from stages.tracking import REGISTERED_MODEL
 from stages.validation import ParamsError
@@ -39,6 +40,7 @@ def promote(server: Server, settings: dict[str, float], wanted: int | None) -> i
     return 0 if holder is not None and number(holder) == number(version) else 1
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.promote", description=__doc__)
     parser.add_argument("--version", type=int, help="the version to hold against the champion; the newest if not given")

@@ -7,9 +7,8 @@ Only reports/evaluation.json has to exist.
 
 from __future__ import annotations
 
-import os
-
 from stages.domains import keep_only
+from stages.files import atomic_text
 from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
@@ -40,11 +39,7 @@ def run(context: StageContext) -> None:
     browser = browser_data(sources, params.report.episodes, inputs.tokenizer, params.seed)
 
     path = context.reports / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".html.partial")
-    page = render_page(inputs, summary, details, browser)
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
+    atomic_text(path, render_page(inputs, summary, details, browser))
     context.metric("report/bytes", path.stat().st_size)
     context.metric("report/episodes", browser.shown)
     context.artifact(path)

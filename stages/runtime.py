@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.command import OutputClosed, command
 from stages.costs import measured
+from stages.files import locked
 from stages.lineage import identity, input_hashes, output_hashes, stage_entry
 from stages.parameters.across import check_launch
 from stages.params import Params, load_params
@@ -24,7 +26,6 @@ from stages.progress import FOLDER as PROGRESS
 from stages.progress import Progress, progress
 from stages.shards import BESIDE, Shard, run_shards
 from stages.tracking import Tracker, open_tracker
-from stages.tracking.spool import locked
 from stages.validation import ParamsError
 
 FAILED, BAD_PARAMETERS = 1, 2
@@ -138,6 +139,7 @@ def launch(root: Path, name: str, config: str) -> None:
     os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
 
 
+@command
 def stage_run(
     name: str, run: Callable[[StageContext], None], per_domain: bool = False, *, launched: bool = False, sharded: bool = False
 ) -> int:
@@ -194,6 +196,9 @@ def stage_run(
             raise
         print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
+    except OutputClosed:
+        status = "KILLED"
+        raise
     except KeyboardInterrupt:
         status = "KILLED"
         return 130

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.command import command
 from stages.params import Params, load_params
 from stages.runtime import quiet_environment
 
@@ -96,6 +97,7 @@ def stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stages.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

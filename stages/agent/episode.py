@@ -7,7 +7,6 @@ order, rows sorted by their ids, no time stamps.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.environments.protocol import Task, succeeded
+from stages.files import atomic_file, atomic_text
 
 EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 """`policy_hash` of demonstrations."""
@@ -203,12 +203,9 @@ PREFERENCE_SCHEMA = pa.schema(
 
 def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows to `path` atomically, in the order given, always in the same bytes. Raises OSError on a full disk."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
-    partial = path.with_suffix(path.suffix + ".partial")
-    pq.write_table(table, partial, compression="zstd", version="2.6", write_statistics=False)
-    os.replace(partial, path)
+    with atomic_file(path) as partial:
+        pq.write_table(table, partial, compression="zstd", version="2.6", write_statistics=False)
 
 
 def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -221,11 +218,7 @@ def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[di
 
 def write_json(path: Path | str, value: Any) -> None:
     """Write JSON atomically with sorted keys and a final newline; non-finite numbers are refused."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    atomic_text(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path | str) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
+from stages.files import atomic_folder
 
 HUB = "hub:"
 _PARTS: tuple[str, ...] = (
@@ -218,29 +217,20 @@ def save_policy(model: Any, tokenizer: Any, folder: Path | str, *, max_shard_siz
 
 
 def write_folder(folder: Path, tokenizer: Any, write: Callable[[Path], object]) -> None:
-    """Write a model's folder: what `write` puts into the folder it is given, and the tokenizer.
-
-    Written next to `folder` first and moved there whole, so that a kill leaves no half-written model.
-    """
+    """Write a model's folder, whole or not at all: what `write` puts into the folder it is given, and the tokenizer."""
     _quiet()
-    partial = folder.with_name(folder.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    write(partial)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # Calls with padding or truncation leave their settings in the tokenizer.
         backend.no_padding()
         backend.no_truncation()
-    tokenizer.save_pretrained(partial)
-    # How it was loaded is no part of a tokenizer.
-    path = partial / "tokenizer_config.json"
-    settings = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key not in _LOADED_BY}
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
+    with atomic_folder(folder) as partial:
+        write(partial)
+        tokenizer.save_pretrained(partial)
+        # How it was loaded is no part of a tokenizer.
+        path = partial / "tokenizer_config.json"
+        settings = {key: value for key, value in json.loads(path.read_text(encoding="utf-8")).items() if key not in _LOADED_BY}
+        path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from stages.agent.engines import EngineSettings
 from stages.agent.episode import read_json, write_json
 from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
+from stages.command import command
 from stages.curation.panel import Panel
 from stages.designs.places import Evaluated, summarise
 from stages.designs.search import Search
@@ -153,6 +154,7 @@ def replay(params: Params, table: Mapping[str, Any], description: Mapping[str, f
     return judge(search, searched(search, scores["valid"]), scores["valid"], scores["test"])
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.design_search", description=(__doc__ or "").strip())
     parser.add_argument("--settings", type=Path, required=True, help="the run's params.yaml")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ from stages.annotation.tree import Row, normal
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import judge
 from stages.claims.step_credit import policy_table
+from stages.command import command
+from stages.files import atomic_text, locked
 from stages.params import Params, parse_params
 from stages.parent import die_with_parent
 from stages.seeding import permutation
@@ -97,9 +98,9 @@ class Keydoor:
         """How often the policy takes each action in each state; counted once for all runs in this folder."""
         path = Path(f"policy-{len(self.tasks)}-{self.episodes}.json")
         if not path.exists():
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(policy_table(self._play()), sort_keys=True), encoding="utf-8")
-            os.replace(partial, path)
+            with locked(path.with_suffix(".lock"), wait=True):  # runs beside this one need the same table
+                if not path.exists():
+                    atomic_text(path, json.dumps(policy_table(self._play()), sort_keys=True))
         return read_json(path)
 
     def measure(self, seed: int) -> tuple[dict[str, float], int]:
@@ -128,6 +129,7 @@ class Keydoor:
         return judge([row for tree in trees for row in tree.rows()], params, exact, tokens), steps
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.mcts_labels", description=(__doc__ or "").strip())
     parser.add_argument("--settings", type=Path, required=True, help="the run's params.yaml")

@@ -22,6 +22,7 @@ import yaml
 from stages.agent.episode import Episode, read_json, read_tasks, write_json
 from stages.claims.experiment import FOLDER, load_experiment, run_values
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.command import command
 from stages.environments.protocol import Task
 from stages.params import Params, parse_params
 from stages.parent import die_with_parent
@@ -206,6 +207,7 @@ def _branches(params: Params) -> bool:
     return params.section("rl", params.domains[0]).branching.kind not in (None, "none")
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.step_credit", description=(__doc__ or "").strip())
     parser.add_argument("--tasks", type=int, default=TASKS, help=f"training tasks (default: {TASKS})")

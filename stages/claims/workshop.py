@@ -23,6 +23,7 @@ import yaml
 
 from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import digest, start_values
+from stages.files import atomic_text
 
 PLACE = Path(".bellwether/claims")
 SOURCES = ("data/base", "data/raw", "stages", "dvc.yaml", "params.yaml")
@@ -125,8 +126,7 @@ class Workshop:
             raise RunFailedError(f"git archive of {self.commit} failed")
         cache = self.root / ".dvc" / "cache"
         settings = f"[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n[cache]\n    dir = {cache}\n"
-        (target / ".dvc").mkdir()
-        (target / ".dvc" / "config").write_text(settings, encoding="utf-8")
+        atomic_text(target / ".dvc" / "config", settings)
 
     def start(self, values: Mapping[str, Any]) -> Path:
         """A copy in which everything before rl is done, made once for all runs that share it."""
@@ -259,11 +259,8 @@ class Workshop:
 
 
 def write_settings(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    atomic_text(path, yaml.safe_dump(dict(values), sort_keys=False))
 
 
 def write_params(folder: Path, values: Mapping[str, Any]) -> None:
-    """Written whole, or a killed run would go on with half of them."""
-    partial = folder / "params.yaml.partial"
-    partial.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-    os.replace(partial, folder / "params.yaml")
+    write_settings(folder / "params.yaml", values)

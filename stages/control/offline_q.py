@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.episode import write_json
+from stages.command import command
 from stages.control.guessing import Games, Guessing
 from stages.control.settings import OfflineQ
 from stages.parent import die_with_parent
@@ -177,6 +178,7 @@ def run(settings: OfflineQ) -> dict[str, float]:
     }
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.control.offline_q", description=(__doc__ or "").strip())
     parser.add_argument("--settings", type=Path, required=True, help="a JSON file of stages.control.settings.OfflineQ")

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from stages.agent.episode import Episode
+from stages.command import command
 from stages.curation.demonstrations import play_out
 from stages.curation.raw import configured_domain, read_raw, record_line
 from stages.curation.selection import order_by_mix
@@ -134,6 +135,7 @@ def replay(environment: Environment, task: Task, record: Mapping[str, Any]) -> E
     return episode
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write game records of a domain's players to standard output, one a line.")
     parser.add_argument("domain")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.command import command
 from stages.environments.protocol import SPLITS, Domain, Split
 from stages.environments.registry import load_domain
 from stages.params import Params, load_params
@@ -140,6 +141,7 @@ def configured_domain(name: str, params: Params) -> Domain:
     return load_domain(name, params.per_domain[name].environment if name in params.per_domain else None)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write raw records of a domain to standard output, one JSON object per line.")
     parser.add_argument("domain")

@@ -23,6 +23,7 @@ from stages.designs.space import Design, Space
 from stages.designs.tasks import Chosen, choose_tasks
 from stages.designs.value_model import describe
 from stages.environments.protocol import Task
+from stages.files import atomic_text
 from stages.lineage import dvc_hash, identity, input_hashes
 from stages.params import Params, deep_merge, params_hash
 
@@ -198,9 +199,7 @@ class Places:
         if kind != "panel":
             played = {"split": "valid", "attempts": self.params.design.attempts, "resamples": RESAMPLES}
         values = deep_merge(deep_merge(self.values, {"evaluate": played}), self.space.overrides(design))
-        partial = place / f"{PARAMS}.partial"
-        partial.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-        os.replace(partial, place / PARAMS)
+        atomic_text(place / PARAMS, yaml.safe_dump(dict(values), sort_keys=False))
         return place
 
     def collect(self, kind: str, design: Design, seconds: float, failed: str = "") -> Evaluated:

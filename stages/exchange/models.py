@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 from stages.agent.adapters import Adapter, is_adapter
 from stages.agent.policy import check_folder, load_policy, save_policy
+from stages.files import atomic_folder
 
 
 def write_model(folder: Path, target: Path) -> None:
@@ -25,8 +25,5 @@ def write_model(folder: Path, target: Path) -> None:
         policy = load_policy(folder, precision=config.get("dtype") or config.get("torch_dtype") or "float32")
         save_policy(policy.model, policy.tokenizer, target)
         return
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(folder, partial)
-    os.replace(partial, target)
+    with atomic_folder(target) as partial:
+        shutil.copytree(folder, partial, dirs_exist_ok=True)

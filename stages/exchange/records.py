@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from stages.files import atomic_file, atomic_text
 
 KINDS = (".jsonl", ".parquet")
 
@@ -28,14 +29,11 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     check_kind(path)
     if not rows:
         raise ValueError(f"there is nothing to write to {path}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(path.suffix + ".partial")
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), partial, compression="zstd", version="2.6")
+        with atomic_file(path) as partial:
+            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), partial, compression="zstd", version="2.6")
     else:
-        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-        partial.write_text("".join(lines), encoding="utf-8")
-    os.replace(partial, path)
+        atomic_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:

@@ -6,7 +6,6 @@ tensors are visited nor on how the inputs are sharded.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -16,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from stages.files import atomic_folder
 from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary, open_folder
 from stages.merging.registry import check_settings, get_merger
 from stages.merging.settings import MergeError, MergeSettings
 from stages.merging.slerp import layer_index
-from stages.merging.writer import OutputTensor, copy_companions, plan_shards, replace_folder, write_weights
+from stages.merging.writer import OutputTensor, copy_companions, plan_shards, write_weights
 from stages.progress import Progress
 from stages.seeding import key64
 
@@ -164,11 +164,7 @@ def merge_folders(
         OutputTensor(name, stored if infos[name].mergeable else infos[name].dtype, infos[name].shape) for name in inputs.names
     ]
     shards = plan_shards(planned, shard_bytes)
-    partial = out.with_name(f".{out.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    with progress(f"merge by {method}", len(planned), "tensor") as bar:
+    with atomic_folder(out) as partial, progress(f"merge by {method}", len(planned), "tensor") as bar:
 
         def produce(tensor: OutputTensor) -> Tensor:
             merged = merged_tensor(method, inputs, tensor.name, settings, seed, totals)
@@ -176,7 +172,6 @@ def merge_folders(
             return merged.to(dtype) if infos[tensor.name].mergeable else merged
 
         write_weights(partial, shards, produce)
+        copy_companions(inputs.models[0].sources, partial, inputs.models[0].config, out_dtype)
     inputs.close()
-    copy_companions(inputs.models[0].sources, partial, inputs.models[0].config, out_dtype)
-    replace_folder(partial, out)
     return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), len(shards), totals)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,40 +77,31 @@ def header(shard: list[OutputTensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_weights(folder: Path, shards: list[list[OutputTensor]], produce: Callable[[OutputTensor], Tensor]) -> None:
+def write_weights(partial: Path, shards: list[list[OutputTensor]], produce: Callable[[OutputTensor], Tensor]) -> None:
     """Write every shard, asking `produce` for one tensor at a time (already of the planned dtype and shape), and the index."""
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for file, shard in zip(names, shards, strict=True):
-        with (folder / file).open("wb") as handle:
+        with (partial / file).open("wb") as handle:
             handle.write(header(shard))
             for planned in shard:
                 handle.write(produce(planned).contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            handle.flush()
-            os.fsync(handle.fileno())
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.bytes for shard in shards for tensor in shard)},
             "weight_map": {tensor.name: file for file, shard in zip(names, shards, strict=True) for tensor in shard},
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (partial / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def copy_companions(sources: Sequence[Path], folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+def copy_companions(sources: Sequence[Path], partial: Path, config: Mapping[str, Any], dtype: str) -> None:
     """Config (its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config of the last of
     `sources` that has each."""
     for source in sources:
         for name in COMPANIONS:
             if (source / name).exists():
-                shutil.copyfile(source / name, folder / name)
+                shutil.copyfile(source / name, partial / name)
     if config:
         values = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")} | {"dtype": dtype}
-        (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def replace_folder(made: Path, out: Path) -> None:
-    """Put the finished folder `made` in the place of `out`."""
-    if out.exists():
-        shutil.rmtree(out)
-    os.replace(made, out)
+        (partial / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

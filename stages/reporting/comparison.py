@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.agent.episode import read_json
+from stages.command import command
 from stages.evaluation.aggregates import Bounded, iqm, probability_of_improvement, stratified_bootstrap
 from stages.evaluation.statistics import StatisticsError
+from stages.files import atomic_text
 from stages.reporting.style import colour, drawing, to_svg
 
 if TYPE_CHECKING:
@@ -125,11 +127,12 @@ def write(path: Path) -> None:
     title = f"{comparison['metric']} of {', '.join(line.name for line in lines)}"
     with drawing():
         svg = to_svg(figure(comparison, lines), path.stem, title, standalone=True).text
-    path.with_suffix(".svg").write_text(svg, encoding="utf-8")
+    atomic_text(path.with_suffix(".svg"), svg)
     text = f"![{title}]({path.stem}.svg)\n\n{table(comparison, lines)}"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    atomic_text(path.with_suffix(".md"), text)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.reporting.comparison", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)

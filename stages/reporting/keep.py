@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from stages.command import command
 from stages.costs import read_cost
 from stages.lineage import identity, input_hashes
 from stages.params import load_params
@@ -84,6 +85,7 @@ def keep(root: Path, note: str = "") -> int:
     return len(inputs.kept) + 1
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stages.reporting.keep", description="Keep this run to compare later ones with."

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from stages.command import command
+from stages.files import atomic_text
 
 TEMPLATE = Path(".bellwether") / "plots.html"
 OUT = Path("dvc_plots")
@@ -49,10 +51,7 @@ def converter() -> Any:
 
 def write_template(path: Path) -> None:
     """The page for DVC to fill, with the drawing library in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(PAGE.replace("LIBRARY", converter().javascript_bundle()), encoding="utf-8")
-    os.replace(partial, path)
+    atomic_text(path, PAGE.replace("LIBRARY", converter().javascript_bundle()))
 
 
 def dvc(root: Path, *arguments: str) -> str:
@@ -80,11 +79,12 @@ def draw(root: Path, revisions: list[str]) -> list[Path]:
             if page.get("type") == "vega":
                 path = OUT / file_name(name)
                 content = page["content"]
-                (root / path).write_text(converter().vegalite_to_svg(content), encoding="utf-8")
+                atomic_text(root / path, converter().vegalite_to_svg(content))
                 written.append(path)
     return written
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.reporting.plots", description=__doc__)
     parser.add_argument(

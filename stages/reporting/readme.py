@@ -20,6 +20,8 @@ import yaml
 
 from stages.agent.episode import read_json
 from stages.claims import annotation_uses, board, step_credit_page
+from stages.command import command
+from stages.files import atomic_text
 from stages.params import load_params
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
@@ -130,6 +132,7 @@ def generated(root: Path) -> dict[Path, str]:
     return files
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.reporting.readme", description="Write README's generated parts.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is out of date")
@@ -147,8 +150,7 @@ def main() -> int:
         if options.check:
             print(f"readme: {path} is out of date; run 'python -m stages.reporting.readme'", file=sys.stderr)
         else:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(files[path], encoding="utf-8")
+            atomic_text(root / path, files[path])
             print(f"readme: wrote {path}")
     return 1 if options.check and stale else 0
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.command import command
 from stages.lineage import locked_stages
 from stages.params import load_params
 from stages.tracking import tracking_is_off
@@ -87,6 +88,7 @@ def parse_states(values: Sequence[str]) -> dict[str, str]:
     return states
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.tracking", description=__doc__)
     choice = parser.add_mutually_exclusive_group()

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stages.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import FOLDER, Spool, locked
+from stages.tracking.spool import FOLDER, Spool
 from stages.tracking.sweep import replay, sweep
 
 SEND_EVERY_S = 2.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from stages.files import atomic_text
 from stages.lineage import tracked_files
 
 
@@ -20,7 +21,6 @@ def write_pointer(target: Path, folder: Path, digest: str) -> Path:
         "hash": "md5",
         "path": folder.name,
     }
-    target.mkdir(parents=True, exist_ok=True)
     path = target / f"{folder.name}.dvc"
-    path.write_text(yaml.safe_dump({"outs": [entry]}, sort_keys=False), encoding="utf-8")
+    atomic_text(path, yaml.safe_dump({"outs": [entry]}, sort_keys=False))
     return path

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.tracking.spool import FOLDER, locked
+from stages.files import atomic_file, locked
+from stages.tracking.spool import FOLDER
 
 EXPERIMENT = "bellwether"
 MAX_POINTS, MAX_ITEMS = 1000, 100
@@ -69,9 +70,8 @@ def create_database(path: Path, artifacts: Path) -> None:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else path.parent) as folder:
         new = Path(folder) / path.name
         SqlAlchemyStore(f"sqlite:///{new}", artifacts.as_uri()).engine.dispose()
-        partial = path.with_suffix(".db.partial")
-        shutil.copyfile(new, partial)
-        os.replace(partial, path)
+        with atomic_file(path) as partial:
+            shutil.copyfile(new, partial)
 
 
 class Server:

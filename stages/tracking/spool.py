@@ -8,16 +8,16 @@ what was sent completely is removed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from stages.files import atomic_bytes, atomic_text
 
 FOLDER = Path(".bellwether") / "tracking"
 MAX_READ = 4_000_000
@@ -56,15 +56,8 @@ class Spool:
         """A new file that begins with `header`, named by time, process and the header's title, so that names sort by age. It is
         there under its name with its header or not at all: whoever looks after files that were left would take one without for
         that of a stage that died. Raises OSError if it cannot be made."""
-        folder = root / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        spool = cls(folder / f"{time.time_ns():020d}-{os.getpid()}-{header['title']}.jsonl")
-        partial = spool.path.with_suffix(".partial")
-        try:
-            partial.write_bytes(_line(header))
-            os.replace(partial, spool.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        spool = cls(root / FOLDER / f"{time.time_ns():020d}-{os.getpid()}-{header['title']}.jsonl")
+        atomic_bytes(spool.path, _line(header))
         return spool
 
     def append(self, event: Mapping[str, Any]) -> None:
@@ -129,9 +122,7 @@ class Spool:
         return Sent(**json.loads(self.state_path.read_text(encoding="utf-8")))
 
     def save_sent(self, sent: Sent) -> None:
-        partial = self.state_path.with_suffix(".state.partial")
-        partial.write_text(json.dumps(asdict(sent)), encoding="utf-8")
-        os.replace(partial, self.state_path)
+        atomic_text(self.state_path, json.dumps(asdict(sent)))
 
     def save_error(self, error: str) -> None:
         """Note why sending failed, for the stage to see."""
@@ -148,16 +139,3 @@ class Spool:
 def spools(root: Path) -> list[Spool]:
     """All files that are not completely sent, oldest first."""
     return [Spool(path) for path in sorted((root / FOLDER).glob("*.jsonl"))]
-
-
-@contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold an exclusive lock on `path` (made if need be); yields False at once if `wait` is off and another holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

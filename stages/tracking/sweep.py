@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from stages.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
-from stages.tracking.spool import locked, spools
+from stages.tracking.spool import spools
 
 SAME_MOMENT_MS = 1000
 

@@ -113,7 +113,6 @@ def save_adapters(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
 
     def write(partial: Path) -> None:
-        partial.mkdir(parents=True)
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from stages.agent.policy import usable_device
 from stages.algorithms.contract import LossTerms
 from stages.checkpoints import Checkpoints
+from stages.files import atomic_text
 from stages.resources import Resources
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
@@ -238,7 +238,4 @@ def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
     writer.writerow(columns)
     for row in history:
         writer.writerow([f"{row[name]:.7g}" if name in row else "" for name in columns])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(partial, path)
+    atomic_text(path, text.getvalue())

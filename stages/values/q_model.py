@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stages.agent.policy import head_logprobs, token_logprobs
 from stages.cards import Card
+from stages.files import atomic_folder, atomic_text
 from stages.parameters.values import QModel
 from stages.values.step_value import StepValueModel
 
@@ -95,9 +96,9 @@ class PreferenceQ(nn.Module):
 
     def save(self, folder: Path, reference_hash: str) -> None:
         """Write the model; `reference_hash` names the policy that the reference is."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.policy.save_pretrained(folder / "model")
-        _write(folder, {"params": self.params.model_dump(), "reference": reference_hash})
+        with atomic_folder(folder) as partial:
+            self.policy.save_pretrained(partial / "model")
+            _write(partial, {"params": self.params.model_dump(), "reference": reference_hash})
 
 
 class RegressionQ(nn.Module):
@@ -117,17 +118,17 @@ class RegressionQ(nn.Module):
 
     def save(self, folder: Path, reference_hash: str) -> None:
         """Write the model; `reference_hash` names the policy whose actions it has seen."""
-        self.model.save(folder / "model")
-        _write(folder, {"params": self.params.model_dump(), "reference": reference_hash})
+        with atomic_folder(folder) as partial:
+            self.model.save(partial / "model")
+            _write(partial, {"params": self.params.model_dump(), "reference": reference_hash})
 
 
 def _write(folder: Path, settings: dict[str, Any]) -> None:
-    (folder / SETTINGS).write_text(json.dumps(settings, sort_keys=True, indent=1) + "\n", encoding="utf-8")
+    atomic_text(folder / SETTINGS, json.dumps(settings, sort_keys=True, indent=1) + "\n")
 
 
 def save_none(folder: Path) -> None:
     """Say that there is no Q-model, for stages that look for one."""
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder, {"params": {"kind": "none"}})
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.files import atomic_folder
 from stages.parameters.heads import HeadParams
 from stages.parameters.values import ValueModel
 from stages.seeding import seed_torch
@@ -103,11 +104,12 @@ class StepValueModel(nn.Module):
         """Write the backbone as a `save_pretrained` folder, with head.safetensors and head.json beside it."""
         from safetensors.torch import save_file
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self.backbone.save_pretrained(folder)
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.output.state_dict().items()}
-        save_file(tensors, folder / "head.safetensors", metadata={"format": "pt"})
-        (folder / "head.json").write_text(json.dumps(self.params.model_dump(), sort_keys=True, indent=1) + "\n", encoding="utf-8")
+        settings = json.dumps(self.params.model_dump(), sort_keys=True, indent=1) + "\n"
+        with atomic_folder(folder) as partial:
+            self.backbone.save_pretrained(partial)
+            save_file(tensors, partial / "head.safetensors", metadata={"format": "pt"})
+            (partial / "head.json").write_text(settings, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> StepValueModel:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from stages.agent.policy import through_head
+from stages.files import atomic_folder
 from stages.values.q_model import after
 
 FOLDER = "value"
@@ -101,17 +102,16 @@ class TokenQ(nn.Module):
         """Write all but the policy below the policy's own folder."""
         from safetensors.torch import save_file
 
-        target = folder / FOLDER
-        target.mkdir(parents=True, exist_ok=True)
-        self.backbone.save_pretrained(target)
         parts = {"output": self.output, "residual": self.residual}
         tensors = {
             f"{name}.{key}": value.detach().cpu().contiguous()
             for name, part in parts.items()
             for key, value in part.state_dict().items()
         }
-        save_file(tensors, target / _HEADS, metadata={"format": "pt"})
-        (target / _SETTINGS).write_text(json.dumps(asdict(self.scale), sort_keys=True, indent=1) + "\n", encoding="utf-8")
+        with atomic_folder(folder / FOLDER) as partial:
+            self.backbone.save_pretrained(partial)
+            save_file(tensors, partial / _HEADS, metadata={"format": "pt"})
+            (partial / _SETTINGS).write_text(json.dumps(asdict(self.scale), sort_keys=True, indent=1) + "\n", encoding="utf-8")
 
 
 def has_token_q(folder: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from textworld.logic import Action
 
 from stages.environments.textworld.settings import NAME_NUMBERS, Recipe
 from stages.environments.textworld.world import World, WorldState
+from stages.files import atomic_bytes, atomic_text
 from stages.seeding import permutation
 
 _NOUNS = {"r": "room", "c": "box", "s": "stand", "o": "thing", "f": "snack", "k": "key"}
@@ -122,10 +122,7 @@ def compile_to(game: Game, folder: Path) -> None:
             raise RuntimeError(f"Inform 7 could not compile game {name}: {error}") from error
         code = bytearray(story.read_bytes())
         code[_SERIAL] = b"000000"
-        story.write_bytes(code)
         data: dict[str, Any] = dict(game.serialize())
         data["KB"] = {**data["KB"], "text_grammars_path": ""}
-        logic = story.with_suffix(".json")
-        logic.write_text(json.dumps(data, sort_keys=True), encoding="utf-8")
-        for file in (story, logic):
-            os.replace(file, folder / file.name)
+    atomic_bytes(folder / story.name, bytes(code))
+    atomic_text(folder / f"{story.stem}.json", json.dumps(data, sort_keys=True))

@@ -1,0 +1,104 @@
+"""How a command (`python -m stages.*`, `python -m flows.*`) ends when nobody reads its output any more, as under `| head`.
+
+It ends at the next line that it prints, without a message, with the exit code that shells give a program which SIGPIPE ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+"""Exit code of a command whose output was closed."""
+
+
+class OutputClosed(SystemExit):
+    """Nobody reads standard output or standard error any more.
+
+    A SystemExit, so that handlers of OSError, which are meant for files and for the pipes of workers, let it pass.
+    """
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output or error that raises OutputClosed in place of BrokenPipeError, once; what comes after that is dropped."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        stream.flush()
+        options = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+        super().__init__(stream.buffer, **options)
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            raise self._closed() from None
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except BrokenPipeError:
+            raise self._closed() from None
+
+    def _closed(self) -> OutputClosed:
+        logging.disable(logging.CRITICAL)  # what Prefect and others would say of an interrupted run
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return OutputClosed(OUTPUT_CLOSED)
+
+    def release(self) -> None:
+        """Leave the stream below open when this one goes."""
+        with suppress(OutputClosed):
+            self.flush()
+        self.detach()
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Have standard output and error raise OutputClosed."""
+    before = sys.stdout, sys.stderr
+    # None: closed before this process began, and what is printed is dropped. Other kinds: a notebook, a test, a cluster's worker.
+    now = [_Output(stream) if isinstance(stream, io.TextIOWrapper) else stream for stream in before]
+    sys.stdout, sys.stderr = now
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in now:
+            if isinstance(stream, _Output):
+                stream.release()
+
+
+def command(main: Callable[P, int]) -> Callable[P, int]:
+    """Decorate what a command begins with and whose result is its exit code: OUTPUT_CLOSED where its output was closed."""
+
+    @functools.wraps(main)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        with _watched():
+            try:
+                try:
+                    code = main(*args, **kwargs)
+                except SystemExit:  # argparse has printed its help
+                    _flush()
+                    raise
+                _flush()
+                return code
+            except OutputClosed:
+                return OUTPUT_CLOSED
+
+    return run
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

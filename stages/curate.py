@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from stages.agent.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
-from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, demonstrate_all
+from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, check_expert, demonstrate_all
 from stages.curation.games import read_games
 from stages.curation.imports import Importer, Imports
 from stages.curation.panel import make_panel, write_panel
@@ -62,6 +62,9 @@ def run(context: StageContext) -> None:
         for of_task in demonstrate_all(domain, worlds, shown, plan, params.resources.workers):
             demonstrations.add(of_task)
             bar.advance(1)
+    of_expert = check_expert(name, demonstrations, curate)
+    for line in of_expert:
+        print(f"curate@{name}: {line}", file=sys.stderr)
 
     # Records of games that others played, where there are any.
     games, played = None, context.data / "raw" / f"{name}.games.jsonl"
@@ -87,7 +90,7 @@ def run(context: StageContext) -> None:
     if games is not None:
         write_episodes(folder / "games.parquet", games.episodes)
     write_panel(folder / "panel.json", panel)
-    source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": warnings}
+    source = {"file": label, "records": len(records), "unused": assembly.unused, "warnings": [*warnings, *of_expert]}
     report = data_report(source, tasks, asked, [*rejections, *imports.rejections], demonstrations, panel)
     if curate.imports:
         report["imports"] = imports.report()

@@ -22,6 +22,9 @@ from stages.workers import worker_pool
 DRAWS = 6
 """Tries for one noisy demonstration, since random actions may spoil the task or never come up."""
 
+UNSOLVED = ("no_expert_action", "turn_limit", "failed")
+"""Reasons of `fault` which say that a task was not solved."""
+
 
 @dataclass(frozen=True)
 class DemonstrationPlan:
@@ -151,6 +154,29 @@ def demonstrate(domain: Domain, environment: Environment, task: Task, plan: Demo
                 break
             result.rejected[f"{kind}:{reason}"] += 1
     return result
+
+
+def check_expert(name: str, shown: Demonstrations, curate: Curate) -> list[str]:
+    """A line if the expert of domain `name` solved less than half of what it was asked to show, none if it did well or was not
+    asked. Raises ValueError if none of its demonstrations can be learnt from."""
+    if not curate.expert_demonstrations:
+        return []
+    kept = sum(episode.policy_hash == EXPERT for episode in shown.episodes)
+    reasons = {reason.partition(":")[2]: count for reason, count in shown.rejected.items() if reason.startswith("expert:")}
+    tries, unsolved = kept + sum(reasons.values()), sum(reasons.get(reason, 0) for reason in UNSOLVED)
+    causes = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    if not kept:
+        raise ValueError(
+            f"domain {name}: none of the expert's {tries} demonstrations can be learnt from ({causes}): mend the domain's expert() "
+            f"or per_domain.{name}.environment (too_long: raise model.max_length), or go without an expert by "
+            f"per_domain.{name}.curate.expert_demonstrations: 0"
+        )
+    if 2 * unsolved <= tries:
+        return []
+    return [
+        f"domain {name}: the expert solved {tries - unsolved} of {tries} tasks that it was to demonstrate ({causes}); what it does "
+        "not solve, nobody shows: see the domain's expert() and its settings"
+    ]
 
 
 _worker: dict[str, Any] = {}

@@ -9,7 +9,6 @@ training tasks that curate takes of data/raw/DOMAIN.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from stages.curation.demonstrations import play_out
 from stages.curation.raw import configured_domain, read_raw, record_line
 from stages.curation.selection import order_by_mix
 from stages.environments.protocol import Domain, DomainSettings, Environment, Task
+from stages.exchange.records import parse_object
 from stages.params import Curate, load_params, params_hash
 from stages.seeding import stream
 
@@ -92,13 +92,13 @@ def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, see
     environment.close()
 
 
-def check_game(line: str, domain: Domain) -> dict[str, Any]:
+def check_game(line: bytes, domain: Domain) -> dict[str, Any]:
     """A record from one line. Raises ValueError, whose message is a short reason, for one that is no game of these settings."""
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError("not JSON") from error
-    if not isinstance(record, dict) or {key: type(value) for key, value in record.items()} != _FIELDS:
+        record = parse_object(line)
+    except ValueError as error:
+        raise ValueError(str(error).partition(" (")[0]) from error
+    if {key: type(value) for key, value in record.items()} != _FIELDS:
         raise ValueError(f"malformed: a record has the keys {', '.join(_FIELDS)}")
     if not record["actions"] or not all(isinstance(action, str) for action in record["actions"]):
         raise ValueError("malformed: actions must be texts, one at least")
@@ -111,7 +111,7 @@ def read_games(path: Path, domain: Domain, folder: Path, tasks: Sequence[Task]) 
     """Play the records of `path` again; only those of `tasks` (training tasks) are kept. `folder` as for `make_games`."""
     games, known = Games(), {task.task_id: task for task in tasks}
     environment = domain.make(folder)
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             record = check_game(line, domain)
             if record["task_id"] not in known:

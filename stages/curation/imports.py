@@ -3,7 +3,8 @@ apart from the panel. `stages.exchange.parsing` has the shapes of a record.
 
 A record that names a task (`task_id`) is played in its environment: it stays if that answers as the record says and, where the
 record goes to the end of the episode, the task is solved. Others are conversations like any, of which nothing but the form can be
-checked; those that open with the words of a panel's task are left out. A record of another `domain` is left to that.
+checked; those that tell a panel's task in what the user or a system message says are left out. A record of another `domain` is
+left to that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stages.agent.episode import IMPORTED, Episode, TurnRecord
 from stages.agent.messages import Messages
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import play_out
+from stages.curation.leakage import PanelPrompts
 from stages.curation.raw import Rejection
 from stages.environments.protocol import Domain, Environment, Task
 from stages.exchange.episodes import conversation
@@ -74,9 +76,9 @@ class Importer:
         self.domain, self.max_length = domain, max_length
         self.environment: Environment = domain.make(folder)
         self.tasks = {task.task_id: task for task in tasks}
-        own = {task.prompt for task in tasks if task.split != "test"}
         test = [task for task in tasks if task.split == "test"]
-        self._panel_prompts = {task.prompt for task in test} - own  # some domains tell every task in the same words
+        own = (task.prompt for task in tasks if task.split != "test")
+        self._panel_prompts = PanelPrompts((task.prompt for task in test), own)
         names = sorted({name for task in test for name in domain.entities(task) if name})
         self._panel_names = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b") if names else None
         self._seen: dict[Any, str] = {}
@@ -106,6 +108,7 @@ class Importer:
             record = parse(values)
             name = f"{Path(file).stem}-{line:06d}"
             self._once(record, f"{file}:{line}")
+            self._keep_off_the_panel(record)
             if isinstance(record, Demonstration):
                 found.episodes.append(self._episode(record, name))
                 counts["demonstrations"] += 1
@@ -141,7 +144,6 @@ class Importer:
 
     def _spoken(self, record: Demonstration, name: str) -> Episode:
         """The episode of a conversation of no task."""
-        self._keep_off_the_panel(record.messages[0]["content"])
         episode = _empty(f"{IMPORTED}/{name}", f"{IMPORTED}/{name}", self.domain.name)
         said = [message["content"] for message in record.messages]
         for action, observation in zip(said[1::2], [*said[2::2], ""], strict=False):
@@ -182,9 +184,7 @@ class Importer:
         length = max(sum(len(pieces(message["content"])) for message in [*record.prompt, *side]) for side in sides)
         if length > self.max_length:
             raise _RefusedError("too_long", f"it has {length} words and marks, model.max_length is {self.max_length}")
-        if record.task_id is None:
-            self._keep_off_the_panel(record.prompt[0]["content"])
-        else:
+        if record.task_id is not None:
             self._played(record.task_id, record.prompt, name, ("train",))
         return {
             "pair_id": f"{IMPORTED}/{name}",
@@ -199,15 +199,22 @@ class Importer:
 
     # ---- the panel ----------------------------------------------------------------------------------------------------------
 
-    def _keep_off_the_panel(self, first: str) -> None:
-        for prompt in self._panel_prompts:
-            if first == prompt or first.startswith(prompt + "\n"):
-                raise _RefusedError("panel_task", f"it opens as a task of the frozen panel does: {prompt!r}")
+    def _keep_off_the_panel(self, record: Demonstration | Preference) -> None:
+        """Raise _RefusedError where a panel's task is told, be it before the messages were put in order or after."""
+        if record.task_id is not None and isinstance(record, Demonstration):
+            return  # its task is known, and that the environment says what it says is checked
+        users = [message["content"] for part in _parts(record) for message in part if message["role"] == "user"]
+        for text in dict.fromkeys((*record.asked, *users)):
+            if (prompt := self._panel_prompts.told(text)) is not None:
+                raise _RefusedError("panel_task", f"it tells a task of the frozen panel: {prompt!r}")
 
     def _mentions(self, record: Demonstration | Preference) -> bool:
-        parts = (record.messages,) if isinstance(record, Demonstration) else (record.prompt, record.chosen, record.rejected)
         names = self._panel_names
-        return names is not None and any(names.search(message["content"]) for part in parts for message in part)
+        return names is not None and any(names.search(message["content"]) for part in _parts(record) for message in part)
+
+
+def _parts(record: Demonstration | Preference) -> tuple[Messages, ...]:
+    return (record.messages,) if isinstance(record, Demonstration) else (record.prompt, record.chosen, record.rejected)
 
 
 def _empty(episode_id: str, task_id: str, domain: str) -> Episode:

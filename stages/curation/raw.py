@@ -17,6 +17,7 @@ from typing import Any
 from stages.command import command
 from stages.environments.protocol import SPLITS, Domain, Split
 from stages.environments.registry import load_domain
+from stages.exchange.records import parse_object
 from stages.params import Params, load_params
 
 
@@ -57,14 +58,7 @@ class Rejection:
 
 def parse_line(line: bytes, domain: Domain) -> dict[str, Any]:
     """A raw record from one line. Raises ValueError saying what is wrong with it."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text ({error})") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a record must be a JSON object, not {type(record).__name__}")
+    record = parse_object(line)
     for key in ("task_id", "split"):
         if not isinstance(record.get(key), str) or not record[key]:
             raise ValueError(f"'{key}' must be a non-empty string, not {record.get(key)!r}")

@@ -9,12 +9,11 @@ answers to it. `task_id` and `domain` say what a record is about, where it is ab
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from stages.agent.messages import Messages, plain_messages
+from stages.agent.messages import ROLES, Messages, plain_messages, plain_text
 
 SHAPES = "messages; prompt and completion; or chosen and rejected, with or without prompt"
 
@@ -26,6 +25,8 @@ class Demonstration:
     messages: Messages
     given: int
     task_id: str | None = None
+    asked: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Texts of the system and user messages as they were given, before a system message is joined to the user's."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,19 @@ class Preference:
     values: tuple[float, float] = (1.0, 0.0)
     """What the two are worth, in [0, 1]."""
     task_id: str | None = None
+    asked: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """As of `Demonstration`, of the prompt and both sides."""
 
 
 def said(value: Any, role: str) -> Any:
     """A text as the only message of `role`; a list as it is."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def asked(*parts: tuple[Any, str]) -> tuple[str, ...]:
+    """Texts of all system and user messages in parts of a record (value, role of a text), which have been understood before."""
+    messages = [message for value, role in parts if value is not None for message in said(value, role)]
+    return tuple(plain_text(message["content"], "content") for message in messages if message["role"] != ROLES[1])
 
 
 def followed(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
@@ -76,13 +85,20 @@ def common_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     return sides[0][:count], sides[0][count:], sides[1][count:]
 
 
+def _shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def number(values: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
     """A number in [low, high] of a record; `default` where it has none. Raises ValueError."""
     value = values.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{key} must be a number from {low:g} to {high:g}, not {value!r}")
+    # The comparison leaves out NaN, infinities, and integers that no float holds.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ValueError(f"{key} must be a number from {low:g} to {high:g}, not {_shown(value)}")
     return float(value)
 
 
@@ -91,7 +107,7 @@ def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
     held = {key: value for key, value in values.items() if value is not None}
     task_id = held.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
-        raise ValueError(f"task_id must be text, not {task_id!r}")
+        raise ValueError(f"task_id must be text, not {_shown(task_id)}")
     if held.get("label") is False:
         raise ValueError(
             "label is false: an answer not to give, without one to give in its place; only pairs of both are understood"
@@ -100,14 +116,16 @@ def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
         return _preference(held, task_id)
     if "messages" in held:
         messages, given = plain_messages(held["messages"]), 0
+        told = asked((held["messages"], "user"))
     elif "prompt" in held and "completion" in held:
         messages, before = followed(held["prompt"], held["completion"], "completion")
         given = before // 2
+        told = asked((held["prompt"], "user"), (held["completion"], "assistant"))
     else:
         raise ValueError(f"a record must have {SHAPES}; this one has {', '.join(sorted(held)) or 'nothing'}")
     if len(messages) < 2:
         raise ValueError("the assistant says nothing in it; there is nothing to learn")
-    return Demonstration(messages, given, task_id)
+    return Demonstration(messages, given, task_id, told)
 
 
 def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
@@ -115,6 +133,7 @@ def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
     if lacking:
         raise ValueError(f"a preference must have chosen and rejected; {lacking[0]} is missing")
     prompt, sides = held.get("prompt"), (held["chosen"], held["rejected"])
+    texts = ((prompt, "user"), *((side, "assistant") for side in sides))
     if prompt is None:
         prompt, *sides = common_prompt(*sides)  # type: ignore[assignment]
     parts = []
@@ -125,4 +144,5 @@ def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
         raise ValueError("chosen and rejected are the same")
     weight = number(held, "weight", 1.0, 1e-6, 1e6)
     values = number(held, "chosen_value", 1.0, 0.0, 1.0), number(held, "rejected_value", 0.0, 0.0, 1.0)
-    return Preference(plain_messages(said(prompt, "user"), "prompt"), parts[0], parts[1], weight, values, task_id)
+    given = plain_messages(said(prompt, "user"), "prompt")
+    return Preference(given, parts[0], parts[1], weight, values, task_id, asked(*texts))

@@ -13,6 +13,9 @@ import pyarrow.parquet as pq
 from stages.files import atomic_file, atomic_text
 
 KINDS = (".jsonl", ".parquet")
+DEPTH = 100
+"""Objects and lists that a record may have inside one another."""
+TOO_DEEP = f"values are nested too deeply (more than {DEPTH} objects and lists inside one another)"
 
 
 def check_kind(path: Path) -> None:
@@ -47,20 +50,62 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]
             table = pq.read_table(path)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} is not a readable Parquet file ({error})") from error
-        yield from enumerate(table.to_pylist(), start=1)
+        yield from enumerate(_table_rows(table), start=1)
         return
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        yield number, parse_line(line)
+        try:
+            yield number, parse_object(line)
+        except ValueError as error:
+            yield number, error
 
 
-def parse_line(line: bytes) -> dict[str, Any] | ValueError:
-    """The object in a line of JSON, or what is wrong with it."""
+def _table_rows(table: pa.Table) -> Iterator[dict[str, Any] | ValueError]:
+    """The rows of a table; one with bytes that are no text does not take the others with it."""
+    try:
+        yield from table.to_pylist()
+        return
+    except UnicodeDecodeError:
+        pass
+    for place in range(len(table)):
+        try:
+            (row,) = table.slice(place, 1).to_pylist()
+            yield row
+        except UnicodeDecodeError as error:
+            yield ValueError(f"not UTF-8 text ({error})")
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The object in a line of JSON. Raises ValueError, "reason (detail)", for anything else and for what no table can hold:
+    text with half a surrogate pair, values nested more than DEPTH deep, integers beyond Python's limit on digits."""
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return ValueError(f"not UTF-8 text ({error})")
+        raise ValueError(f"not UTF-8 text ({error})") from error
     except json.JSONDecodeError as error:
-        return ValueError(f"not JSON ({error})")
+        raise ValueError(f"not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    except ValueError as error:  # Python refuses to read an integer of more than sys.get_int_max_str_digits() digits
+        raise ValueError(f"a number is too long ({error})") from error
     if not isinstance(value, dict):
-        return ValueError(f"a record must be a JSON object, not {type(value).__name__}")
+        raise ValueError(f"a record must be a JSON object, not {type(value).__name__}")
+    _check_values(value)
     return value
+
+
+def _check_values(value: Any) -> None:
+    """Raise ValueError for a value that nests too deeply or has text that is no Unicode. Without recursion, which deep nesting
+    would exhaust."""
+    waiting: list[tuple[Any, int]] = [(value, 1)]
+    while waiting:
+        held, depth = waiting.pop()
+        if isinstance(held, str):
+            try:
+                held.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"text that is not Unicode ({error})") from error
+        elif isinstance(held, (dict, list)):
+            if depth > DEPTH:
+                raise ValueError(TOO_DEEP)
+            parts = [*held, *held.values()] if isinstance(held, dict) else held
+            waiting += [(part, depth + 1) for part in parts]

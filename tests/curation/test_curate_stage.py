@@ -15,6 +15,7 @@ import yaml
 from stages.agent.episode import read_episodes, read_json, read_tasks
 from stages.curate import run
 from stages.curation.panel import read_panel
+from stages.environments.search import SearchDomain
 from stages.params import parse_params
 from stages.runtime import StageContext
 
@@ -110,6 +111,30 @@ def test_a_raw_file_of_other_settings_is_told(lines: list[str], tmp_path: Path, 
     assert "building 20/20 tasks" in printed.out
     (warning,) = read_json(tmp_path / "reports/curate/search.json")["source"]["warnings"]
     assert f"curate@search: {warning}" in printed.err
+
+
+def test_an_expert_that_never_succeeds_ends_curate(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: curate fails where nobody shows how a task is solved, unless no demonstrations are asked for; where the expert
+    solves less than half, the terminal and the data report say so."""
+    solve = SearchDomain.expert
+    monkeypatch.setattr(SearchDomain, "expert", lambda domain, environment: "answer nobody")
+    with pytest.raises(
+        ValueError, match=r"domain search: none of the expert's 10 demonstrations can be learnt from \(failed 10\)"
+    ):
+        curate_here(tmp_path / "a", lines)
+    none = {**PARAMS["curate"], "expert_demonstrations": 0, "noisy_demonstrations": 0}
+    assert curate_here(tmp_path / "b", lines, curate=none)["curate/demonstrations"] == 0
+
+    def seldom(domain: SearchDomain, environment: Any) -> str | None:
+        return solve(domain, environment) if environment.task.task_id.endswith("-0") else "answer nobody"
+
+    monkeypatch.setattr(SearchDomain, "expert", seldom)
+    curate_here(tmp_path / "c", lines, curate={**PARAMS["curate"], "train": 40})
+    (warning,) = read_json(tmp_path / "c/reports/curate/search.json")["source"]["warnings"]
+    assert "the expert solved" in warning
+    assert f"curate@search: {warning}" in capsys.readouterr().err
 
 
 def test_recipes_are_used_where_no_raw_file_is_shipped(tmp_path: Path) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate, demonstrate_all, fault, play
+from stages.curation.demonstrations import (
+    EXPERT,
+    NOISY,
+    DemonstrationPlan,
+    Demonstrations,
+    check_expert,
+    demonstrate,
+    demonstrate_all,
+    fault,
+    play,
+)
 from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
 from stages.params import Curate
@@ -81,3 +92,25 @@ def test_no_noise_gives_no_noisy_demonstrations(domain: SearchDomain, train: lis
     result = demonstrate(domain, domain.make(tmp_path / "worlds"), train[0], plan)
     assert [episode.policy_hash for episode in result.episodes] == [EXPERT]
     assert not result.rejected
+
+
+def test_an_expert_that_solves_too_little_is_told(domain: SearchDomain, train: list[Task], tmp_path: Path) -> None:
+    """Contract: an expert that shows nothing ends curate, one that solves less than half is told; noisy episodes do not count."""
+    episode = play(domain, domain.make(tmp_path / "worlds"), train[0], 0.0, ("expert-0", 0, 1))
+    assert episode is not None
+    once = Curate(expert_demonstrations=1)
+
+    def lines(kept: int, curate: Curate = once, **rejected: int) -> list[str]:
+        reasons = Counter({f"expert:{reason}": count for reason, count in rejected.items()})
+        reasons["noisy:failed"] = 99
+        noisy = replace(episode, policy_hash=NOISY)
+        return check_expert("search", Demonstrations([episode] * kept + [noisy] * 3, reasons), curate)
+
+    assert lines(8) == lines(5, failed=3, turn_limit=2) == lines(4, failed=5, near_duplicate=2) == []
+    (line,) = lines(2, failed=2, no_expert_action=1)
+    assert "domain search: the expert solved 2 of 5 tasks that it was to demonstrate (failed 2, no_expert_action 1)" in line
+    with pytest.raises(
+        ValueError, match=r"none of the expert's 9 demonstrations.*\(failed 8, too_long 1\).*expert_demonstrations: 0"
+    ):
+        lines(0, failed=8, too_long=1)
+    assert lines(0, Curate(expert_demonstrations=0)) == []

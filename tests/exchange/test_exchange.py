@@ -193,12 +193,15 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     ]
     file = tmp_path / "data/raw/mine.jsonl"
     file.parent.mkdir(parents=True)
-    file.write_text("\n".join([*map(json.dumps, rows), "{broken"]) + "\n", encoding="utf-8")
+    answer = '"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "answer Nobody"}]'
+    bad = ["{broken", f'{{{answer}, "weight": {"9" * 5000}}}', f'{{{answer}, "deep": {"[" * 5000}{"]" * 5000}}}']
+    bad += [answer.join("{}").replace("Nobody", "\\ud83d"), f'{{{answer}, "deep": {"[" * 200}{"]" * 200}}}']
+    file.write_text("\n".join([*map(json.dumps, rows), *bad]) + "\n", encoding="utf-8")
     folder = curated(tmp_path, lines, ["data/raw/mine.jsonl"])
     told = capsys.readouterr().err
     for line, reason in [
         (2, "duplicate: the same as data/raw/mine.jsonl:1"),
-        (3, "panel_task: it opens as a task of the frozen panel does"),
+        (3, "panel_task: it tells a task of the frozen panel"),
         (4, "unknown_task: task_id search-train-nowhere names none"),
         (5, f"wrong_split: {test.task_id} is a test task"),
         (6, f"unlike_environment: message 2 of {train.task_id} is 'Another page.'"),
@@ -206,6 +209,10 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
         (8, "failed: played to its end it does not solve"),
         (10, "too_long: it has 702 words and marks"),
         (13, "malformed: not JSON"),
+        (14, "malformed: a number is too long"),
+        (15, "malformed: values are nested too deeply"),
+        (16, "malformed: text that is not Unicode"),
+        (17, "malformed: values are nested too deeply"),
     ]:
         assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in told
     assert "1 imported conversations have names of panel tasks in them, data/raw/mine.jsonl:11 first" in told
@@ -213,7 +220,7 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     assert report["imports"]["mention_panel_names"] == 1
     counts = report["imports"]["files"]["data/raw/mine.jsonl"]
     assert {key: counts[key] for key in ("records", "demonstrations", "pairs", "of_other_domains", "of_tasks")} == {
-        **{"records": 13, "demonstrations": 2, "pairs": 1, "of_other_domains": 1, "of_tasks": 0}
+        **{"records": 17, "demonstrations": 2, "pairs": 1, "of_other_domains": 1, "of_tasks": 0}
     }
     assert report["demonstrations"]["kept"]["expert"] == sum(
         one.policy_hash == "expert" for one in read_episodes(folder / "demonstrations.parquet")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stages.agent.messages import plain_messages
@@ -68,6 +70,10 @@ def test_preferences_in_all_their_shapes() -> None:
         ({"prompt": "a", "chosen": "b", "rejected": "c", "weight": float("nan")}, "weight must be a number"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_value": 7}, "chosen_value must be a number from 0 to 1"),
         ({"messages": TALK, "task_id": 5}, "task_id must be text"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c", "weight": 10**400},
+            r"weight must be a number from .*, not 10{76}\.\.\.",
+        ),
     ],
 )
 def test_malformed_records_are_refused_in_words(record: dict[str, Any], words: str) -> None:
@@ -93,6 +99,31 @@ def test_files_say_which_line_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match="not a readable Parquet file"):
         list(read_records(tmp_path / "b.parquet"))
+
+
+def test_one_line_that_cannot_be_read_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    """Contract: whatever a line holds, it is the only one that is lost, and its number is known."""
+    long, not_text = "a number is too long", "text that is not Unicode"
+
+    def nested(depth: int) -> str:
+        return '{"a": ' + "[" * depth + "]" * depth + "}"
+
+    bad = {nested(100_000): "values are nested too deeply", '{"a": ' + "1" * 5000 + "}": long}
+    bad |= {'{"a": ["\\ud800"]}': not_text, '{"\\udfff": 1}': not_text, nested(100): "values are nested too deeply"}
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*bad, nested(99)]))
+    *told, (last, value) = read_records(path)
+    assert [(number, str(error).partition(" (")[0]) for number, error in told] == list(enumerate(bad.values(), start=1))
+    assert (last, isinstance(value, dict)) == (6, True)
+
+
+def test_a_parquet_row_that_is_no_text_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.array([b"one", b"\xff", b"three"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), path)
+    (one, bad, three) = read_records(path)
+    assert (one, three) == ((1, {"text": "one"}), (3, {"text": "three"}))
+    assert (bad[0], str(bad[1]).partition(" (")[0]) == (2, "not UTF-8 text")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

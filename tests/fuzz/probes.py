@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -72,20 +71,26 @@ def check_nothing_ignored(given: Any, meant: Any, path: str = "") -> None:
         raise LostError(f"{path}: {given!r} was taken as {meant!r}")
 
 
-@functools.lru_cache(maxsize=4096)
-def check_plays(name: str, settings: str) -> None:
-    """Raise what goes wrong where an expert plays two tasks of a domain with these settings (JSON). A refusal of the recipes that
-    says what to change is none."""
-    domain = load_domain(name, json.loads(settings))
+_PLAYED: set[str] = set()
+
+
+def check_plays(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise what goes wrong where an expert plays two tasks of a domain with these settings; the same ones are tried once. A refusal
+    of the recipes that says what to change is none."""
+    key = f"{name} {sorted(settings.items(), key=str)!r}"
+    if key in _PLAYED:
+        return
+    domain = load_domain(name, settings)
     try:
         records = list(itertools.islice(domain.recipes(8, 0), 8))
     except ValueError as error:
-        if f"per_domain.{name}" in str(error):
-            return
-        raise
+        if f"per_domain.{name}" not in str(error):
+            raise
+        records = []
     for record in records:
         domain.check(record)
     if name in SLOW_TO_BUILD:
+        _PLAYED.add(key)
         return
     with tempfile.TemporaryDirectory() as folder:
         tasks = domain.build(records, Path(folder), 1)
@@ -94,6 +99,7 @@ def check_plays(name: str, settings: str) -> None:
             environment.reset(task)
             play_out(environment, task, "expert", "expert", lambda: domain.expert(environment), whole=False)
         environment.close()
+    _PLAYED.add(key)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -120,7 +126,7 @@ def check_merges(params: Params) -> None:
 def check_works(params: Params) -> None:
     """Raise LostError, or whatever goes wrong, where what `params` says does not work."""
     for name in params.domains:
-        check_plays(name, json.dumps(params.per_domain[name].environment, sort_keys=True, default=str))
+        check_plays(name, params.per_domain[name].environment)
         for section in ("rollout", "annotate", "rl"):
             sampling = params.section(section, name).sampling
             check_draws(sampling.temperature, sampling.top_p, sampling.top_k)

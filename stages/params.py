@@ -312,12 +312,13 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
         params = Params.model_validate(values)
     except ValidationError as error:
         raise ParamsError(explain(error, Params, source)) from error
-    for domain in params.domains:
+    for domain in params.per_domain:
         for name in ("curate", "rollout", "annotate", "rl"):
             try:
                 params.section(name, domain)
             except ValidationError as error:
                 raise ParamsError(explain(error, Params, f"{source}: in per_domain.{domain}", f"{name}.")) from error
+    for domain in params.domains:
         try:
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
@@ -383,7 +384,8 @@ def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
 
 def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit,
-    the critic has no room for its returns or annotate counts on others (needs the domain's package)."""
+    the critic has no room for its returns or annotate counts on others (needs the domain's package). Domains of `per_domain`
+    that are not among `domains` are checked for all that needs no run: their names, environments and sections."""
     from stages.algorithms.reward_checks import check_returns
     from stages.environments.registry import load_domain, returns_of
 
@@ -401,6 +403,8 @@ def check_domains(params: Params) -> None:
                 f"params.yaml: in per_domain.{name}: its episodes' returns lie in {own}, and annotate.returns is {given}: set "
                 f"per_domain.{name}.annotate.returns to {own}"
             )
+    for name in sorted(set(params.per_domain) - set(params.domains)):
+        load_domain(name, params.per_domain[name].environment)
 
 
 def check_model(params: Params) -> None:

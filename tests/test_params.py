@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.parameters.across import check_launch
-from stages.params import apply_overlay, deep_merge, load_params, params_hash, parse_params
+from stages.params import apply_overlay, check_domains, deep_merge, load_params, params_hash, parse_params
 from stages.tracking import flatten
 from stages.validation import ParamsError
 
@@ -233,6 +233,27 @@ def test_the_command_line_checks_and_prints(tmp_path: Path) -> None:
     unknown = check(tmp_path / "bad.yaml")
     assert unknown.returncode == 2
     assert "unknown domain 'serch'; did you mean 'search'?" in unknown.stderr
+
+
+def test_domains_that_do_not_run_are_checked_like_those_that_do() -> None:
+    """Contract: a mistake in per_domain is told whether its domain is listed or not; settings of environments take no `true` or
+    "3" for a number, as no other section does."""
+    bad: list[tuple[str, dict, str]] = [
+        ("code", {"environment": {"levels": {2: True}}}, r"'per_domain\.code\.environment' levels\.2 must be a number, not True"),
+        ("code", {"environment": {"rewards": {"pass": True}}}, r"rewards\.pass must be a number, not True"),
+        ("code", {"environment": {"instructions": 1}}, "instructions must be true or false, not 1"),
+        ("search", {"environment": {"max_turns": "3"}}, "max_turns must be a number, not '3'"),
+        ("search", {"environment": {"max_turn": 3}}, "unknown key 'per_domain.search.environment.max_turn'"),
+        ("serch", {}, "unknown domain 'serch'; did you mean 'search'"),
+        ("search", {"curate": {"trian": 3}}, "in per_domain.search: unknown key 'curate.trian'"),
+    ]
+    for name, section, words in bad:
+        for listed in (["textworld"], [name]):
+            values = {"domains": listed, "per_domain": {"textworld": {}, name: section}}
+            with pytest.raises(ParamsError, match=words):
+                check_domains(parse_params(values))
+    good = {"environment": {"levels": {"1": 1, 2: 0.5}, "rewards": {"pass": 1, "fail": -0.5}, "kinds": ["word"]}}
+    check_domains(parse_params({"domains": ["textworld"], "per_domain": {"textworld": {}, "code": good}}))
 
 
 def test_a_launcher_that_splits_networks_is_refused_before_the_first_stage_trains(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
-from stages.validation import Checked
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+
+from stages.validation import Checked, shortened
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -113,12 +115,43 @@ class Environment(Protocol):
 
 class DomainSettings(Checked):
     """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused, and values of other
-    types. YAML knows lists alone: a field that is a tuple says Field(strict=False)."""
+    types. Lists are taken for tuples, which YAML does not know."""
+
+    model_config = ConfigDict(strict=False)
 
     of_no_move: ClassVar[tuple[str, ...]] = ()
     """Settings that change neither what players may do nor how it ends: game records made with others are good."""
 
     max_turns: int = 12
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _as_written(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """As all of params.yaml, settings take no `true` or "3" for a number. Keys of mappings may be texts, as JSON has them."""
+        made = validate(values)
+        if (wrong := _other_type(values, made)) is not None:
+            raise ValueError(wrong)
+        return made
+
+
+def _other_type(given: Any, made: Any, where: str = "") -> str | None:
+    """What `made`, validated from `given`, took for a value of another type; None for nothing."""
+    if isinstance(made, (bool, int, float)):
+        kind, wanted = (bool, "true or false") if isinstance(made, bool) else ((int, float), "a number")
+        fits = isinstance(given, kind) and isinstance(given, bool) == isinstance(made, bool)
+        return None if fits else f"{where} must be {wanted}, not {shortened(given)}"
+    pairs: list[tuple[Any, Any, Any]] = []
+    if isinstance(given, Mapping) and isinstance(made, BaseModel):
+        names = {field.alias or name: name for name, field in type(made).model_fields.items()}
+        pairs = [(key, held, getattr(made, names.get(key, key))) for key, held in given.items()]
+    elif isinstance(given, Mapping) and isinstance(made, Mapping) and len(given) == len(made):
+        pairs = list(zip(given, given.values(), made.values(), strict=True))
+        if strange := [key for key, name in zip(given, made, strict=True) if str(key) != str(name)]:
+            return f"{where} must not have the key {shortened(strange[0])}"
+    elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):
+        pairs = [(place, *pair) for place, pair in enumerate(zip(given, made, strict=False))]
+    found = (_other_type(held, become, f"{where}.{key}" if where else str(key)) for key, held, become in pairs)
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
 @runtime_checkable

@@ -109,22 +109,28 @@ def mean_interval(
     values: Sequence[float] | np.ndarray,
     tasks: Sequence[str],
     *,
+    proportion: bool = False,
     clusters: Mapping[str, str] | None = None,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Mean over tasks with its cluster bootstrap interval.
+    """Mean over tasks with its cluster bootstrap interval. `proportion`: whether values are shares, in [0, 1] by their nature.
 
-    Where every attempt failed or every attempt succeeded there is nothing to resample: the interval is Wilson's then, with the
-    clusters as trials. Raises StatisticsError for fewer than two clusters.
+    Where every attempt failed or every attempt succeeded there is nothing to resample: a proportion's interval is Wilson's then,
+    with the clusters as trials. Of numbers of other kinds (turns, tokens, costs) that are all alike nothing is known beyond the
+    number itself, and the interval is that point. Raises StatisticsError for fewer than two clusters, and for a proportion
+    outside [0, 1].
     """
     names, means = task_means(values, tasks)
     sums, sizes = _cluster_sums(names, means, clusters)
     if len(sums) < 2:
         raise StatisticsError(f"an interval needs at least two clusters of tasks, and {len(sums)} was given; enlarge the panel")
     mean = float(sums.sum() / sizes.sum())
-    if mean in (0.0, 1.0) and bool((means == mean).all()):
+    if proportion and not ((means >= 0.0) & (means <= 1.0)).all():
+        wrong = int(np.flatnonzero((means < 0.0) | (means > 1.0))[0])
+        raise StatisticsError(f"task {names[wrong]} has a mean of {means[wrong]:g}, which is no proportion")
+    if proportion and mean in (0.0, 1.0) and bool((means == mean).all()):
         low, high = wilson_interval(round(mean) * len(sums), len(sums), confidence)
         return Interval(mean, low, high, len(names), len(sums), len(tasks), "wilson")
     low, high = _bootstrap(sums, sizes, confidence, resamples, seed)

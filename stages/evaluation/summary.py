@@ -68,12 +68,25 @@ def _distinct(rows: Rows, ks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def summarise(rows: Rows, attempts: int, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
+def proportions(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Which columns are proportions on a panel, given all rows that were played on it: success, the share of accepted actions,
+    and the reward if it is nothing but success (1 or 0) in every episode. A graded reward, turns, tokens and cost are none."""
+    binary = all(row["reward"] == float(row["success"]) for row in rows)
+    return frozenset({"success", "accepted", *(["reward"] if binary else [])})
+
+
+def summarise(
+    rows: Rows, attempts: int, confidence: float, resamples: int, seed: int, shares: frozenset[str] | None = None
+) -> dict[str, Any]:
     """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`,
-    different solutions likewise, and maj@k where the domain tells answers. Success is average@k with k = `attempts`."""
-    options = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
+    different solutions likewise, and maj@k where the domain tells answers. Success is average@k with k = `attempts`.
+
+    `shares`: the columns that are proportions, as `proportions` has them for all models; None: for this one alone.
+    """
+    shares = proportions(rows) if shares is None else shares
+    options: dict[str, Any] = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
     summary: dict[str, Any] = {
-        name: _estimate(mean_interval(_column(rows, name), _tasks(rows), **options))
+        name: _estimate(mean_interval(_column(rows, name), _tasks(rows), proportion=name in shares, **options))
         for name in ("success", "reward", "turns", "tokens", "accepted", "cost")
     }
     successes = [bool(row["success"]) for row in rows]
@@ -142,12 +155,15 @@ def report(
     hash share one summary's computation."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
+    shares = {
+        domain: proportions(row for by_domain in rows.values() for row in by_domain.get(domain, ())) for domain in panels
+    }
     for model, by_domain in rows.items():
         models[model] = {}
         for domain, of_domain in by_domain.items():
             key = (of_domain[0]["policy_hash"], domain)
             if key not in done:
-                done[key] = summarise(of_domain, attempts, confidence, resamples, seed)
+                done[key] = summarise(of_domain, attempts, confidence, resamples, seed, shares[domain])
             models[model][domain] = done[key]
     comparisons = [
         {"a": a, "b": b, "domain": domain, **compare_models(rows[a][domain], rows[b][domain], confidence, resamples, seed)}

@@ -22,6 +22,7 @@ from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
 from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_of, solution_of
+from stages.evaluation.statistics import wilson_interval
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
 from stages.resources import Resources
@@ -221,6 +222,25 @@ def test_numbers_of_a_panel_worked_out_by_hand() -> None:
     lines = list(csv_lines(found))
     assert lines[0] == "model,domain,success,low,high,n"
     assert lines[2].startswith("sft,search,0.375,")
+
+
+def test_only_proportions_have_a_proportions_interval() -> None:
+    """Contract: where every episode has one turn or costs nothing, turns and cost have no Wilson interval; the reward has one only
+    where it is success and nothing else in the episodes of every model of the panel."""
+
+    def estimates(reward: float) -> dict[str, Any]:
+        base = [{**row, "turns": 1} for row in made_rows("base", [0] * 8)]
+        sft = [{**row, "reward": reward} if row["success"] else row for row in made_rows("sft", [1, 0] * 4)]
+        rows = {"base": {"search": base}, "sft": {"search": sft}}
+        return report(rows, {"search": "p"}, attempts=2, confidence=0.95, resamples=200, seed=0)["models"]["base"]["search"]
+
+    for reward in (1.0, 0.5):
+        found = estimates(reward)
+        assert found["turns"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 4}
+        assert found["cost"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 4}
+        assert found["success"]["high"] == round(wilson_interval(0, 2)[1], 6)
+        assert found["accepted"]["low"] == round(wilson_interval(2, 2)[0], 6)
+        assert found["reward"] == (found["success"] if reward == 1.0 else {**found["cost"]})
 
 
 def test_a_comparison_is_made_where_both_models_were_played() -> None:

@@ -81,10 +81,22 @@ def test_intervals_repeat_by_seed_and_not_by_row_order() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_perfect_score_falls_back_on_wilson(value: float) -> None:
     """Contract: without any variation the bootstrap says nothing; the interval is Wilson's, not a point."""
-    found = mean_interval([value] * 50, [f"t{i // 2}" for i in range(50)])
+    found = mean_interval([value] * 50, [f"t{i // 2}" for i in range(50)], proportion=True)
     assert found.method == "wilson"
     assert (found.low, found.high) == wilson_interval(int(value) * 25, 25)
     assert found.high - found.low > 0.1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 12.0])
+def test_numbers_that_are_no_proportions_never_have_a_proportions_interval(value: float) -> None:
+    """Contract: turns, tokens, costs and graded rewards that are all alike have the point itself, 0 and 1 included; a proportion
+    outside [0, 1] is a mistake of the caller's."""
+    tasks = [f"t{i // 2}" for i in range(50)]
+    found = mean_interval([value] * 50, tasks)
+    assert (found.method, found.low, found.mean, found.high) == ("bootstrap", value, value, value)
+    if not 0.0 <= value <= 1.0:
+        with pytest.raises(StatisticsError, match=r"task t0 has a mean of .*, which is no proportion"):
+            mean_interval([value] * 50, tasks, proportion=True)
 
 
 def test_wilson_by_hand() -> None:

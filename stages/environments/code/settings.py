@@ -53,7 +53,7 @@ class CodeSettings(ProgramSettings):
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
     """Weights of problems by the operations they are made of, in recipes and among the tasks that curation takes."""
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1, strict=False)] = ("list", "number", "word", "choice")
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("list", "number", "word", "choice")
     """Of problems: about the numbers in a list, about one or two numbers, about a word, about what depends on a number."""
     largest_constant: Annotated[int, Field(ge=3, le=9)] = 9
     """Of the numbers that problems name; they begin at 2."""
@@ -63,7 +63,7 @@ class CodeSettings(ProgramSettings):
     shown: Annotated[int, Field(ge=1, le=8)] = 2
     """Tests in the prompt."""
     hidden: Annotated[int, Field(ge=1, le=32)] = 4
-    styles: Annotated[tuple[Style, ...], Field(min_length=1, strict=False)] = ("expression",)
+    styles: Annotated[tuple[Style, ...], Field(min_length=1)] = ("expression",)
     """Of demonstrations; each task's is drawn among those of these that it has. Tasks hold solutions in all styles anyway."""
 
     _some_weight = field_validator("levels")(some_weight("levels", "{1: 1, 2: 2, 3: 1}"))

@@ -67,7 +67,7 @@ class KeydoorSettings(DomainSettings):
     """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw keydoor`)."""
 
     max_turns: Annotated[int, Field(ge=1, le=64)] = 18
-    levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1, strict=False)] = (
+    levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1)] = (
         WeightedLevel(corridor=1, doors=0, side_rooms=3),
         WeightedLevel(corridor=2, doors=1, side_rooms=3, weight=2.0),
         WeightedLevel(corridor=3, doors=2, side_rooms=3),

@@ -39,13 +39,13 @@ class TextWorldSettings(DomainSettings):
     """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw textworld`)."""
 
     max_turns: Annotated[int, Field(ge=1, le=200)] = 12
-    levels: Annotated[tuple[Level, ...], Field(min_length=1, strict=False)] = (
+    levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (
         Level(rooms=3, objects=3, quest_length=3),
         Level(rooms=4, objects=4, quest_length=4),
         Level(rooms=5, objects=5, quest_length=5),
     )
     """Recipes take these in turn."""
-    goals: Annotated[tuple[Goal, ...], Field(min_length=1, strict=False)] = ("take", "put", "insert", "open", "unlock")
+    goals: Annotated[tuple[Goal, ...], Field(min_length=1)] = ("take", "put", "insert", "open", "unlock")
     """Kinds of last action; recipes take these in turn."""
     starts: Annotated[int, Field(ge=1, le=10)] = 4
     """Tasks per game: the quest's own start, then other rooms. At most as many as there are rooms."""

@@ -66,7 +66,7 @@ class WordleSettings(DomainSettings):
 
     max_turns: Annotated[int, Field(ge=1, le=64)] = 6
     """Guesses, illegal ones included."""
-    levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1, strict=False)] = (
+    levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1)] = (
         WeightedLevel(letters=3, alphabet=5),
         WeightedLevel(letters=3, alphabet=6, weight=2.0),
         WeightedLevel(letters=3, alphabet=8),

@@ -16,8 +16,23 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
 
+MOST_MISTAKES = 20
+"""Of a settings file that are told at once."""
+
+
 class ParamsError(ValueError):
     """A settings file is wrong; the message says where and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(brief(line) for line in message.splitlines()))
+
+
+def brief(text: str, most: int = 1000) -> str:
+    """`text` without its middle if it has more than `most` characters: what somebody gave may be of any length, a message not."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 2 // 3, most // 4
+    return f"{text[:head]} [... {len(text) - head - tail} characters ...] {text[-tail:]}"
 
 
 class Checked(BaseModel):
@@ -121,4 +136,5 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
             given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
             place = f" '{key}'" if key else ""
             lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
-    return "\n".join(lines)
+    left = len(lines) - MOST_MISTAKES
+    return "\n".join([*lines[:MOST_MISTAKES], *([f"{source}: {left} more mistakes"] if left > 0 else [])])

@@ -217,8 +217,8 @@ def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[di
 
 @contextmanager
 def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
-    """Turn what pyarrow raises on a damaged file into a ValueError that names `path` and the `remedy`; what the disk says (no such
-    file, no permission) stays as it is."""
+    """Turn what pyarrow raises on a damaged file into a ValueError that names `path` and the `remedy`; what the disk says (no
+    such file, no permission) stays as it is."""
     try:
         yield
     except (pa.ArrowException, OSError, OverflowError) as error:

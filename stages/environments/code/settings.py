@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from stages.environments.base_domain import parse_record, some_weight
 from stages.environments.code.families import families
@@ -17,10 +17,10 @@ Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
 
 
-class Rewards(Checked):
+class Rewards(BaseModel):
     """Of an episode, by what its last program came to on all tests. CodeRL's (arXiv 2207.01780) are 1, -0.3, -0.6 and -1."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     passed: Annotated[float, Field(alias="pass", ge=1.0, le=1.0)] = 1.0
     """1: what counts as success."""

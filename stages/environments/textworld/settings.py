@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
@@ -27,8 +27,10 @@ NAME_NUMBERS: dict[Split, tuple[int, ...]] = {
 MAX_ENTITIES = min(len(numbers) for numbers in NAME_NUMBERS.values())
 
 
-class Level(Checked):
+class Level(BaseModel):
     """How large a game is. `quest_length` counts the commands of the quest from its own start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rooms: Annotated[int, Field(ge=1, le=10)]
     objects: Annotated[int, Field(ge=1, le=10)]

@@ -74,13 +74,10 @@ lint: install
 	ruff format --check .
 	mypy
 
-# Job execution off: without it the UI is two processes and leaves none behind.
 # UI_ARGS='--port 5005' for another port. What a power cut left as running is ended, and what a server missed is sent, first.
 ui: install
 	@python -m stages.tracking --replay > /dev/null || true
-	@echo "ui: http://127.0.0.1:5000 shows the runs (Ctrl-C ends it)"
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false MLFLOW_DISABLE_TELEMETRY=true mlflow ui --host 127.0.0.1 --workers 1 \
-		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}" $(UI_ARGS)
+	@exec python -m stages.tracking.ui $(UI_ARGS)
 
 # What differs between experiments, without the hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...
 experiments: install

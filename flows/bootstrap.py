@@ -65,7 +65,7 @@ def deploy(root: Path = ROOT) -> None:
     """Make or update all deployments of prefect.yaml. Raises CalledProcessError after showing what Prefect said."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)
         done.check_returncode()

@@ -11,12 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-import yaml
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
-from flows.pipeline import ROOT, StageFailedError
+from flows.pipeline import ROOT, StageFailedError, read_params
 from stages.command import command
 
 
@@ -95,7 +94,7 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
         budget: The total, what a demonstration costs, and the splits.
         root: The checkout; empty: the one that this flow belongs to.
     """
-    params = yaml.safe_load((Path(root or ROOT) / "params.yaml").read_text(encoding="utf-8"))
+    params = read_params(Path(root or ROOT))
     return compare(comparison_of(budget, params.get("rl") or {}), root)
 
 

@@ -57,7 +57,7 @@ def experiment(method: str, root: str) -> Done:
 def board(root: str) -> None:
     """Write README's table and the board's page. Raises StageFailedError."""
     command = [sys.executable, "-m", "stages.reporting.readme"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise StageFailedError(f"the board could not be written: {done.stderr.strip()}")
 

@@ -18,15 +18,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
 from prefect.futures import wait
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.experiments import experiment_name, results, run_experiment, tree_state
+from flows.experiments import experiment_name, left_tidy, results, run_experiment, tree_state
 from flows.lifecycle import echo
-from flows.pipeline import ROOT, StageFailedError
+from flows.overrides import check_files, check_overrides
+from flows.pipeline import BAD_PARAMETERS, ROOT, Children, StageFailedError, read_params
 from stages.command import command
 from stages.files import atomic_text
 
@@ -106,15 +107,26 @@ def scores_of(evaluation: Mapping[str, Any], setting: Setting, metric: str, doma
         ) from error
 
 
-@task(retries=0)
-def experiment(root: str, name: str, overrides: list[str]) -> bool:
+@task(retries=0, cache_policy=NO_CACHE)
+def experiment(root: str, name: str, overrides: list[str], children: Children) -> bool:
     """One run; whether it had to be run."""
-    return run_experiment(Path(root), name, overrides, echo())
+    return run_experiment(Path(root), name, overrides, echo(), children)
+
+
+def check(comparison: Comparison, root: Path) -> None:
+    """Raise StageFailedError for what would stop a run that is still to come, naming its setting, before the first one starts."""
+    check_files(root)
+    params = read_params(root)
+    for label, setting in comparison.settings.items():
+        try:
+            check_overrides(root, overrides_of(comparison, setting, comparison.seeds[0], params, alone=False))
+        except StageFailedError as error:
+            raise StageFailedError(f"setting {label}: {error}", BAD_PARAMETERS) from error
 
 
 def planned(comparison: Comparison, root: Path) -> Plan:
     """The experiments of a comparison, seed by seed."""
-    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    params = read_params(root)
     state, alone = tree_state(root), checked_jobs(comparison.jobs, params) == 1
     plan = {}
     for seed in comparison.seeds:
@@ -126,7 +138,7 @@ def planned(comparison: Comparison, root: Path) -> Plan:
 
 def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[list[float]]]:
     """Setting -> scores [runs, domains] of the experiments of `plan`."""
-    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
+    domains = read_params(root)["domains"]
     return {
         label: [scores_of(results(root, plan[label, seed][0]), setting, comparison.metric, domains) for seed in comparison.seeds]
         for label, setting in comparison.settings.items()
@@ -136,11 +148,11 @@ def gathered(comparison: Comparison, root: Path, plan: Plan) -> dict[str, list[l
 def write(comparison: Comparison, root: Path, scores: Mapping[str, list[list[float]]]) -> Path:
     """The scores as a file, and the table and figure that the stages' command line makes of it; the table's path."""
     path = root / FOLDER / f"{comparison.name}.json"
-    domains = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["domains"]
+    domains = read_params(root)["domains"]
     written = {**comparison.model_dump(exclude={"jobs"}), "domains": domains, "scores": scores}
     atomic_text(path, json.dumps(written, indent=1, sort_keys=False) + "\n")
     command = [sys.executable, "-m", "stages.reporting.comparison", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise StageFailedError(f"stages.reporting.comparison failed: {done.stderr.strip()}")
     return path.with_suffix(".md")
@@ -155,15 +167,18 @@ def compare(comparison: Comparison = Comparison(), root: str = "") -> str:  # no
         root: The checkout; empty: the one that this flow belongs to.
     """
     place = Path(root or ROOT)
+    check(comparison, place)
     plan = planned(comparison, place)
-    jobs = checked_jobs(comparison.jobs, yaml.safe_load((place / "params.yaml").read_text(encoding="utf-8")))
+    jobs = checked_jobs(comparison.jobs, read_params(place))
     runs = [(experiment.with_options(task_run_name=f"{label} {seed}"), *run) for (label, seed), run in plan.items()]
-    # The first goes ahead, so that what all runs share is in the cache for the others; these are about equally long.
-    for rank in [runs[:1], *(runs[first : first + jobs] for first in range(1, len(runs), jobs))]:
-        waiting = [task_of.submit(str(place), name, overrides) for task_of, name, overrides in rank]
-        wait(waiting)
-        for future in waiting:
-            future.result()
+    children = Children()
+    with left_tidy(place, children):
+        # The first goes ahead, so that what all runs share is in the cache for the others; these are about equally long.
+        for rank in [runs[:1], *(runs[first : first + jobs] for first in range(1, len(runs), jobs))]:
+            waiting = [task_of.submit(str(place), name, overrides, children) for task_of, name, overrides in rank]
+            wait(waiting)
+            for future in waiting:
+                future.result()
     table = write(comparison, place, gathered(comparison, place, plan))
     echo()(table.read_text(encoding="utf-8"))
     return str(table)
@@ -201,10 +216,11 @@ def main() -> int:
         name=options.name, settings=settings, seeds=options.seeds, vary=options.vary, metric=options.metric, jobs=options.jobs
     )
     try:
+        check(given, ROOT)  # before Prefect's server starts, which takes seconds
         compare(given)
     except StageFailedError as error:
         print(f"compare: {error}", file=sys.stderr)
-        return 1
+        return BAD_PARAMETERS if error.bad_parameters else 1
     return 0
 
 

@@ -73,7 +73,7 @@ def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]
     variables = {"BELLWETHER_TRACKING": "off", **environment(run_name())}
     said: list[str] = []
     with subprocess.Popen(
-        supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        supervised, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as child:
         try:
             assert child.stdout is not None
@@ -91,7 +91,13 @@ def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.design", *news]
     command += ["--set", *changes] if changes else []
     with subprocess.Popen(
-        command, cwd=root, env=environment(run_name()), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=root,
+        env=environment(run_name()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as child:
         try:
             out, complaints = child.communicate()

@@ -112,7 +112,7 @@ def stage(name: str, items: list[str], root: str, environment: dict[str, str], j
 def check_params(root: str) -> None:
     """Check params.yaml before anything runs. Raises StageFailedError with what is wrong and what to do."""
     command = [sys.executable, "-m", "stages.params", "--file", str(Path(root) / "params.yaml")]
-    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if checked.returncode:
         raise StageFailedError(f"params.yaml cannot be run:\n{checked.stderr.strip()}", BAD_PARAMETERS)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,6 +25,7 @@ BAD_PARAMETERS = 2
 TICK_S = 2.0
 WORDS_KEPT = 12
 """Lines of a failing stage's output that its error quotes."""
+_ANY = re.compile(r"\$\{item\.[^}]+\}")
 _STARTED = re.compile(r"^Running stage '([^']+)'")
 _RESTORED = re.compile(r"^Stage '([^']+)' is cached")
 _SKIPPED = re.compile(r"^Stage '([^']+)' didn't change")
@@ -78,8 +81,7 @@ def _paths(entry: Mapping[str, Any], kinds: tuple[str, ...]) -> list[str]:
 
 def _overlap(dependency: str, output: str) -> bool:
     """Whether one path is the other or lies in it; `${item.domain}` stands for any name."""
-    pattern = re.compile(r"\$\{item\.[^}]+\}")
-    a, b = pattern.sub("*", dependency).split("/"), pattern.sub("*", output).split("/")
+    a, b = _ANY.sub("*", dependency).split("/"), _ANY.sub("*", output).split("/")
     return all("*" in (x, y) or x == y for x, y in zip(a, b, strict=False))
 
 
@@ -105,10 +107,19 @@ def stage_graph(root: Path = ROOT) -> dict[str, list[str]]:
     return {name: needs[name] for name in TopologicalSorter(needs).static_order()}
 
 
+def sources(root: Path = ROOT) -> list[str]:
+    """What the stages depend on and none of them makes, reports aside, as patterns of paths: code, raw data."""
+    stages = _stages(root)
+    made = [out for entry in stages.values() for out in _paths(entry, ("outs", "metrics", "plots"))]
+    needed = {dep for entry in stages.values() for dep in _paths(entry, ("deps",))}
+    given = [dep for dep in needed if not dep.startswith("reports/") and not any(_overlap(dep, out) for out in made)]
+    return sorted(_ANY.sub("*", dep) for dep in given)
+
+
 def stage_items(root: Path = ROOT) -> dict[str, list[str]]:
     """Stage -> what DVC makes of it: itself, or one name per cell of its matrix (`rl@textworld`). Raises StageFailedError."""
     command = [sys.executable, "-m", "dvc", "stage", "list", "--name-only"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if listed.returncode:
         raise StageFailedError(f"dvc stage list failed in {root}: {listed.stderr.strip()}", BAD_PARAMETERS)
     items: dict[str, list[str]] = {name: [] for name in _stages(root)}
@@ -131,8 +142,19 @@ def side_by_side(root: Path = ROOT) -> int:
 
 
 def _resources(root: Path) -> dict[str, Any]:
+    return (read_params(root).get("resources") or {}) if (root / "params.yaml").exists() else {}
+
+
+def read_params(root: Path) -> dict[str, Any]:
+    """params.yaml as it stands, its values unchecked. Raises StageFailedError where it is no mapping in UTF-8."""
     path = root / "params.yaml"
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resources", {}) if path.exists() else {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StageFailedError(f"{path} can't be read: {error}", BAD_PARAMETERS) from error
+    if not isinstance(values, dict):
+        raise StageFailedError(f"{path} must hold a mapping of sections", BAD_PARAMETERS)
+    return values
 
 
 class Children:
@@ -160,6 +182,16 @@ class Children:
             for child in self._running:
                 child.terminate()
 
+    def end_and_wait(self, within_s: float) -> None:
+        """`end`, and wait until all have ended, or for `within_s`."""
+        self.end()
+        deadline = time.monotonic() + within_s
+        with self._lock:
+            left = tuple(self._running)
+        for child in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+
 
 def run_stage(
     stage: str,
@@ -186,6 +218,7 @@ def run_stage(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
     ) as child:
         try:
             assert child.stdout is not None
@@ -235,7 +268,9 @@ def run_group(
         waiting: set[Future[Done]] = set(futures)
         try:
             while waiting:
-                _, waiting = wait(waiting, timeout=TICK_S, return_when=FIRST_COMPLETED)
+                done, waiting = wait(waiting, timeout=TICK_S, return_when=FIRST_COMPLETED)
+                if any(isinstance(future.exception(), SystemExit) for future in done):  # nobody reads what is echoed any more
+                    children.end()
                 tick()
         except BaseException:
             children.end()
@@ -243,5 +278,6 @@ def run_group(
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         # What cannot be cured goes first: it decides whether the stage is tried again.
-        raise next((error for error in errors if getattr(error, "bad_parameters", False)), errors[0])
+        final = (error for error in errors if isinstance(error, SystemExit) or getattr(error, "bad_parameters", False))
+        raise next(final, errors[0])
     return Done.joined(future.result() for future in futures)

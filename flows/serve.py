@@ -151,10 +151,8 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
     mlflow = given
     if not given.startswith("http"):  # a server of its own has its own UI
         mlflow = f"http://{HOST}:{ports.mlflow_port}"
-        ui = [*python, "mlflow", "ui", "--host", HOST, "--port", str(ports.mlflow_port), "--workers", "1"]
-        found.append(
-            Part("mlflow-ui", [*ui, "--backend-store-uri", given or f"sqlite:///{ROOT / 'mlflow.db'}"], f"{mlflow}/health")
-        )
+        ui = [*python, "stages.tracking.ui", "--host", HOST, "--port", str(ports.mlflow_port)]
+        found.append(Part("mlflow-ui", ui, f"{mlflow}/health"))
     worker = [*python, "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--install-policy", "never"]
     works = [Part("worker", worker, grace_s=WORKER_GRACE_S), Part("watch", [*python, "flows.watch"])]
     return found, works, mlflow

@@ -37,7 +37,14 @@ def tell_mlflow(done: Iterable[Done], root: Path, environment: Mapping[str, str]
     command = [sys.executable, "-m", "stages.tracking", *states]
     try:
         told = subprocess.run(
-            command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command,
+            cwd=root,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         say("MLflow: slow to answer; what it misses is kept and sent later")

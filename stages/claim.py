@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.claims.experiment import (
     FOLDER,
     Experiment,
@@ -31,7 +29,7 @@ from stages.claims.results import Results, Run, metrics_of, planned_runs, requir
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
 from stages.command import command
 from stages.parent import die_with_parent
-from stages.validation import ParamsError
+from stages.validation import ParamsError, parse_yaml
 
 JOBS = "BELLWETHER_JOBS"
 """Environment variable: runs at a time."""
@@ -116,7 +114,7 @@ def main() -> int:
         unknown = sorted(set(options.slugs) - set(known))
         if unknown:
             raise ParamsError(f"no experiment {', '.join(unknown)} in {FOLDER}; there are {', '.join(known)}")
-        params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
         experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
         for slug, experiment in experiments.items():
             source = f"{FOLDER}/{slug}.yaml"

@@ -120,7 +120,7 @@ def locked_stages(root: Path, domains: Sequence[str]) -> dict[str, Locked]:
     path = root / "dvc.lock"
     try:
         entries = yaml.load(path.read_text(encoding="utf-8"), _LOADER)["stages"]
-    except (OSError, yaml.YAMLError, TypeError, KeyError):
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
         return {}
 
     def hashes(entry: Mapping[str, Any], kind: str) -> dict[str, str]:

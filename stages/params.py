@@ -30,7 +30,7 @@ from stages.parameters.design import Design
 from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
-from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, watched
+from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, parse_yaml, watched
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -328,26 +328,6 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
     return params
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a mapping that gives a key twice, of which YAML would keep the last, and says where a value is that can't be read."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:  # a 13th month, a number of 5000 digits, `!!bool maybe`
-            kind = str(node.tag).rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(
-                None, None, f"this can't be read as {kind}: {error}", node.start_mark
-            ) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for place, (key, _) in enumerate(node.value):
-            if key.value in keys[:place]:
-                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     """Read and check params.yaml. Raises ParamsError for a missing file, one that is no text, bad YAML or bad values."""
     path = Path(path)
@@ -356,24 +336,6 @@ def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
     except FileNotFoundError as error:
         raise ParamsError(f"{path} does not exist; restore it with 'git checkout params.yaml'") from error
     return parse_params(parse_yaml(data, path), path.name)
-
-
-def parse_yaml(data: bytes, path: Path) -> dict[str, Any]:
-    """The mapping that `data`, the content of `path`, holds. Raises ParamsError where it is no UTF-8, no YAML or no mapping."""
-    try:
-        values = yaml.load(data.decode(), _OnceLoader)
-    except UnicodeDecodeError as error:
-        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
-        raise ParamsError(
-            f"{path}, line {line}: byte 0x{byte:02x} is not UTF-8 ({error.reason}); save the file as UTF-8"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ParamsError(f"{path} is not valid YAML: {error}") from error
-    except RecursionError as error:
-        raise ParamsError(f"{path} is not valid YAML: thousands of brackets within each other") from error
-    if not isinstance(values, dict):
-        raise ParamsError(f"{path} must hold a mapping of sections")
-    return values
 
 
 def params_hash(params: BaseModel | Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from stages.environments.protocol import Task
 from stages.environments.registry import open_domain
 from stages.evaluation.statistics import pass_at_k
 from stages.params import params_hash
+from stages.progress import Progress
 from stages.runtime import StageContext, stage_run
 
 
@@ -98,6 +99,12 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     requests = attempts(tasks, section.attempts)
     checkpoints = Checkpoints(context)
     episodes: list[Episode] = []
+    rewards: list[float] = []
+
+    def told(episode: Episode, bar: Progress) -> None:
+        rewards.append(episode.reward)
+        bar.advance(1, f"mean reward {np.mean(rewards):.2f}")
+
     with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("playing", len(requests), "episode") as bar:
         for number, start in enumerate(range(0, len(requests), section.chunk)):
             if context.shard and not context.shard.owns(number):
@@ -109,11 +116,12 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
                     *(player.engine, player.chat, pool, part, sampling, labels),
                     max_length=max_length,
                     width=resources.slots,
-                    on_episode=lambda episode: bar.advance(1, f"reward {episode.reward:.2f}"),
+                    on_episode=lambda episode: told(episode, bar),
                 )
                 checkpoints.save(f"episodes-{number:05d}", chunk)
             else:
                 bar.restore(len(chunk))
+                rewards += [episode.reward for episode in chunk]
             episodes += chunk
             context.metric("success", float(np.mean([episode.success for episode in episodes])), len(episodes))
     for name, value in sorted(player.engine.counters.items()):

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.command import OUTPUT_CLOSED, OutputClosed
 from stages.resources import ShardParams
 from stages.validation import ParamsError
 
@@ -69,6 +70,8 @@ def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) 
         flow = [sys.executable, "-m", "flows.shards", stage, *of_domain, "--shards", str(params.count), "--runner", params.runner]
         supervised = [sys.executable, "-m", "flows.supervise", *flow, *address]
         code = subprocess.run(supervised, cwd=root, check=False).returncode
+    if code == OUTPUT_CLOSED:
+        raise OutputClosed(code)
     if code:
         raise (ValueError if code == BAD_PARAMETERS else ChildProcessError)(
             f"a shard of {stage} failed (exit code {code}); what it said stands above. What the others finished is kept: start "

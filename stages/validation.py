@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -138,3 +139,39 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
             lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
     left = len(lines) - MOST_MISTAKES
     return "\n".join([*lines[:MOST_MISTAKES], *([f"{source}: {left} more mistakes"] if left > 0 else [])])
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that gives a key twice, of which YAML would keep the last, and a value that its tag does not fit."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # a 13th month, a number of 5000 digits, `!!bool maybe`
+            said = f"this can't be read as {str(node.tag).rpartition(':')[2]}: {error}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if key.value in keys[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(data: bytes, path: Path) -> dict[str, Any]:
+    """The mapping that `data`, the content of `path`, holds. Raises ParamsError where it is no UTF-8, no YAML or no mapping."""
+    try:
+        loader = _Loader(data.decode())
+        loader.name = path.name
+        values = loader.get_single_data()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ParamsError(f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ParamsError(f"{path} is not valid YAML: thousands of brackets within each other") from error
+    if not isinstance(values, dict):
+        raise ParamsError(f"{path} must hold a mapping of sections")
+    return values

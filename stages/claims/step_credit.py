@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from stages.agent.episode import Episode, read_json, read_tasks, write_json
 from stages.claims.experiment import FOLDER, load_experiment, run_values
@@ -27,7 +26,7 @@ from stages.environments.protocol import Task
 from stages.params import Params, parse_params
 from stages.parent import die_with_parent
 from stages.seeding import permutation
-from stages.validation import ParamsError
+from stages.validation import ParamsError, parse_yaml
 
 if TYPE_CHECKING:
     from stages.algorithms.contract import TrajectoryBatch
@@ -216,7 +215,7 @@ def main() -> int:
     die_with_parent()
     root = Path.cwd()
     try:
-        params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
         experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
         values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
         workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])

@@ -42,7 +42,9 @@ class RunFailedError(RuntimeError):
 
 
 def git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", check=True
+    ).stdout.strip()
 
 
 def clean_commit(root: Path) -> str:

@@ -38,7 +38,13 @@ def out_of_date(root: Path) -> list[str]:
     """Stages of dvc.yaml but the page's whose outputs are not those of the present inputs. Raises KeepError if DVC fails."""
     command = [sys.executable, "-m", "dvc", "status", "--json"]
     done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, "DVC_NO_ANALYTICS": "1"}
+        command,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env={**os.environ, "DVC_NO_ANALYTICS": "1"},
     )
     if done.returncode:
         raise KeepError(f"'dvc status' failed: {done.stderr.strip()}\nIf a run is going on, wait for its end")

@@ -57,7 +57,7 @@ def write_template(path: Path) -> None:
 def dvc(root: Path, *arguments: str) -> str:
     """Standard output of a DVC command. Raises PlotsError with what it said if it fails."""
     command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise PlotsError(f"{' '.join(['dvc', *arguments])}: {done.stderr.strip()}")
     return done.stdout

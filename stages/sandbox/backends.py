@@ -101,7 +101,10 @@ class Bubblewrap(Backend):
 
     @property
     def title(self) -> str:
-        return subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip() or self.name
+        return (
+            subprocess.run(["bwrap", "--version"], capture_output=True, text=True, errors="replace", check=False).stdout.strip()
+            or self.name
+        )
 
     def command(self, settings: SandboxSettings, scratch: Path | None) -> list[str]:
         wrap = [

@@ -24,7 +24,7 @@ from stages.lineage import dvc_hash, tracked_files
 from stages.params import ROOT, Params
 from stages.tracking.cached import note, tell_what_came_before
 from stages.tracking.header import Lifecycle, flatten, git_state
-from stages.tracking.spool import FOLDER, Spool
+from stages.tracking.spool import FOLDER, Spool, spools
 
 __all__ = ["REGISTERED_MODEL", "SpoolTracker", "Tracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
 
@@ -213,13 +213,14 @@ class SpoolTracker(Tracker):
 
     def _say_what_is_left(self) -> None:
         """On standard error, why the server lacks something; nothing where the follower is about to have sent it."""
-        sent = self.spool.load_sent()
-        error, alive = sent.error, self.follower is not None and self.follower.poll() is None
+        sent, alive = self.spool.load_sent(), self.follower is not None and self.follower.poll() is None
         if not self.spool.path.exists():
             return
+        error = sent.error
+        if alive and not sent.run_id and not error:
+            # No answer yet, as at the end of any short stage. It is worth a word where earlier stages got none either.
+            error = next((earlier for spool in spools(self.root) if (earlier := spool.load_sent().error)), "")
         if alive and not error:
-            if not sent.run_id:
-                print("tracking: MLflow has not answered yet; what there is to tell is sent in the background", file=sys.stderr)
             return
         print(
             f"tracking: not everything was sent ({error or 'see .bellwether/tracking/follower.log'}). It is kept in {FOLDER}; "

@@ -28,7 +28,7 @@ from stages.validation import ParamsError
 def changed_stages(root: Path) -> set[str] | None:
     """Stages that `dvc status` calls changed; None where it cannot say (another DVC command runs, or this is no checkout)."""
     command = [sys.executable, "-m", "dvc", "status", "--json", "dvc.yaml"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         print(f"tracking: dvc status: {done.stderr.strip()}; stages that were not executed are left out", file=sys.stderr)
         return None

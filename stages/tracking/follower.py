@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,5 +162,6 @@ class Follower:
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
-            self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
+            with suppress(OSError):  # a full disk: the stage is not told, and this goes on trying
+                self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
         return False

@@ -7,12 +7,13 @@ looked up by a tag of their own before they are made, whenever an earlier attemp
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stages.tracking.registry import register
 from stages.tracking.server import MAX_POINTS, Server, refused
-from stages.tracking.spool import Sent, Spool
+from stages.tracking.spool import Spool
 from stages.tracking.traces import log_trace
 
 BATCHED = ("metric", "params", "tags", "torn")
@@ -24,6 +25,8 @@ class Sender:
     def __init__(self, server: Server, spool: Spool) -> None:
         self.server, self.spool = server, spool
         self.sent = spool.load_sent()
+        if self.sent.again and not self.sent.offset:
+            print(f"{spool.state_path} is damaged: all is sent again, and what the server has already is left alone", flush=True)
 
     def send(self) -> bool:
         """Send all whole events there are. True if the last one ends the run (the file is then removed).
@@ -35,8 +38,7 @@ class Sender:
             if not events:
                 return False
             if not self.sent.run_id:
-                if not self._begin(events[0][1]):
-                    self.spool.remove()
+                if not self._begin():
                     return True
                 self._confirm(events[1][0] if len(events) > 1 else after)
                 continue
@@ -44,10 +46,15 @@ class Sender:
                 self.spool.remove()
                 return True
 
-    def _begin(self, header: dict[str, Any]) -> bool:
-        """Make or find the run; False if there is nothing to send."""
-        run_id = self.server.stage_run(self.spool.path.stem, header) if header["kind"] == "run" else None
+    def _begin(self) -> bool:
+        """Make or find the run; False if there is nothing to send, and the file is gone."""
+        header = self.spool.header()
+        if header is None:
+            self.spool.set_aside()
+            return False
+        run_id = self.server.stage_run(self.spool.path.stem, header)
         if run_id is None:
+            self.spool.remove()
             return False
         self.sent.run_id = run_id
         self.sent.rejected += self.server.batch(run_id, params=list(header["params"].items()))
@@ -64,7 +71,7 @@ class Sender:
                     continue
             self._flush(waiting)
             if event["kind"] not in BATCHED:
-                self._one(event, f"{self.spool.path.stem}:{events[index][0]}")
+                self._one(event, events[index][0])
             waiting = []
             self._confirm(following)
             if event["kind"] == "end":
@@ -78,9 +85,9 @@ class Sender:
         self.sent.rejected += self.server.batch(self.sent.run_id, points, params, list(tags.items()))
         self.sent.rejected += sum(event["kind"] == "torn" for event in events)
 
-    def _one(self, event: dict[str, Any], key: str) -> None:
-        """An event that is sent by itself. One that is refused for good is reported and passed over."""
-        run_id, doubt = self.sent.run_id, self.sent.doubt
+    def _one(self, event: dict[str, Any], offset: int) -> None:
+        """The event at `offset`, which is sent by itself. One that is refused for good is reported and passed over."""
+        run_id, doubt, key = self.sent.run_id, self.sent.doubt or offset < self.sent.again, f"{self.spool.path.stem}:{offset}"
         self.sent.doubt = True
         self.spool.save_sent(self.sent)
         actions: dict[str, Callable[[], None]] = {
@@ -110,5 +117,5 @@ class Sender:
         self.server.end(self.sent.run_id, event["status"], event["t"])
 
     def _confirm(self, offset: int) -> None:
-        self.sent = Sent(self.sent.run_id, offset, False, self.sent.rejected)
+        self.sent = replace(self.sent, offset=offset, doubt=False, error="")
         self.spool.save_sent(self.sent)

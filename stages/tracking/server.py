@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.files import atomic_file, locked
+from stages.tracking.place import ARTIFACTS, DATABASE, bring_up_to_date
 from stages.tracking.spool import FOLDER
 
 EXPERIMENT = "bellwether"
@@ -83,12 +84,15 @@ class Server:
 
         self.root = root
         self.local = not os.environ.get("MLFLOW_TRACKING_URI")
-        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+        self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / DATABASE}"
         self.mlflow = mlflow
         # Two stages that start together must not both create the database or the experiment; a client makes the database, too.
         with self.alone():
             if self.local:
-                create_database(root / "mlflow.db", root / "mlartifacts")
+                create_database(root / DATABASE, root / ARTIFACTS)
+                former = bring_up_to_date(root)
+                if former:
+                    print(f"{root / DATABASE} was made elsewhere: runs' files are below {root / ARTIFACTS}, no longer {former}")
             mlflow.set_tracking_uri(self.uri)
             if self.local:
                 os.environ.pop("MLFLOW_TRACKING_URI", None)  # set_tracking_uri wrote it; another root has another file
@@ -105,7 +109,7 @@ class Server:
             if found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             return found.experiment_id
-        location = (self.root / "mlartifacts").as_uri() if self.local else None
+        location = (self.root / ARTIFACTS).as_uri() if self.local else None
         # Else the UI takes traces for a sign that nothing is trained here, and hides the charts.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         return self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags)

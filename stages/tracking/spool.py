@@ -21,7 +21,12 @@ from stages.files import atomic_bytes, atomic_text
 
 FOLDER = Path(".bellwether") / "tracking"
 MAX_READ = 4_000_000
-"""Bytes of events taken from a file at a time."""
+"""About how many bytes of events are taken from a file at a time; an event that is larger is taken by itself."""
+HEADER = {
+    **{"title": str, "pid": int, "t": int, "state": str, "lifecycle": str, "lifecycle_name": str},
+    **{"tags": dict, "params": dict, "lifecycle_tags": dict, "lifecycle_params": dict},
+}
+"""What the first event must have (stages/tracking/header.py)."""
 
 
 @dataclass
@@ -33,10 +38,39 @@ class Sent:
     """Bytes of the file whose events the server has."""
     doubt: bool = False
     """A batch from `offset` on was begun and not confirmed: the server may have some of it."""
+    again: int = 0
+    """What lies before this byte may be on the server already: the record of how far the file was sent was damaged."""
     rejected: int = 0
     """Events the server refused for good (an artifact that is gone, a parameter logged twice with different values)."""
     error: str = ""
     """Why the last attempt failed; empty when it did not."""
+
+
+def _said(line: bytes) -> dict[str, Any]:
+    """The event of a whole line; of kind "torn" where a full disk cut it short or something else damaged it."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    whole = isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("t"), int)
+    if whole and event["kind"] == "metric":
+        whole = isinstance(event.get("name"), str) and isinstance(event.get("step"), int)
+        whole = whole and isinstance(event.get("value"), (int, float))
+    elif whole and event["kind"] in ("params", "tags"):
+        values = event.get("values")
+        whole = isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
+    return event if whole else {"kind": "torn"}
+
+
+def _checked(state: Any, size: int) -> Sent:
+    """The record `state` of a file of `size` bytes. Raises ValueError or TypeError where it makes no sense."""
+    sent = Sent(**state)
+    for name, default in asdict(Sent()).items():
+        if type(getattr(sent, name)) is not type(default):
+            raise TypeError(name)
+    if not 0 <= sent.offset <= size or (sent.offset and not sent.run_id):
+        raise ValueError(sent.offset)
+    return sent
 
 
 def _line(event: Mapping[str, Any]) -> bytes:
@@ -99,27 +133,41 @@ class Spool:
         """
         with self.path.open("rb") as handle:
             handle.seek(offset)
-            data = handle.read(MAX_READ)
+            lines = handle.readlines(MAX_READ)
         events, position = [], offset
-        for line in data.splitlines(keepends=True):
+        for line in lines:
             if not line.endswith(b"\n"):
                 break
-            try:
-                events.append((position, json.loads(line)))
-            except ValueError:
-                events.append((position, {"kind": "torn"}))
+            events.append((position, _said(line)))
             position += len(line)
         return events, position
 
     def header(self) -> dict[str, Any] | None:
-        """The first event, which says what run this is; None if a full disk cut it short."""
-        events, _ = self.read(0)
-        return events[0][1] if events else None
+        """The first event, which says what run this is; None if it is damaged or was cut short."""
+        with self.path.open("rb") as handle:
+            line = handle.readline()
+        header = _said(line) if line.endswith(b"\n") else {"kind": "torn"}
+        whole = header["kind"] == "run" and all(isinstance(header.get(name), kind) for name, kind in HEADER.items())
+        return header if whole and "git.commit" in header["tags"] else None
+
+    def set_aside(self) -> None:
+        """Nothing says what run this is: keep the file under a name that nobody sends, or remove it if no event is in it."""
+        if not self.read(0)[0]:
+            self.remove()
+            return
+        kept = self.path.with_suffix(".damaged")
+        os.replace(self.path, kept)
+        print(f"tracking: the first line of {kept} is damaged, so it can't be sent; remove it, or mend it and call it .jsonl")
 
     def load_sent(self) -> Sent:
-        if not self.state_path.exists():
+        """How far the file was sent. If that record is damaged, all of it is to be sent again: see `Sent.again`."""
+        try:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            return _checked(json.loads(self.state_path.read_bytes()), size)
+        except FileNotFoundError:
             return Sent()
-        return Sent(**json.loads(self.state_path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Sent(again=max(size, 1))
 
     def save_sent(self, sent: Sent) -> None:
         atomic_text(self.state_path, json.dumps(asdict(sent)))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from stages.files import locked
 from stages.tracking.sender import Sender
-from stages.tracking.server import Server
-from stages.tracking.spool import spools
+from stages.tracking.server import Server, refused
+from stages.tracking.spool import Spool, spools
 
 SAME_MOMENT_MS = 1000
 
@@ -27,7 +27,11 @@ def alive(pid: int, started_ms: int) -> bool:
 
 
 def replay(root: Path, server: Server, at_most: int | None = None) -> int:
-    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely."""
+    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely.
+
+    A file that cannot be sent for reasons of its own is reported and keeps no other back. Raises what MLflow raises when the
+    server does not answer.
+    """
     done = 0
     for spool in spools(root):
         if at_most is not None and done >= at_most:
@@ -35,16 +39,26 @@ def replay(root: Path, server: Server, at_most: int | None = None) -> int:
         with locked(spool.path.with_suffix(".lock"), wait=False) as mine:
             if not mine or not spool.path.exists():
                 continue
-            header = spool.header()
-            if header is None:
-                spool.remove()
-                continue
-            if not spool.ended():
-                if alive(header["pid"], header["t"]):
-                    continue
-                spool.end_killed()
-            done += Sender(server, spool).send()
+            try:
+                done += _send_left(spool, server)
+            except Exception as error:
+                if not (refused(error) or isinstance(error, (PermissionError, IsADirectoryError, NotADirectoryError))):
+                    raise
+                print(f"tracking: {spool.path} can't be sent: {type(error).__name__}: {error}", flush=True)
     return done
+
+
+def _send_left(spool: Spool, server: Server) -> bool:
+    """Send `spool` if its stage is gone; whether it was sent completely."""
+    header = spool.header()
+    if header is None:
+        spool.set_aside()
+        return False
+    if not spool.ended():
+        if alive(header["pid"], header["t"]):
+            return False
+        spool.end_killed()
+    return Sender(server, spool).send()
 
 
 def _gone(tags: Mapping[str, str], root: Path, waiting: set[str], started_ms: int) -> bool:

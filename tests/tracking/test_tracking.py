@@ -199,10 +199,11 @@ def test_a_follower_whose_file_another_has_sent_leaves_nothing(root: Path) -> No
 
 def test_a_server_that_is_gone_stops_nothing_and_loses_nothing(root: Path) -> None:
     """A server that does not answer never stops a stage; what it missed is sent when it is back."""
-    process = start_stage(root, "go", MLFLOW_TRACKING_URI=UNREACHABLE)
-    _, stderr = process.communicate(timeout=120)
+    process = start_stage(root, "wait", MLFLOW_TRACKING_URI=UNREACHABLE)
+    assert until(lambda: any(spool.load_sent().error for spool in spools(root)))
+    _, stderr = process.communicate("\n", timeout=120)
     assert process.returncode == 0
-    assert "tracking:" in stderr
+    assert "tracking: not everything was sent" in stderr
     assert len(spools(root)) == 1
 
     def replay_with(**environment: str) -> int:

@@ -100,7 +100,7 @@ def search_trees(context: StageContext, domain: Domain, player: Player, tasks: S
 
     assert context.domain is not None
     worlds = context.data / "curated" / context.domain / "worlds"
-    max_length, checkpoints = context.params.model.max_length, Checkpoints(context)
+    max_length, checkpoints = context.params.model.max_length, Checkpoints(context, classes=(Forest,))
     reader = open_reader(context, player, params, checkpoints)
     with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
         search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=reader)

@@ -46,7 +46,7 @@ def choosing(context: StageContext, name: str) -> BestOf | None:
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
     """Job name -> outcome: play what no checkpoint holds yet, and keep each finished job as a checkpoint."""
-    checkpoints = Checkpoints(context)
+    checkpoints = Checkpoints(context, classes=(Outcome,))
     outcomes: dict[str, Outcome] = {}
     resources = context.params.resources
     with context.progress("playing panels", total=sum(job.episodes for job in jobs), unit="episode") as bar:

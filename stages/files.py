@@ -138,9 +138,10 @@ def atomic_files(folder: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold an exclusive lock on `path` (made if need be); yields False at once if `wait` is off and another holds it."""
+    """Hold an exclusive lock on `path` (made if need be, a link is not followed); yields False at once if `wait` is off and
+    another holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as handle:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.agent.episode import EPISODE_SCHEMA, write_json, write_table
+from stages.agent.episode import EPISODE_SCHEMA, Episode, TurnRecord, write_json, write_table
 from stages.algorithms.reward_checks import check_returns
 from stages.checkpoints import Checkpoints
 from stages.environments.registry import load_domain, open_domain, returns_of
@@ -168,7 +168,7 @@ def run(context: StageContext) -> None:
     policy = load_policy(context.root / START, device=str(processes.device), precision=precision, attention="sdpa")
     prepare_model(policy.model, context.params, context.title)
 
-    checkpoints = Checkpoints(context)
+    checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))  # those of a replay
     learnt = LEARN[algorithm.method.data](context, domain, algorithm, policy, checkpoints, processes)
     learnt.models.refresh_player()
     if not context.main:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stages import seeding
 from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, episode_row, read_tasks, write_episodes, write_json
+from stages.agent.episode import Episode, TurnRecord, episode_row, read_tasks, write_episodes, write_json
 from stages.checkpoints import Checkpoints
 from stages.curation.model_aware import histogram
 from stages.environments.protocol import Task
@@ -97,7 +97,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     labels = Labels(context.params.seed, player.policy_hash, params_hash(section))
     sampling = Sampling(**section.sampling.model_dump())
     requests = attempts(tasks, section.attempts)
-    checkpoints = Checkpoints(context)
+    checkpoints = Checkpoints(context, classes=(Episode, TurnRecord))
     episodes: list[Episode] = []
     rewards: list[float] = []
 

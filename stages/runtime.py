@@ -6,7 +6,9 @@ A stage is `def run(context: StageContext) -> None`; its module ends with `raise
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -82,6 +84,23 @@ class StageContext:
         self.tracker.artifact(path)
 
 
+def user_folder() -> Path:
+    """The folder of this user for what all checkouts on this machine share; made if need be, for the user alone.
+
+    Raises PermissionError, saying what to do, where the name is taken by something that others may write to or read.
+    """
+    folder = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()  # a link that somebody else has put there is not followed
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} is not a folder of yours alone (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}), so its locks "
+            f"can't be trusted; remove it, or set TMPDIR to a folder of your own"
+        )
+    return folder
+
+
 @contextmanager
 def own_gpu(device: str, title: str) -> Iterator[None]:
     """Hold the GPU that `device` (`cuda`, `cuda:1`) is on this machine, against other stages of this user, in whatever checkout
@@ -90,10 +109,10 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     number = int(device.partition(":")[2] or 0)
     name = visible[number] if number < len(visible) else str(number)
-    path = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}-gpu-{name.replace('/', '_')}.lock"
     if os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
+    path = user_folder() / f"gpu-{name.replace('/', '_')}.lock"
     with locked(path, wait=False) as mine:
         if mine:
             yield

@@ -79,7 +79,7 @@ def serve(model: Served, params: Params, kind: str, listening: socket.socket) ->
     turns = TurnServer(SelectingEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
     sampling = Sampling(**params.evaluate.sampling.model_dump())
     agent = Agent(turns, player.chat, model.names, player.policy_hash, sampling, params.model.max_length)
-    server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off", ws="none"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
     for line in left_out(params):

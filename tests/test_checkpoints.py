@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -35,6 +38,53 @@ def test_what_was_saved_is_loaded(context: StageContext) -> None:
     assert loaded["rows"] == value["rows"]
     assert torch.equal(loaded["weights"], value["weights"])
     assert Checkpoints(context).load("other") is None
+
+
+@dataclass
+class Row:
+    reward: float
+    parts: list[Row] = field(default_factory=list)
+
+
+def test_dataclasses_that_are_named_come_back(context: StageContext) -> None:
+    value = [Row(1.0, [Row(2.0)]), Row(3.0)]
+    Checkpoints(context, classes=(Row,)).save("rows", value)
+    assert Checkpoints(context, classes=(Row,)).load("rows") == value
+
+
+class RunsCode:
+    """What a stranger could leave on a shared file system: reading it with pickle runs a command."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_reading_a_checkpoint_runs_no_code(context: StageContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract: whoever may write to the folder of checkpoints can't run code in the account that resumes."""
+    checkpoints = Checkpoints(context)
+    checkpoints.folder.mkdir(parents=True)
+    for zipped in (True, False):
+        hostile = {"weights": RunsCode(tmp_path / "ran")}
+        torch.save(hostile, checkpoints.path("state"), _use_new_zipfile_serialization=zipped)
+        assert checkpoints.load("state") is None
+        assert not (tmp_path / "ran").exists()
+        said = capsys.readouterr().out
+        assert "cannot be read" in said
+        assert said.count("\n") == 1
+
+
+def test_what_could_not_be_resumed_from_is_refused_when_it_is_saved(context: StageContext) -> None:
+    """Contract: a resume never finds out that a checkpoint holds what is not read back; the last good one stays."""
+    checkpoints = Checkpoints(context)
+    checkpoints.save("state", 1)
+    for value, named in (([Row(1.0)], "Row"), ({"success": np.float64(0.5)}, "numpy")):
+        with pytest.raises(TypeError, match=rf"checkpoint 'state' holds .*{named}.*Checkpoints\(classes="):
+            checkpoints.save("state", value)
+    assert checkpoints.load("state") == 1
+    assert not list(checkpoints.folder.glob("*.partial"))
 
 
 def test_they_lie_outside_the_outputs(context: StageContext) -> None:

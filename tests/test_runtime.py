@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 import time
@@ -130,6 +132,53 @@ def test_the_lock_is_on_the_device_not_on_its_number(
     with own_gpu("cuda:1", "sft"):
         pass
     assert capsys.readouterr().out == ""
+
+
+def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with own_gpu("cuda:0", "sft"):
+        pass
+
+
+def test_the_locks_of_gpus_are_in_a_folder_of_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: nobody else can name, hold or replace a lock, in a folder that all users write to."""
+    tmp_path.chmod(0o1777)
+    held(tmp_path, monkeypatch)
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == ["gpu-0.lock"]
+    held(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("trap", ["link", "file", "open", "owner"])
+def test_a_folder_that_others_have_laid_out_is_refused(trap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: what another user puts in the place of the folder is neither followed nor trusted, and the message says what to
+    do."""
+    user = os.getuid() + (trap == "owner")
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    victim, name = tmp_path / "victim", tmp_path / f"bellwether-{user}"
+    victim.mkdir(mode=0o700)
+    if trap == "link":
+        name.symlink_to(victim)
+    elif trap == "file":
+        name.write_text("")
+    else:
+        name.mkdir()
+        name.chmod(0o777 if trap == "open" else 0o700)
+    with pytest.raises(PermissionError, match=r"is not a folder of yours alone .*; remove it, or set TMPDIR"):
+        held(tmp_path, monkeypatch)
+    assert not list(victim.iterdir())
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(tmp_path, monkeypatch)
+    lock = tmp_path / f"bellwether-{os.getuid()}" / "gpu-0.lock"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        held(tmp_path, monkeypatch)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_stages_on_a_gpu_are_those_that_depend_on_the_device() -> None:

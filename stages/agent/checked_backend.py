@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stages.agent.engine import EngineError, Sampling
+from stages.agent.engine import EngineError, Pause, Sampling
 from stages.agent.sampling import restrict
 from stages.agent.token_sessions import Answer, Asked, Backend
 
@@ -45,12 +45,16 @@ class CheckedBackend:
             self._asked[asked.session] = asked
         self.backend.start(asked)
 
-    def wait(self) -> list[Answer]:
-        answers = self.backend.wait()
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        answers = self.backend.wait(pause)
         for answer in sorted(answers, key=lambda answer: answer.session):
             if self.turns:
                 self._check(self._asked.pop(answer.session), answer)
         return answers
+
+    def cancel(self, session: int) -> None:
+        self._asked.pop(session, None)
+        self.backend.cancel(session)
 
     def close(self) -> None:
         self.backend.close()

@@ -9,9 +9,16 @@ a seed per turn, and what that is worth their modules say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+MIN_TEMPERATURE = 1e-3
+"""Lowest temperature above 0 (greedy): logits divided by much less are no finite numbers."""
+MAX_COUNT = 2**31 - 1
+"""Most that top_k, candidates and max_tokens may be: they are stored in 32 bits."""
+Pause = Callable[[], bool]
+"""Asked between steps, from the engine's thread: whether to return before a turn is finished."""
 
 
 class EngineError(ValueError):
@@ -31,9 +38,12 @@ class Sampling:
     """Above 0: turns come with the entropy before each token, over this many most likely ones. Not every back end can."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or min(self.top_k, self.candidates) < 0 or self.max_tokens < 1:
+        warm = self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf")
+        counts = (self.top_k, self.candidates, self.max_tokens)
+        if not warm or not 0 < self.top_p <= 1 or min(counts) < 0 or max(counts) > MAX_COUNT or self.max_tokens < 1:
             raise ValueError(
-                f"bad sampling {self}: temperature >= 0, 0 < top_p <= 1, top_k >= 0, max_tokens >= 1, candidates >= 0"
+                f"bad sampling {self}: temperature 0 or at least {MIN_TEMPERATURE:g}, 0 < top_p <= 1, max_tokens >= 1, "
+                f"top_k >= 0 and candidates >= 0, these at most {MAX_COUNT}"
             )
 
 
@@ -66,8 +76,9 @@ class Engine(Protocol):
         """Ask for one turn. `key` (seeding.key64) and the token's index in the turn fix the random draws (or the seed)."""
         ...
 
-    def advance(self) -> list[Turn]:
-        """Run until at least one requested turn is finished; the finished ones in session order, [] if none is asked for."""
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
+        """Run until at least one requested turn is finished, or until `pause` says so; the finished ones in session order, [] if
+        there is none. The next call goes on."""
         ...
 
     def snapshot(self, session: int, length: int | None = None) -> Any:

@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from stages.agent.engine import EngineError
+from stages.agent.engine import EngineError, Pause
 from stages.agent.token_sessions import Answer, Asked
 
 TIMEOUT_S = 600.0
+PAUSE_S = 0.1
+"""Between two looks at `Pause` while requests are under way."""
 RETRIES = 4
 """Of a request that met no server, an overloaded one (429) or a broken one (5xx), with growing pauses between them."""
 TOKEN_ID = "token_id:"
@@ -110,16 +112,27 @@ class OpenAIBackend:
         self.client, self.model, self.tokenizer, self.end_of_turn = client, model, tokenizer, end_of_turn
         self.dialect, self.text = dialect, text
         self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
-        self._running: set[Future[Answer]] = set()
+        self._running: dict[Future[Answer], int] = {}
+        """Requests under way, and the session of each."""
         self._added = list(tokenizer("")["input_ids"])
         self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
     def start(self, asked: Asked) -> None:
-        self._running.add(self._workers.submit(self._complete, asked))
+        self._running[self._workers.submit(self._complete, asked)] = asked.session
 
-    def wait(self) -> list[Answer]:
-        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        done: set[Future[Answer]] = set()
+        while self._running and not done and not (pause and pause()):
+            done, _ = wait(self._running, PAUSE_S if pause else None, FIRST_COMPLETED)
+        for future in done:
+            del self._running[future]
         return [future.result() for future in done]
+
+    def cancel(self, session: int) -> None:
+        """What was not sent yet is not sent; a request that is under way goes on at the server, and its reply is dropped."""
+        for future in [future for future, of in self._running.items() if of == session]:
+            future.cancel()
+            del self._running[future]
 
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stages.agent.engine import Engine, Sampling, Turn
+from stages.agent.engine import Engine, Pause, Sampling, Turn
 from stages.seeding import key64
 
 Same = Callable[[Sequence[int]], str]
@@ -133,11 +133,11 @@ class SelectingEngine:
             self._of[inner] = session
             self.engine.request(inner, key if place == 0 else key64(key, "best_of", place), sampling)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         turns: list[Turn] = []
-        while not turns and self._of:
+        while not turns and self._of and not (pause and pause()):
             whole = set()
-            for turn in self.engine.advance():
+            for turn in self.engine.advance(pause):
                 session = self._of.pop(turn.session)
                 state = self._sessions[session]
                 state.drawn[turn.session] = turn

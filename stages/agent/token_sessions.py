@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stages.agent.engine import EngineError, Sampling, Turn
+from stages.agent.engine import EngineError, Pause, Sampling, Turn
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,12 @@ class Backend(Protocol):
         """Begin one completion."""
         ...
 
-    def wait(self) -> list[Answer]:
-        """Wait until at least one of those begun is done; all that are done by then."""
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        """Wait until at least one of those begun is done, or until `pause` says so; all that are done by then."""
+        ...
+
+    def cancel(self, session: int) -> None:
+        """Give up the completion that was begun for a session: its answer is not wanted, and `wait` does not return it."""
         ...
 
     def close(self) -> None:
@@ -104,11 +108,11 @@ class TokenEngine:
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         turns = [turn for session in self._waiting if (turn := self._begin(session)) is not None]
         self._waiting = []
-        while self._running and not turns:
-            turns = [turn for answer in self.backend.wait() if (turn := self._end(answer)) is not None]
+        while self._running and not turns and not (pause and pause()):
+            turns = [self._end(answer) for answer in self.backend.wait(pause)]
         return sorted(turns, key=lambda turn: turn.session)
 
     def snapshot(self, session: int, length: int | None = None) -> tuple[int, ...]:
@@ -125,6 +129,9 @@ class TokenEngine:
         del self._sessions[session]
         if session in self._waiting:
             self._waiting.remove(session)
+        if session in self._running:
+            self._running.remove(session)
+            self.backend.cancel(session)
 
     def _idle(self, session: int) -> _Session:
         state = self._sessions[session]
@@ -146,12 +153,10 @@ class TokenEngine:
         self.backend.start(Asked(session, tuple(state.token_ids), state.key, limited))
         return None
 
-    def _end(self, answer: Answer) -> Turn | None:
-        """The turn that an answer finishes; None if its session was closed meanwhile."""
-        self._running.discard(answer.session)
-        state = self._sessions.get(answer.session)
-        if state is None:
-            return None
+    def _end(self, answer: Answer) -> Turn:
+        """The turn that an answer finishes."""
+        self._running.remove(answer.session)
+        state = self._sessions[answer.session]
         assert state.sampling is not None
         room_ends = self.max_length - len(state.token_ids) <= state.sampling.max_tokens
         state.token_ids.extend(answer.token_ids)

@@ -23,7 +23,7 @@ from torch import Tensor
 from stages import seeding
 from stages.agent.cache import SlotCache
 from stages.agent.decoder import Part, Pass, make_forward
-from stages.agent.engine import Sampling, Turn
+from stages.agent.engine import Pause, Sampling, Turn
 from stages.agent.sampling import candidate_entropy, draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
@@ -143,7 +143,7 @@ class TorchEngine:
         """Tokens that still fit into the session."""
         return self.max_length - len(self._sessions[session].tokens)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         self._clock += 1
         if self.model.training:
             self.model.eval()
@@ -151,7 +151,7 @@ class TorchEngine:
             turns = self._start()
             running = len(turns) + int(self.table.active.sum())
             wanted = max(1, math.ceil(running * self.batch_share))
-            while len(turns) < wanted and self.table.active.any():
+            while len(turns) < wanted and self.table.active.any() and not (pause and pause()):
                 turns += self._step()
         return sorted(turns, key=lambda turn: turn.session)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.agent.adapters import CONFIG, Adapter, is_adapter
-from stages.agent.engine import EngineError
+from stages.agent.engine import EngineError, Pause
 from stages.agent.engines import EngineSettings
 from stages.agent.openai_engine import seed_of
 from stages.agent.token_sessions import Answer, Asked
@@ -86,11 +86,14 @@ class VllmBackend:
         prompt = TokensPrompt(prompt_token_ids=list(asked.token_ids))
         self._engine.add_request(str(asked.session), prompt, params, lora_request=self._lora)
 
-    def wait(self) -> list[Answer]:
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
         done: list[Answer] = []
-        while not done and self._engine.has_unfinished_requests():
+        while not done and self._engine.has_unfinished_requests() and not (pause and pause()):
             done = [self._answer(output) for output in self._engine.step() if output.finished]
         return done
+
+    def cancel(self, session: int) -> None:
+        self._engine.abort_request([str(session)])
 
     def close(self) -> None:
         """Give the GPU's memory back."""

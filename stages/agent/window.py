@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.agent.engine import Engine, Sampling, Turn
+from stages.agent.engine import Engine, Pause, Sampling, Turn
 
 
 @dataclass
@@ -83,9 +83,9 @@ class WindowEngine:
         self._of[state.inner] = session
         self.engine.request(state.inner, key, sampling)
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         turns = []
-        for turn in self.engine.advance():
+        for turn in self.engine.advance(pause):
             session = self._of.pop(turn.session)
             self._sessions[session].exchanges.append(list(turn.token_ids))
             turns.append(Turn(session, turn.token_ids, turn.logprobs, turn.stop_reason, turn.entropies))

@@ -7,23 +7,27 @@ import difflib
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from stages.agent.chat import Chat
 from stages.agent.engine import EngineError, Sampling, Turn
 from stages.agent.messages import plain_messages
 from stages.seeding import key64
 from stages.serving.choices import Choice
-from stages.serving.requests import Asked, ChatAsked, CompletionAsked
+from stages.serving.door import Door, error_reply
+from stages.serving.requests import MAX_TURNS, Asked, ChatAsked, CompletionAsked
 from stages.serving.turns import Order, TurnServer
 
 SEED_BITS = 31
+MAX_FAULTS = 5
+"""Of a request's form that are named."""
 
 
 class RefusedError(ValueError):
@@ -34,9 +38,14 @@ class RefusedError(ValueError):
         self.param, self.code, self.status = param, code, status
 
 
-def error_reply(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": code}}, status_code=status)
+class GoneError(Exception):
+    """The client has closed the connection: nobody waits for the reply."""
+
+
+async def left(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @dataclass(frozen=True)
@@ -81,16 +90,43 @@ class Agent:
         settings["top_k"] = max(0, settings["top_k"])
         return Sampling(**settings, max_tokens=max_tokens or min(room, self.sampling.max_tokens))
 
-    async def answers(self, asked: Asked, prompts: list[list[int]], max_tokens: int | None) -> list[list[Turn]]:
-        """`n` turns for each prompt. The first one's first draw has the seed itself as its key."""
+    async def answers(self, request: Request, asked: Asked, prompts: list[list[int]], max_tokens: int | None) -> list[list[Turn]]:
+        """`n` turns for each prompt. The first one's first draw has the seed itself as its key.
+
+        Raises GoneError if the client leaves. What is not needed then, or because another prompt failed, is not computed on.
+        """
         choice = self.choice(asked.model)
+        if len(prompts) * asked.n > MAX_TURNS:
+            message = (
+                f"{len(prompts)} prompts with {asked.n} answers each are more than the {MAX_TURNS} that one request may have"
+            )
+            raise RefusedError(message, "n")
         seed = secrets.randbits(SEED_BITS) if asked.seed is None else asked.seed
         orders = []
         for place, token_ids in enumerate(prompts):
             keys = [seed if not place + draw else key64(seed, "answer", place, draw) for draw in range(asked.n)]
             orders.append(Order(token_ids, keys, self.sampling_of(asked, len(token_ids), max_tokens), choice))
-        futures = [asyncio.wrap_future(self.turns.submit(order)) for order in orders]
-        return list(await asyncio.gather(*futures))
+        return await self.drawn(request, orders)
+
+    async def drawn(self, request: Request, orders: Sequence[Order]) -> list[list[Turn]]:
+        """See `answers`."""
+        drawing = [asyncio.wrap_future(self.turns.submit(order)) for order in orders]
+        leaving = asyncio.ensure_future(left(request))
+        missing = set(drawing)
+        try:
+            while missing:
+                done, _ = await asyncio.wait({*missing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if leaving in done:
+                    raise GoneError
+                if errors := [error for turns in done if (error := turns.exception())]:
+                    raise errors[0]
+                missing -= done
+            return [turns.result() for turns in drawing]
+        finally:
+            leaving.cancel()
+            for order, turns in zip(orders, drawing, strict=True):
+                turns.cancel()
+                self.turns.cancel(order)
 
     # ---- replies ------------------------------------------------------------------------------------------------------------
 
@@ -176,12 +212,28 @@ def said_wrong(error: RequestValidationError) -> JSONResponse:
         what = f"{'.'.join(names)}: " if names else ""
         unknown = item["type"] == "extra_forbidden"
         lines.append(what + ("unknown field; leave it out" if unknown else item["msg"].removeprefix("Value error, ")))
-    return error_reply("; ".join(lines), 400, place)
+    more = [f"and {len(lines) - MAX_FAULTS} more faults"] if len(lines) > MAX_FAULTS else []
+    return error_reply("; ".join(lines[:MAX_FAULTS] + more), 400, place)
 
 
-def make_app(agent: Agent) -> FastAPI:
+def make_app(agent: Agent) -> Door:
     """The application; `agent` is not closed with it."""
     app = FastAPI(title="Bellwether", docs_url=None, redoc_url=None)
+    add_error_replies(app)
+    add_endpoints(app, agent)
+    return Door(app)
+
+
+def add_error_replies(app: FastAPI) -> None:
+    """All errors in the form of OpenAI's API."""
+
+    @app.exception_handler(HTTPException)
+    async def not_here(_: Request, error: HTTPException) -> Response:
+        return error_reply(str(error.detail), error.status_code)
+
+    @app.exception_handler(GoneError)
+    async def unheard(_: Request, error: GoneError) -> Response:
+        return error_reply("the client has left", 499)
 
     @app.exception_handler(RequestValidationError)
     async def wrong_form(_: Request, error: RequestValidationError) -> Response:
@@ -199,6 +251,8 @@ def make_app(agent: Agent) -> FastAPI:
     async def failed(_: Request, error: Exception) -> Response:
         return error_reply(f"{type(error).__name__}: {error}", 502 if isinstance(error, ConnectionError) else 500)
 
+
+def add_endpoints(app: FastAPI, agent: Agent) -> None:
     def entry(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "bellwether", "max_model_len": agent.max_length}
 
@@ -216,19 +270,19 @@ def make_app(agent: Agent) -> FastAPI:
         return entry(name)
 
     @app.post("/v1/completions")
-    async def completions(asked: CompletionAsked) -> Response:
+    async def completions(request: Request, asked: CompletionAsked) -> Response:
         agent.choice(asked.model)
         prompts = [agent.chat.tokens_of(prompt) if isinstance(prompt, str) else list(prompt) for prompt in asked.prompts]
         size = agent.chat.vocabulary
         if not prompts or not all(prompts) or any(not 0 <= token < size for prompt in prompts for token in prompt):
             raise RefusedError(f"prompt must be text or token ids from 0 to {size - 1}, one at least", "prompt")
-        drawn = await agent.answers(asked, prompts, asked.max_tokens)
+        drawn = await agent.answers(request, asked, prompts, asked.max_tokens)
         turns = [turn for of_prompt in drawn for turn in of_prompt]
         parts = [agent.completion_choice(asked, index, turn) for index, turn in enumerate(turns)]
         return send({**agent.head("text_completion", asked), "choices": parts, "usage": usage(prompts, drawn)}, asked)
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(asked: ChatAsked) -> Response:
+    async def chat_completions(request: Request, asked: ChatAsked) -> Response:
         agent.choice(asked.model)
         try:
             messages = plain_messages(asked.messages)
@@ -237,7 +291,7 @@ def make_app(agent: Agent) -> FastAPI:
         if len(messages) % 2 == 0:
             raise RefusedError("messages ends with the assistant's turn; it must end with what the assistant answers", "messages")
         prompts = [agent.chat.encode(messages).token_ids]
-        drawn = await agent.answers(asked, prompts, asked.max_completion_tokens or asked.max_tokens)
+        drawn = await agent.answers(request, asked, prompts, asked.max_completion_tokens or asked.max_tokens)
         parts = [agent.chat_choice(asked, index, turn) for index, turn in enumerate(drawn[0])]
         return send({**agent.head("chat.completion", asked), "choices": parts, "usage": usage(prompts, drawn)}, asked)
 

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from stages.agent.engine import Sampling, Turn
@@ -26,6 +26,7 @@ class Order:
     """In the order of `keys`."""
     sessions: list[int] = field(default_factory=list)
     done: dict[int, Turn] = field(default_factory=dict)
+    cancelled: bool = False
 
 
 class TurnServer:
@@ -36,6 +37,8 @@ class TurnServer:
         self._inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._orders: dict[int, Order] = {}
         """Session -> the order that it belongs to."""
+        self._changed = threading.Event()
+        """An order was cancelled since the thread last looked."""
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
         self._thread.start()
 
@@ -46,6 +49,12 @@ class TurnServer:
     def submit(self, order: Order) -> Future[list[Turn]]:
         self._inbox.put(order)
         return order.turns
+
+    def cancel(self, order: Order) -> None:
+        """Nobody wants the order's turns: it is not begun, or given up as soon as the engine's present step is over."""
+        order.cancelled = True
+        if not order.turns.cancel() and not order.turns.done():
+            self._changed.set()
 
     def close(self) -> None:
         """Finish what was ordered, and end."""
@@ -58,15 +67,12 @@ class TurnServer:
             for order in self._arrived(wait=open_ and not self._orders):
                 if order is None:
                     open_ = False
-                else:
+                elif order.turns.set_running_or_notify_cancel():
                     self._begin(order)
             try:
-                turns = self.engine.advance()
+                self._advance()
             except Exception as error:
-                self._give_up(list(self._orders.values()), error)
-                continue
-            for turn in turns:
-                self._end(turn)
+                self._retry(error)
 
     def _arrived(self, wait: bool) -> list[Order | None]:
         """Orders that came since; at least one, if it is to wait."""
@@ -77,8 +83,6 @@ class TurnServer:
         return found
 
     def _begin(self, order: Order) -> None:
-        if not order.turns.set_running_or_notify_cancel():
-            return
         try:
             rank = order.choice.rank()
             order.sessions = [self.engine.open(order.token_ids)]
@@ -89,22 +93,54 @@ class TurnServer:
                 self.engine.choose_by(session, order.choice.n, rank)
                 self.engine.request(session, key, order.sampling)
         except Exception as error:
-            self._give_up([order], error)
+            self._give_up(order, error)
+
+    def _advance(self) -> None:
+        """Go on until a turn is finished or an order cancelled. Raises what the engine raises."""
+        self._changed.clear()
+        for order in self._under_way():
+            if order.cancelled:
+                self._give_up(order, CancelledError())
+        for turn in self.engine.advance(self._changed.is_set):
+            self._end(turn)
+
+    def _under_way(self) -> list[Order]:
+        """Each order once, the oldest first."""
+        return list({id(order): order for order in self._orders.values()}.values())
 
     def _end(self, turn: Turn) -> None:
         order = self._orders.pop(turn.session)
         order.done[turn.session] = turn
-        self.engine.close(turn.session)
         if len(order.done) == len(order.sessions):
             order.turns.set_result([order.done[session] for session in order.sessions])
+        self.engine.close(turn.session)
 
-    def _give_up(self, orders: Sequence[Order], error: Exception) -> None:
-        """Let orders fail; a session that was not finished is closed."""
+    def _retry(self, error: Exception) -> None:
+        """After `error`, which may come of any order under way: play each by itself, so that it fails alone."""
+        orders = self._under_way()
         for order in orders:
-            for session in order.sessions:
-                self._orders.pop(session, None)
-                if session not in order.done:
-                    with contextlib.suppress(Exception):
-                        self.engine.close(session)
-            if not order.turns.done():
-                order.turns.set_exception(error)
+            self._put_down(order)
+        if len(orders) == 1:
+            orders[0].turns.set_exception(error)
+            return
+        for order in orders:
+            self._begin(order)
+            while not order.turns.done():
+                try:
+                    self._advance()
+                except Exception as own:
+                    self._give_up(order, own)
+
+    def _put_down(self, order: Order) -> None:
+        """Close what the order has open; it can be begun anew."""
+        for session in order.sessions:
+            self._orders.pop(session, None)
+            if session not in order.done:
+                with contextlib.suppress(Exception):
+                    self.engine.close(session)
+        order.sessions, order.done = [], {}
+
+    def _give_up(self, order: Order, error: BaseException) -> None:
+        """Let an order fail."""
+        self._put_down(order)
+        order.turns.set_exception(error)

@@ -11,11 +11,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from completions_server import serving
@@ -81,6 +83,32 @@ def test_episodes_through_a_server_are_the_servers_tokens_and_logprobs(tiny_poli
             assert list(drawn.token_ids) == episode.token_ids[record.start : record.end]
             assert list(drawn.logprobs) == episode.logprob[record.start : record.end]
             torch_engine.close(session)
+
+
+def test_what_is_closed_in_the_middle_of_a_turn_is_not_asked_for(tiny_policy: Path, torch_engine: TorchEngine) -> None:
+    """Contract: a request that has not been sent is not sent once its session is closed; a reply that still comes is dropped."""
+    held, begun = threading.Event(), threading.Event()
+
+    def hold(choice: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        held.wait(60)
+        return choice
+
+    with serving(torch_engine, hold) as server:
+        player = open_player(tiny_policy, settings(server.base_url, requests=1, check_turns=2))
+        sessions = [player.engine.open(range(10, 14 + place)) for place in range(3)]
+        for session in sessions:
+            player.engine.request(session, 5, Sampling(max_tokens=4))
+        assert player.engine.advance(begun.is_set) == []
+        for session in sessions[:2]:
+            player.engine.close(session)
+        held.set()
+        (turn,) = player.engine.advance()
+        assert turn.session == sessions[2]
+        assert [len(body["prompt"]) for body in server.bodies] == [4, 6]
+        player.engine.close(sessions[2])
+        assert player.engine.advance() == []
+        player.close()
 
 
 def test_room_and_forks_are_as_in_the_torch_engine(tiny_policy: Path, torch_engine: TorchEngine) -> None:

@@ -184,6 +184,49 @@ def test_an_idle_session_gives_up_its_slot_and_comes_back_unchanged(model, crowd
     assert engine.counters["evictions"] == 12 * TURNS - 4
 
 
+def test_a_pause_ends_the_call_after_the_present_step_and_changes_no_draw(model):
+    """Contract: whoever pauses may close a session in the middle of its turn; the others' turns are those they would have had."""
+    engine = TorchEngine(model, [3], slots=4, max_length=160)
+    sampling = Sampling(max_tokens=30)
+
+    def asked(*names):
+        sessions = [engine.open(prompt(name)) for name in names]
+        for name, session in zip(names, sessions, strict=True):
+            engine.request(session, key64(name, 0), sampling)
+        return sessions
+
+    def drawn(first, sessions):
+        turns = list(first)
+        while len(turns) < len(sessions):
+            turns += engine.advance()
+        found = {turn.session: (turn.token_ids, turn.logprobs) for turn in turns}
+        for session in sessions:
+            engine.close(session)
+        return [found[session] for session in sessions]
+
+    expected = drawn([], asked(*range(3)))
+    sessions = asked(*range(4))
+    before = engine.counters["forward_passes"]
+    first = engine.advance(lambda: True)
+    one = engine.counters["forward_passes"]
+    first += engine.advance(lambda: engine.counters["forward_passes"] > one)
+    assert engine.counters["forward_passes"] == one + 1
+    assert one > before
+    engine.close(sessions.pop())
+    assert drawn(first, sessions) == expected
+    assert engine.advance() == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": 1e-320}, {"temperature": math.nan}, {"temperature": math.inf}, {"top_k": 2**63}, {"top_p": math.nan}],
+)
+def test_sampling_that_has_no_finite_numbers_is_refused(values):
+    """Contract: what would break the engine for all that it plays is refused where it is made."""
+    with pytest.raises(ValueError, match=r"bad sampling .*temperature 0 or at least 0\.001"):
+        Sampling(**values)
+
+
 def test_turns_end_at_the_stop_token_the_limit_or_the_context(model):
     always = copy.deepcopy(model)
     with torch.no_grad():

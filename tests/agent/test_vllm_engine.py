@@ -41,6 +41,9 @@ class StandIn:
         self.waiting.append((request_id, prompt, params))
         self.asked.append(params)
 
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.waiting = [request for request in self.waiting if request[0] not in request_ids]
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting)
 
@@ -99,6 +102,20 @@ def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabiliti
         assert turns[session].token_ids == (last, 9, player.chat.end_of_turn)
         assert turns[session].logprobs == (0.0, -0.5, -1.0)
         assert turns[session].stop_reason == "stop"
+    player.close()
+
+
+def test_what_is_closed_in_the_middle_of_a_turn_is_aborted(engine: list[StandIn], tiny_policy: Path) -> None:
+    player = open_player(tiny_policy, settings(check_turns=0))
+    sessions = [player.engine.open([5, last]) for last in (6, 7)]
+    for session in sessions:
+        player.engine.request(session, 1, SAMPLING)
+    assert player.engine.advance(lambda: bool(engine[0].waiting)) == []
+    assert len(engine[0].waiting) == 2
+    player.engine.close(sessions[0])
+    assert [name for name, _, _ in engine[0].waiting] == [str(sessions[1])]
+    (turn,) = player.engine.advance()
+    assert turn.session == sessions[1]
     player.close()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 import pytest
+from served import until
 
-from stages.agent.engine import EngineError, Sampling, Turn
+from stages.agent.engine import EngineError, Pause, Sampling, Turn
 from stages.agent.selecting import SelectingEngine, by_logprob
 from stages.serving.choices import PLAIN, Choice
 from stages.serving.turns import Order, TurnServer
@@ -37,7 +41,7 @@ class Echo:
     def request(self, session: int, key: int, sampling: Sampling) -> None:
         self.asked.append((session, key))
 
-    def advance(self) -> list[Turn]:
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
         asked, self.asked = self.asked, []
         if any(key == LOST for _, key in asked):
             raise ConnectionError("gone")
@@ -47,6 +51,29 @@ class Echo:
 
     def close(self, session: int) -> None:
         del self.open_sessions[session]
+        self.asked = [(asked, key) for asked, key in self.asked if asked != session]
+
+
+class Slow(Echo):
+    """Turns of key SLOW never end; those of other keys do, one a call."""
+
+    SLOW = 17
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[set[int]] = []
+        """The keys that each step was computed for."""
+
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
+        assert pause is not None
+        while self.asked and not pause():
+            self.steps.append({key for _, key in self.asked})
+            time.sleep(0.001)
+            ready = [(session, key) for session, key in self.asked if key != self.SLOW]
+            if ready:
+                self.asked.remove(ready[0])
+                return [Turn(ready[0][0], (ready[0][1],), (-1.0,), "stop")]
+        return []
 
 
 def order(length: int, *keys: int, choice: Choice = PLAIN) -> Order:
@@ -84,5 +111,63 @@ def test_an_order_that_fails_takes_no_later_one_with_it() -> None:
     with pytest.raises(ConnectionError, match="gone"):
         server.submit(order(2, LOST, 5)).result(30)
     assert server.submit(order(3, 7)).result(30)[0].token_ids == (7, 3)
+    server.close()
+    assert engine.open_sessions == {}
+
+
+def test_an_order_that_breaks_the_engine_fails_alone() -> None:
+    """Contract: orders that were under way beside one that breaks the engine are played again, each by itself, and answered as
+    they would have been; so are those that come later."""
+    engine = Echo()
+    started = threading.Event()
+    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+
+    def hold() -> None:
+        started.wait(30)  # until all are in the inbox: they are begun together
+
+    first = server.submit(order(1, 1, choice=Choice(1, hold)))  # type: ignore[arg-type]
+    orders = [order(2, 5, 6), order(1, LOST, 8), order(3, 7), order(2, 9, choice=Choice(3, lambda: by_logprob))]
+    for one in orders:
+        server.submit(one)
+    started.set()
+    with pytest.raises(ConnectionError, match="gone"):
+        orders[1].turns.result(30)
+    answers = [one.turns.result(30) for place, one in enumerate(orders) if place != 1]
+    assert [[turn.token_ids for turn in turns] for turns in answers[:2]] == [[(5, 2), (6, 2)], [(7, 3)]]
+    assert len(answers[2]) == 1
+    assert first.result(30)
+    assert server.submit(order(3, 7)).result(30)[0].token_ids == (7, 3)
+    server.close()
+    assert engine.open_sessions == {}
+
+
+def test_a_cancelled_order_is_not_computed_on() -> None:
+    """Contract: an order that is decoding is given up when the present step is over, one that waits is never begun; neither takes
+    anything from the others, and nothing stays open."""
+    engine = Slow()
+    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    endless = order(1, Slow.SLOW, Slow.SLOW, 5)
+    server.submit(endless)
+    until(lambda: len(engine.steps) > 20, "decoding", 60)
+    server.cancel(endless)
+    with pytest.raises(CancelledError):
+        endless.turns.result(30)
+    until(lambda: not engine.open_sessions, "its sessions are closed", 60)
+    steps = len(engine.steps)
+    assert server.submit(order(1, 3)).result(30)[0].token_ids == (3,)
+    assert engine.steps[steps:] == [{3}]
+
+    endless, waiting, other = order(1, Slow.SLOW), order(1, 11), order(1, 12)
+    held = threading.Event()
+    server.submit(order(1, 1, choice=Choice(1, lambda: held.wait(30))))  # type: ignore[arg-type,return-value]
+    for one in (endless, waiting, other):
+        server.submit(one)
+    server.cancel(waiting)
+    held.set()
+    assert other.turns.result(30)[0].token_ids == (12,)
+    assert waiting.turns.cancelled()
+    assert not any(11 in step for step in engine.steps)
+    server.cancel(endless)
+    server.cancel(other)  # done: nothing to give up
     server.close()
     assert engine.open_sessions == {}

@@ -47,7 +47,14 @@ class World:
         for task_id, talk in talks:
             self.records += [
                 {"task_id": task_id, "domain": "search", "messages": talk},
-                {"task_id": task_id, "prompt": talk[:1], "chosen": talk[1:2], "rejected": [agent], "weight": 0.5, "chosen_value": 0.9},
+                {
+                    "task_id": task_id,
+                    "prompt": talk[:1],
+                    "chosen": talk[1:2],
+                    "rejected": [agent],
+                    "weight": 0.5,
+                    "chosen_value": 0.9,
+                },
             ]
         self.records += [
             {"messages": [user, agent, user, agent]},
@@ -80,7 +87,10 @@ def check_import(name: str, content: bytes, good: int) -> Outcome:
             return clear(str(error), name)
         count = len(content.splitlines()) if name.endswith(".jsonl") else pq.read_table(path).num_rows
         counts = found.counts[name]
-        if counts["records"] != count or len(found.episodes) + len(found.pairs) + len(found.rejections) + counts["of_other_domains"] != count:
+        if (
+            counts["records"] != count
+            or len(found.episodes) + len(found.pairs) + len(found.rejections) + counts["of_other_domains"] != count
+        ):
             raise LostError(f"{count} records became {dict(counts)}")
         if len(found.episodes) + len(found.pairs) < good:
             raise LostError(f"good records were left out: {dict(counts)}")

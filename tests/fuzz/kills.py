@@ -1,9 +1,9 @@
-"""Stages killed with SIGKILL at random moments, several times in a row, and started again: they end in the bytes of the run that was
-left in peace.
+"""Stages killed with SIGKILL at random moments, several times in a row, and started again: they end in the bytes of the run that
+was left in peace.
 
-`python -m tests.fuzz kills --count 36` makes a whole run of the tiny profile first, for its bytes; `--source FOLDER` takes a finished
-checkout in its place (copied, never changed), such as one of the default run. How long a stage takes is measured once, and shows that
-it repeats itself without kills.
+`python -m tests.fuzz kills --count 36` makes a whole run of the tiny profile first, for its bytes; `--source FOLDER` takes a
+finished checkout in its place (copied, never changed), such as one of the default run. How long a stage takes is measured once,
+and shows that it repeats itself without kills.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .outcomes import ACCEPTED, LOST, Outcome
 IN_A_ROW = 3
 """Kills of a stage before it may end."""
 VICTIMS = ("all", "stage", "dvc")
-"""What is killed: `dvc repro` with all that it started, the stage's own process, or DVC alone, which the stage then has to follow."""
+"""What is killed: `dvc repro` with all that it started, the stage's own process, or DVC alone, which the stage has to follow."""
 ENDLESS_S = 3600
 """A stage that is not done by then, having been started again, hangs."""
 FOLLOW_S = 60
@@ -135,8 +135,8 @@ def measured(ground: Ground, stage: str) -> float:
 
 
 def attempt(ground: Ground, stage: str, rng: random.Random, kills: int = IN_A_ROW) -> list[tuple[str, Outcome]]:
-    """At most `kills` kills of `stage` in a row, each at a moment drawn from its whole length; (what was killed and when, outcome)
-    of each."""
+    """At most `kills` kills of `stage` in a row, each at a moment drawn from its whole length; (what was killed and when,
+    outcome) of each."""
     length, names = measured(ground, stage), []
     try:
         while len(names) < kills:

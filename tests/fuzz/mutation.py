@@ -18,7 +18,24 @@ NUMBERS: tuple[Any, ...] = (
     *(0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-320, 5e-324, 1e-12, 1e12, 1e308, -1e308, math.inf, -math.inf, math.nan),
 )
 TEXTS: tuple[str, ...] = (
-    *("", " ", "\n", "x", "0", "1", "true", "null", "none", "a\x00b", "\x1b[2J", "\ufeff", "\u202e abc", "é\u0301", "👩‍👩‍👧", "\ud800"),
+    *(
+        "",
+        " ",
+        "\n",
+        "x",
+        "0",
+        "1",
+        "true",
+        "null",
+        "none",
+        "a\x00b",
+        "\x1b[2J",
+        "\ufeff",
+        "\u202e abc",
+        "é\u0301",
+        "👩‍👩‍👧",
+        "\ud800",
+    ),
     *("../../etc/passwd", "/etc/passwd", "a/b", "~", "${HOME}", "{0}", "%s%n", "'; --", "<script>", "<|end|>", "\\", "%"),
     *("word " * 500, "x" * 70_000),
 )
@@ -63,7 +80,7 @@ def nested(depth: int, kind: str) -> Any:
     return value
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------------------
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def replaced(rng: random.Random, value: Any, pool: tuple[Any, ...] = (*NUMBERS, *TEXTS, *OTHERS)) -> Any:
@@ -110,16 +127,20 @@ def text_mangled(rng: random.Random, value: Any) -> Any:
     text = at(value, path)
     where = rng.randrange(len(text) + 1)
     piece = rng.choice((*TEXTS[:-2], text, text[:where]))
-    return put(value, path, rng.choice((text[:where] + piece + text[where:], text[:where], text[where:], text.upper(), text[::-1])))
+    return put(
+        value, path, rng.choice((text[:where] + piece + text[where:], text[:where], text[where:], text.upper(), text[::-1]))
+    )
 
 
-# ---- keys -----------------------------------------------------------------------------------------------------------------------
+# ---- keys ------------------------------------------------------------------------------------------------------------
 
 
 def typo(rng: random.Random, name: str) -> str:
     """A name that is not `name`, but nearly."""
     where = rng.randrange(len(name)) if name else 0
-    return rng.choice((name[:where] + name[where + 1 :], name[:where] + name[where : where + 1] + name[where:], name + "s", f" {name}"))
+    return rng.choice(
+        (name[:where] + name[where + 1 :], name[:where] + name[where : where + 1] + name[where:], name + "s", f" {name}")
+    )
 
 
 def _mapping(rng: random.Random, value: Any) -> Path | None:
@@ -142,7 +163,9 @@ def key_added(rng: random.Random, value: Any) -> Any:
     if path is None:
         return value
     held = at(value, path)
-    name = rng.choice((typo(rng, str(rng.choice(list(held)))), "unknown", "__class__", "__init__", "model_config", "self", *TEXTS[:6]))
+    name = rng.choice(
+        (typo(rng, str(rng.choice(list(held)))), "unknown", "__class__", "__init__", "model_config", "self", *TEXTS[:6])
+    )
     return put(value, path, {**held, name: rng.choice((*NUMBERS[:3], *TEXTS[:4], *OTHERS))})
 
 
@@ -170,11 +193,20 @@ def items_changed(rng: random.Random, value: Any) -> Any:
     return put(value, path, held)
 
 
-VALUES: tuple[Operator, ...] = (replaced, leaf_replaced, number_moved, of_another_type, swapped, deepened, text_mangled, items_changed)
+VALUES: tuple[Operator, ...] = (
+    replaced,
+    leaf_replaced,
+    number_moved,
+    of_another_type,
+    swapped,
+    deepened,
+    text_mangled,
+    items_changed,
+)
 KEYS: tuple[Operator, ...] = (key_renamed, key_added, key_dropped)
 
 
-# ---- bytes ----------------------------------------------------------------------------------------------------------------------
+# ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def bit_flipped(rng: random.Random, text: bytes) -> bytes:
@@ -198,7 +230,9 @@ def cut_short(rng: random.Random, text: bytes) -> bytes:
 
 def bytes_inserted(rng: random.Random, text: bytes) -> bytes:
     where = rng.randrange(len(text))
-    what = rng.choice((b"\xff", b"\x00", b"\xed\xa0\x80", b"\xc0\xaf", b"\xef\xbb\xbf", b"\r", b"\t", b"\x85", b"\xe2\x80\xa8", b"\x1f"))
+    what = rng.choice(
+        (b"\xff", b"\x00", b"\xed\xa0\x80", b"\xc0\xaf", b"\xef\xbb\xbf", b"\r", b"\t", b"\x85", b"\xe2\x80\xa8", b"\x1f")
+    )
     return text[:where] + what + text[where:]
 
 
@@ -215,9 +249,31 @@ def recoded(rng: random.Random, text: bytes) -> bytes:
 
 BYTES: tuple[Operator, ...] = (bit_flipped, slice_dropped, slice_repeated, cut_short, bytes_inserted, lines_swapped, recoded)
 
-NUMERALS = (b"9" * 5000, b"1e999", b"-1e999", b"NaN", b"Infinity", b"-0", b"00", b"1" + b"0" * 400, b"0x10", b"1_000", b"+1", b".5")
+NUMERALS = (
+    b"9" * 5000,
+    b"1e999",
+    b"-1e999",
+    b"NaN",
+    b"Infinity",
+    b"-0",
+    b"00",
+    b"1" + b"0" * 400,
+    b"0x10",
+    b"1_000",
+    b"+1",
+    b".5",
+)
 JSON_SPLICES = (
-    *(b"[" * 100_000, b'{"a":' * 100_000, b"[" * 3000 + b"]" * 3000, b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\u0000"', b"null", b"true"),
+    *(
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[" * 3000 + b"]" * 3000,
+        b'"\\ud800"',
+        b'"\\udfff\\ud800"',
+        b'"\\u0000"',
+        b"null",
+        b"true",
+    ),
     *NUMERALS,
 )
 """Values to write into JSON text in place of one of its own."""
@@ -237,7 +293,11 @@ def key_doubled(rng: random.Random, text: bytes) -> bytes:
     """An object's first key once more, with another value."""
     where = text.find(b"{") + 1
     colon = text.find(b":", where)
-    return text[:where] + text[where:colon] + b": " + rng.choice((b"null", b"1", b'"x"')) + b", " + text[where:] if colon > 0 else text
+    return (
+        text[:where] + text[where:colon] + b": " + rng.choice((b"null", b"1", b'"x"')) + b", " + text[where:]
+        if colon > 0
+        else text
+    )
 
 
 JSON_BYTES: tuple[Operator, ...] = (*BYTES, json_value_spliced, json_value_spliced, key_doubled)

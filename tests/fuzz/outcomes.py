@@ -1,8 +1,7 @@
-"""What came of a case, and of all of them: counted, printed, kept in docs/guarantees.json."""
+"""What came of a case, and of all of them."""
 
 from __future__ import annotations
 
-import json
 import signal
 import traceback
 from collections import Counter
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-FIGURES = ROOT / "docs" / "guarantees.json"
 REFUSED, ACCEPTED, LOST = "refused", "accepted", "lost"
 PATIENCE_S = 120
 """A case that is not done by then hangs."""
@@ -106,10 +103,3 @@ def clear(message: str, *named: str) -> Outcome:
         if not any(word in message for word in wanted.split("|")):
             return Outcome(LOST, f"the refusal does not name {wanted}: {message[:200]!r}")
     return Outcome(REFUSED, message)
-
-
-def keep(tally: Tally, command: str) -> None:
-    """Write the counts of a run into docs/guarantees.json."""
-    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    figures[tally.suite] = {"command": command, **tally.row()}
-    FIGURES.write_text(json.dumps(dict(sorted(figures.items())), indent=1) + "\n", encoding="utf-8")

@@ -26,15 +26,51 @@ from .outcomes import ACCEPTED, LOST, LostError, Outcome, clear, tried
 
 FILE = "params.yaml"
 YAML_SPLICES = (
-    *(b"*anchor", b"&a [*a]", b"!!python/object/apply:os.system ['true']", b"!!python/name:os.system", b"!!binary /w==", b"!!set {a, b}"),
-    *(b"!!int x", b"!unknown 1", b"<<: *a", b"? [a, b]\n: 1", b"'", b'"', b'"\\ud800"', b'"\\0"', b"|", b">-", b"2024-02-29", b"1:30", b"0o17"),
-    *(b"{a: 1, a: 2}", b"[" * 2000, b"{a: " * 2000, b"- " * 2000, b"[" * 300 + b"]" * 300, b"@", b"`", b"%TAG", b"yes", b"~", b".nan", b"-.inf"),
+    *(
+        b"*anchor",
+        b"&a [*a]",
+        b"!!python/object/apply:os.system ['true']",
+        b"!!python/name:os.system",
+        b"!!binary /w==",
+        b"!!set {a, b}",
+    ),
+    *(
+        b"!!int x",
+        b"!unknown 1",
+        b"<<: *a",
+        b"? [a, b]\n: 1",
+        b"'",
+        b'"',
+        b'"\\ud800"',
+        b'"\\0"',
+        b"|",
+        b">-",
+        b"2024-02-29",
+        b"1:30",
+        b"0o17",
+    ),
+    *(
+        b"{a: 1, a: 2}",
+        b"[" * 2000,
+        b"{a: " * 2000,
+        b"- " * 2000,
+        b"[" * 300 + b"]" * 300,
+        b"@",
+        b"`",
+        b"%TAG",
+        b"yes",
+        b"~",
+        b".nan",
+        b"-.inf",
+    ),
     *mutation.NUMERALS,
 )
-BOMB = b"\n".join(b"a%d: &a%d [%s]" % (depth, depth, b", ".join([b"*a%d" % (depth - 1)] * 9) if depth else b"1") for depth in range(9))
+BOMB = b"\n".join(
+    b"a%d: &a%d [%s]" % (depth, depth, b", ".join([b"*a%d" % (depth - 1)] * 9) if depth else b"1") for depth in range(9)
+)
 
 
-# ---- operators of this suite ----------------------------------------------------------------------------------------------------
+# ---- operators of this suite -----------------------------------------------------------------------------------------
 
 
 def _schema_at(schema: Mapping[str, Any], path: mutation.Path) -> Mapping[str, Any]:
@@ -135,7 +171,7 @@ KEYS = (*mutation.KEYS, *mutation.KEYS, yaml_key)
 BYTES = (*mutation.BYTES, yaml_spliced, yaml_spliced, yaml_spliced, line_doubled, indented, ends_added)
 
 
-# ---- the suite ------------------------------------------------------------------------------------------------------------------
+# ---- the suite -------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -75,8 +75,8 @@ _PLAYED: set[str] = set()
 
 
 def check_plays(name: str, settings: Mapping[str, Any]) -> None:
-    """Raise what goes wrong where an expert plays two tasks of a domain with these settings; the same ones are tried once. A refusal
-    of the recipes that says what to change is none."""
+    """Raise what goes wrong where an expert plays two tasks of a domain with these settings; the same ones are tried once.
+    A refusal of the recipes that says what to change is none."""
     key = f"{name} {sorted(settings.items(), key=str)!r}"
     if key in _PLAYED:
         return

@@ -1,5 +1,5 @@
-"""Raw records, game records and problems of code_folder with other values, keys and bytes. The curate stage reads a small raw file
-with mutated lines in it: each line becomes a task or a rejection that names it, and good lines stay."""
+"""Raw records, game records and problems of code_folder with other values, keys and bytes. The curate stage reads a small raw
+file with mutated lines in it: each line becomes a task or a rejection that names it, and good lines stay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ from stages.tracking import Tracker
 from . import mutation
 from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, clear, tried
 
-DOMAINS = {"calculator": 20, "keydoor": 15, "search": 15, "shop": 15, "wordle": 15, "wordle.games": 8, "code_folder": 8, "textworld": 2, "code": 2}
+DOMAINS = {
+    "calculator": 20,
+    "keydoor": 15,
+    "search": 15,
+    "shop": 15,
+    "wordle": 15,
+    "wordle.games": 8,
+    "code_folder": 8,
+    "textworld": 2,
+    "code": 2,
+}
 """What is mutated -> its share of the cases; tasks of the last two take long to make."""
 GOOD = {"train": 4, "valid": 2, "test": 4}
 TAKEN_FROM_GOOD = ("duplicate", "near_duplicate", "split_overlap")
@@ -103,7 +113,9 @@ def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Out
         kept = {task.task_id for task in tasks}
         for line in good:
             task_id = json.loads(line)["task_id"]
-            reasons = [rejected.get(number) or "" for number, held in enumerate(path.read_bytes().splitlines(), 1) if held == line]
+            reasons = [
+                rejected.get(number) or "" for number, held in enumerate(path.read_bytes().splitlines(), 1) if held == line
+            ]
             if task_id not in kept and not any(reason.startswith(TAKEN_FROM_GOOD) for reason in reasons):
                 raise LostError(f"the good line {task_id} was left out: {reasons}")
         environment = domain.make(root / "data/curated" / name / "worlds")
@@ -117,7 +129,7 @@ def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Out
     return Outcome(REFUSED if count > len(good) and report["rejected"] else ACCEPTED)
 
 
-# ---- game records ---------------------------------------------------------------------------------------------------------------
+# ---- game records ----------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -148,7 +160,7 @@ def check_games(line: bytes, place: int) -> Outcome:
     return Outcome(REFUSED if report["rejected"] else ACCEPTED)
 
 
-# ---- problems of code_folder ----------------------------------------------------------------------------------------------------
+# ---- problems of code_folder -----------------------------------------------------------------------------------------
 
 
 @cache

@@ -41,18 +41,89 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
             **{"top_p": 0.9, "max_tokens": 4, "n": 2, "seed": 1, "logprobs": True, "top_k": 20, "user": "me"},
         },
     ),
-    (CHAT, {"model": "merged", "messages": [{"role": "system", "content": "be brief"}, USER], "stream": True, "stream_options": {"include_usage": True}}),
-    (CHAT, {"model": "merged", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_completion_tokens": 3}),
+    (
+        CHAT,
+        {
+            "model": "merged",
+            "messages": [{"role": "system", "content": "be brief"}, USER],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    (
+        CHAT,
+        {
+            "model": "merged",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "max_completion_tokens": 3,
+        },
+    ),
     (COMPLETIONS, {"model": "merged", "prompt": "take the key", "max_tokens": 5, "temperature": 0.0, "logprobs": 1, "seed": 3}),
-    (COMPLETIONS, {"model": "merged+logprob", "prompt": [5, 6, 7], "max_tokens": 3, "return_token_ids": True, "ignore_eos": False}),
+    (
+        COMPLETIONS,
+        {"model": "merged+logprob", "prompt": [5, 6, 7], "max_tokens": 3, "return_token_ids": True, "ignore_eos": False},
+    ),
     (COMPLETIONS, {"model": "merged", "prompt": [[5, 6], [7]], "n": 2, "stop_token_ids": [3], "skip_special_tokens": False}),
     (COMPLETIONS, {"model": "merged", "prompt": ["a", "b"], "stop": None, "presence_penalty": 0, "tools": [], "stream": True}),
 )
 FIELDS = tuple(dict.fromkeys(key for _, body in GOOD for key in body))
-EDGES = (0, 1, -1, 2, 64, 65, 128, 160, 161, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 0.0, 1.0, 1e-320, 1e-12, 1e-6, 5.0, 100.0, 1e308)
-PATHS = ("/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/models/x", "/v1/models/merged", "/v1/models/%00", "/v1/embeddings", "/v1//models")
+EDGES = (
+    0,
+    1,
+    -1,
+    2,
+    64,
+    65,
+    128,
+    160,
+    161,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    2**64,
+    0.0,
+    1.0,
+    1e-320,
+    1e-12,
+    1e-6,
+    5.0,
+    100.0,
+    1e308,
+)
+PATHS = (
+    "/",
+    "/v1",
+    "/v1/",
+    "/v1/chat/completions/",
+    "/v1/models/x",
+    "/v1/models/merged",
+    "/v1/models/%00",
+    "/v1/embeddings",
+    "/v1//models",
+)
 METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "POST")
-TYPES = ("text/plain", "application/xml", "", "application/json; charset=utf-16", "multipart/form-data", "application/x-www-form-urlencoded")
+TYPES = (
+    "text/plain",
+    "application/xml",
+    "",
+    "application/json; charset=utf-16",
+    "multipart/form-data",
+    "application/x-www-form-urlencoded",
+)
+STRANGERS = (
+    *(
+        "http://evil.example",
+        "evil.example",
+        "null",
+        "127.0.0.1.evil.example",
+        "http://localhost.evil.example",
+        "127.0.0.2",
+        "[::1]:x",
+    ),
+    *("http://127.0.0.1@evil.example", "localhost:80:80", "LOCALHOST.", " ", "http://evil.example:8000"),
+)
+"""Names of hosts and of pages that are not this machine's."""
 
 
 def field_at_edge(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +237,7 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
     rng = random.Random(f"requests/{seed}/{number}")
     path, body = rng.choice(GOOD)
     headers, method = {"content-type": "application/json"}, "POST"
-    kind = rng.choices(("body", "bytes", "path", "header"), (65, 22, 7, 6))[0]
+    kind = rng.choices(("body", "bytes", "path", "header", "stranger"), (62, 22, 6, 5, 5))[0]
     if kind == "body":
         value, names = mutation.mutated(rng, body, OPERATORS, most=2)
         content = json.dumps(value).encode()
@@ -177,8 +248,16 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
         if kind == "path":
             method, path = rng.choice(METHODS), rng.choice((*PATHS, path))
             names = f"{method} {path}"
+        elif kind == "stranger":
+            headers |= {rng.choice(("host", "origin")): rng.choice(STRANGERS)}
+            names = str(headers)
         else:
-            headers = {"content-type": rng.choice(TYPES), "authorization": rng.choice(("", "Bearer x", "Basic \xff")).encode("latin-1")}
+            headers = {
+                "content-type": rng.choice(TYPES),
+                "authorization": rng.choice(("", "Bearer x", "Basic \xff")).encode("latin-1"),
+            }
             names = str(headers)
     outcome = tried(lambda: send(method, path, content, headers))
+    if kind == "stranger" and outcome.kind == ACCEPTED:
+        outcome = Outcome(LOST, "a page of another site, or another name, was answered")
     return f"{kind}: {names}", outcome if outcome.kind != LOST else Outcome(LOST, f"{path}: {outcome.detail}")

@@ -71,7 +71,7 @@ def workplaces(root: Path) -> set[Path]:
 
 
 def clear_up(root: Path, name: str) -> None:
-    """Remove what DVC left of the run of experiment `name`, which has ended: the note of it and, if DVC was killed, its folder."""
+    """Remove what DVC left of the run of experiment `name`, which has ended: its note and, if DVC was killed, its folder."""
     for note in (root / NOTES).glob("*/*.run"):
         try:
             told = json.loads(note.read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
-"""Requests to the OpenAI-compatible endpoint with other values, keys, bytes, paths and headers: refused with status 4xx in OpenAI's
-error shape, or answered in OpenAI's shape; afterwards the same good request has the same answer."""
+"""Requests to the OpenAI-compatible endpoint with other values, keys, bytes, paths and headers: refused with status 4xx in
+OpenAI's error shape, or answered in OpenAI's shape; afterwards the same good request has the same answer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 from starlette.testclient import TestClient
 
+from stages.agent.chat import Chat
 from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, policy_hash
-from stages.agent.chat import Chat
 from stages.agent.rollout import action_key
 from stages.agent.selecting import SelectingEngine, by_logprob
 from stages.agent.torch_engine import TorchEngine

@@ -29,6 +29,8 @@ COPIERS = frozenset(("copy", "move", "save", "dump", "write_table"))
 MODULES = frozenset(("shutil", "torch", "np", "numpy", "json", "pickle", "pq", "yaml_io"))
 ATOMIC = ("atomic_file", "atomic_files", "atomic_folder")
 EXEMPT = {
+    "flows/overrides.py _check": "a scratch folder",
+    "flows/overrides.py check_overrides": "a scratch folder",
     "flows/serve.py start": "the log of a process: nothing reads it but people",
     "stages/claims/workshop.py learn_offline": "a whole checkout that gets its name when it is complete",
     "stages/claims/workshop.py start": "a whole checkout that gets its name when it is complete",
@@ -37,10 +39,10 @@ EXEMPT = {
     "stages/designs/places.py bring_code": "a copy of the checkout, compared with it before each use",
     "stages/designs/places.py link_tree": "a copy of the checkout, made again wherever something is missing",
     "stages/designs/places.py make_place": "a copy of the checkout, made again wherever something is missing",
+    "stages/params.py overlaid": "text in memory",
     "stages/reporting/style.py to_svg": "a picture in memory",
     "stages/sandbox/probe.py breaches": "bait for a program in the sandbox, in a folder that is removed",
     "stages/tracking/spool.py end_killed": "adds the end of a line to a file of lines",
-    "stages/tracking/__init__.py _keep": "copies that exist for their reader once the event behind them names them",
     "stages/tracking/__init__.py register_model": "a scratch folder, copied by _keep",
 }
 """`file function` -> why what is written there need not be whole."""

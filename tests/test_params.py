@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages import params
 from stages.parameters.across import check_launch
 from stages.params import apply_overlay, check_domains, deep_merge, load_params, params_hash, parse_params
 from stages.tracking import flatten
@@ -147,6 +150,95 @@ def test_an_overlay_changes_values_and_keeps_comments(tmp_path: Path) -> None:
     assert "# of everything" in text
     assert "# long" in text
     assert yaml.safe_load(text) == {"seed": 0, "rl": {"steps": 2, "epochs": 1}, "resources": {"device": "cuda"}}
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, Path], tuple[int, str]]:
+    """`python -m stages.params --file FILE --apply OVERLAY`: exit code and standard error."""
+
+    def run(path: Path, overlay: Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["params", "--file", str(path), "--apply", str(overlay)])
+        return params.main(), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("overlay", "said"),
+    [
+        (b"rl: {stepz: 3}\n", "unknown key 'rl.stepz'. Did you mean 'steps'?"),
+        (b"rl: {steps: 0}\n", "greater than or equal to 1"),
+        (b"per_domain: {search: {environment: {echo: 1}}}\n", "echo"),
+        (b"rl: [\n", "overlay.yaml is not valid YAML"),
+        (b"\xff\n", "overlay.yaml, line 1: byte 0xff is not UTF-8"),
+        (b"- 1\n", "must hold a mapping"),
+        (None, "overlay.yaml can't be read: No such file"),
+    ],
+)
+def test_an_overlay_that_does_not_fit_changes_nothing(
+    tmp_path: Path, overlay: bytes | None, said: str, applied: Callable[[Path, Path], tuple[int, str]]
+) -> None:
+    """Contract: `--apply` checks first and writes then."""
+    path = tmp_path / "params.yaml"
+    shutil.copy(ROOT / "params.yaml", path)
+    if overlay is not None:
+        (tmp_path / "overlay.yaml").write_bytes(overlay)
+    code, stderr = applied(path, tmp_path / "overlay.yaml")
+    assert code == 2
+    assert said in stderr
+    assert "params.yaml is unchanged" in stderr
+    assert path.read_bytes() == (ROOT / "params.yaml").read_bytes()
+
+
+def test_an_overlay_keeps_the_files_link_and_permissions(
+    tmp_path: Path, applied: Callable[[Path, Path], tuple[int, str]]
+) -> None:
+    real, link, overlay = tmp_path / "real.yaml", tmp_path / "params.yaml", tmp_path / "overlay.yaml"
+    shutil.copy(ROOT / "params.yaml", real)
+    real.chmod(0o600)
+    link.symlink_to(real.name)
+    overlay.write_text("rl: {steps: 3}\n")
+    assert applied(link, overlay) == (0, "")
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert load_params(link).rl.steps == 3
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["overlay.yaml", "params.yaml", "real.yaml"]
+
+
+ODD = ["seed: 2024-13-45", "seed: !!timestamp a", "seed: !!bool a", "seed: !!int a", "seed: " + "9" * 5000, "x: " + "[" * 1500]
+ODD += ["? [a, b]\n: c", "1: 2", "rl: &a {x: *a}", "x: !!binary abc%", "<<: 3", "x: !!python/object:os.system {}", "x: \x01"]
+
+
+@pytest.mark.parametrize("line", ODD)
+def test_odd_yaml_is_refused_with_a_message(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"{yaml.safe_dump(MINIMAL)}{line}\n")
+    with pytest.raises(ParamsError, match=r"params\.yaml"):
+        load_params(path)
+
+
+def test_whatever_bytes_a_file_holds_it_is_read_or_refused(tmp_path: Path) -> None:
+    """Contract: no edit of params.yaml, of text or of bytes, ends in a traceback."""
+    path, whole = tmp_path / "params.yaml", (ROOT / "params.yaml").read_bytes()
+    edits = random.Random(0)
+    refused = 0
+    for _ in range(60):
+        data = bytearray(whole)
+        place = edits.randrange(len(data))
+        data[place : place + edits.randrange(2)] = bytes([edits.randrange(256)])
+        path.write_bytes(data)
+        try:
+            load_params(path)
+        except ParamsError:
+            refused += 1
+    assert refused > 10
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(b"seed: 0\nrl: {}\n# caf\xe9\n")
+    with pytest.raises(ParamsError, match=r"params\.yaml, line 3: byte 0xe9 is not UTF-8; save the file as UTF-8"):
+        load_params(path)
 
 
 def test_an_overlay_changes_its_own_lines_alone(tmp_path: Path) -> None:

@@ -149,6 +149,22 @@ def test_a_killed_stage_ends_with_the_same_bytes_as_an_undisturbed_one(tmp_path,
     assert set(report["pass_at_k"]) == {"1", "2"}
 
 
+def test_what_is_shown_last_is_the_mean_of_all_episodes(tmp_path, toy_domain, monkeypatch):
+    """The reward of the episode that happened to end last says nothing; it stood beside pass@k as if it were the result."""
+    context = make_context(tmp_path / "plain")
+    told = []
+
+    @contextmanager
+    def listening(label, total, unit="step"):
+        yield SimpleNamespace(advance=lambda count=1, note="": told.append(note), restore=lambda count: told.append("restored"))
+
+    monkeypatch.setattr(context, "progress", listening)
+    rollout.run(context)
+    episodes = read_episodes(context.root / "data/rollouts/toy/episodes.parquet")
+    assert len(told) == len(episodes) == 21
+    assert told[-1] == f"mean reward {sum(episode.reward for episode in episodes) / 21:.2f}"
+
+
 def test_after_its_shards_the_stage_plays_nothing_and_writes_the_same_bytes(tmp_path, toy_domain, monkeypatch):
     """Contract: shards leave their chunks and nothing else; what a shard has not done, the stage does."""
     plain, divided = make_context(tmp_path / "plain"), make_context(tmp_path / "divided")

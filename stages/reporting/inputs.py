@@ -48,9 +48,11 @@ NODE_COLUMNS = (
 NO_EFFECT = (
     "__init__.py",
     "checkpoints.py",
+    "command.py",
     "costs.py",
     "domains.py",
     "export.py",
+    "files.py",
     "lineage.py",
     "parameters",
     "params.py",

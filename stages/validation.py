@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -44,7 +44,9 @@ class Checked(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _has_a_meaning(cls, value: Any) -> Any:
+    def _has_a_meaning(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Mapping) and _section_of(cls.model_fields[str(info.field_name)].annotation):
+            return value  # a section names its own keys
         for item in _flat(value):
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
                 raise ValueError(f"holds a number of {item.bit_length()} bits; give one that 64 bits hold")
@@ -62,7 +64,7 @@ class Section(Checked):
 
 
 def _flat(value: Any) -> Iterable[Any]:
-    """A value, or what a list or mapping holds, one level down: deeper ones are sections, which check their own."""
+    """A value, or what a list or mapping holds, one level down: what is deeper stands in sections, which check their own."""
     if isinstance(value, Mapping):
         return (*value, *value.values())
     return value if isinstance(value, (list, tuple)) else (value,)

@@ -222,7 +222,7 @@ def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         detail = " ".join(str(error).split())
         raise ValueError(f"{path} is not a readable Parquet file ({detail}); {remedy}") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -16,14 +17,75 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
 
+MOST_MISTAKES = 20
+"""Of a settings file that are told at once."""
+
+
 class ParamsError(ValueError):
     """A settings file is wrong; the message says where and what to do."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(brief(line) for line in message.splitlines()))
 
-class Section(BaseModel):
-    """A part of a settings file; unknown keys are errors, and so are values of another type (`true` or "3" for a number)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True)
+def brief(text: str, most: int = 1000) -> str:
+    """`text` without its middle if it has more than `most` characters: what somebody gave may be of any length, a message not."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 2 // 3, most // 4
+    return f"{text[:head]} [... {len(text) - head - tail} characters ...] {text[-tail:]}"
+
+
+class Checked(BaseModel):
+    """Settings in which every value means something: no other types (`true` or "3" for a number), no infinite numbers, no whole
+    numbers that 64 bits do not hold, no text that UTF-8 does not."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_a_meaning(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Mapping) and _section_of(cls.model_fields[str(info.field_name)].annotation):
+            return value  # a section names its own keys
+        for item in _flat(value):
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise ValueError(f"holds a number of {item.bit_length()} bits; give one that 64 bits hold")
+            if isinstance(item, float) and item - item != 0:
+                raise ValueError(f"holds {item}; give a finite number")
+            if isinstance(item, str) and not item.isascii() and item.encode("utf-8", "replace").decode("utf-8") != item:
+                raise ValueError(f"holds {shortened(item)}, which has half of a surrogate pair in it and is no text")
+        return value
+
+
+class Section(Checked):
+    """A part of params.yaml; unknown keys are errors."""
+
+    model_config = ConfigDict(validate_default=True)
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    """A value, or what a list or mapping holds, one level down: what is deeper stands in sections, which check their own."""
+    if isinstance(value, Mapping):
+        return (*value, *value.values())
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = _SHORTENED.maxother = _SHORTENED.maxlong = 120
+
+
+def shortened(value: Any) -> str:
+    """`repr` of a value that somebody gave, short enough for a message."""
+    try:
+        return _SHORTENED.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def _readable(part: Any) -> str:
+    """A key as it stands in a file, unless it is long or has signs in it that nobody can see."""
+    text = str(part)
+    return text if len(text) <= 120 and text.isprintable() else shortened(text)
 
 
 def watched(name: str) -> bool:
@@ -67,17 +129,18 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
     lines = []
     for item in error.errors():
         location = (*prefix.rstrip(".").split("."), *item["loc"]) if prefix else item["loc"]
-        key = ".".join(str(part) for part in location)
+        key = ".".join(_readable(part) for part in location)
         if item["type"] == "extra_forbidden":
             known = known_names(root, location)
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
             hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
             lines.append(f"{source}: unknown key '{key}'.{hint}")
         else:
-            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {item['input']!r})"
+            given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
             place = f" '{key}'" if key else ""
             lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
-    return "\n".join(lines)
+    left = len(lines) - MOST_MISTAKES
+    return "\n".join([*lines[:MOST_MISTAKES], *([f"{source}: {left} more mistakes"] if left > 0 else [])])
 
 
 class _Loader(yaml.SafeLoader):

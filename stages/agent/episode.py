@@ -7,7 +7,8 @@ order, rows sorted by their ids, no time stamps.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
@@ -213,11 +214,22 @@ def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str,
 
 
 def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Rows of a Parquet file as dicts. Raises FileNotFoundError or ValueError (truncated file) naming the path."""
-    try:
+    """Rows of a Parquet file as dicts. Raises FileNotFoundError or ValueError (damaged file) naming the path."""
+    with undamaged(path, "delete it and run the stage again"):
         return pq.read_table(path, columns=list(columns) if columns else None).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a readable Parquet file ({error}); delete it and run the stage again") from error
+
+
+@contextmanager
+def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
+    """Turn what pyarrow raises on a damaged file into a ValueError that names `path` and the `remedy`; what the disk says (no
+    such file, no permission) stays as it is."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, OverflowError) as error:
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        detail = " ".join(str(error).split())
+        raise ValueError(f"{path} is not a readable Parquet file ({detail}); {remedy}") from error
 
 
 def write_json(path: Path | str, value: Any) -> None:

@@ -22,7 +22,8 @@ ShowBuilding = Callable[[int], AbstractContextManager[Progress]]
 
 @dataclass
 class Assembly:
-    """`tasks` sorted by split (train, valid, test) and id; `unused` counts the good records that nobody asked for."""
+    """`tasks` sorted by split (train, valid, test) and id; `unused` counts the good records that nobody asked for: more than were
+    wanted, or of a difficulty that the domain's settings give no weight."""
 
     tasks: list[Task] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
@@ -79,6 +80,7 @@ def assemble(
     unique, result.rejections = drop_duplicate_records(records)
     sources = {record.task_id: record for record in unique}
     queues = {split: order_by_mix([r for r in unique if r.split == split], domain)[::-1] for split in SPLITS}
+    unwanted = len(unique) - sum(map(len, queues.values()))
     chosen = {split: [queues[split].pop() for _ in range(min(asked[split], len(queues[split])))] for split in SPLITS}
     while True:
         picked = [record for split in SPLITS for record in chosen[split]]
@@ -96,5 +98,5 @@ def assemble(
         if not gone and not refilled:
             break
     result.tasks = sorted(kept, key=lambda task: (SPLITS.index(task.split), task.task_id))
-    result.unused = sum(len(queue) for queue in queues.values())
+    result.unused = unwanted + sum(len(queue) for queue in queues.values())
     return result

@@ -19,6 +19,7 @@ from stages.environments.protocol import SPLITS, Domain, Split
 from stages.environments.registry import load_domain
 from stages.exchange.records import parse_object
 from stages.params import Params, load_params
+from stages.validation import brief
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Rejection:
     file: str
     line: int
     task_id: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", brief(self.detail))
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.reason}: {self.detail}"

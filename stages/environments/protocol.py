@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
+from stages.validation import Checked, shortened
+
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 SUCCESS_TERM = "success"
@@ -111,10 +113,11 @@ class Environment(Protocol):
     def close(self) -> None: ...
 
 
-class DomainSettings(BaseModel):
-    """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused."""
+class DomainSettings(Checked):
+    """Base of every domain's settings (params.yaml, per_domain.<name>.environment): unknown keys are refused, and values of other
+    types. Lists are taken for tuples, which YAML does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=False)
 
     of_no_move: ClassVar[tuple[str, ...]] = ()
     """Settings that change neither what players may do nor how it ends: game records made with others are good."""
@@ -136,13 +139,15 @@ def _other_type(given: Any, made: Any, where: str = "") -> str | None:
     if type(made) in (bool, int, float):
         kind, wanted = (bool, "true or false") if isinstance(made, bool) else ((int, float), "a number")
         fits = isinstance(given, kind) and isinstance(given, bool) == isinstance(made, bool)
-        return None if fits else f"{where} must be {wanted}, not {given!r}"
+        return None if fits else f"{where} must be {wanted}, not {shortened(given)}"
     pairs: list[tuple[Any, Any, Any]] = []
     if isinstance(given, Mapping) and isinstance(made, BaseModel):
         names = {field.alias or name: name for name, field in type(made).model_fields.items()}
         pairs = [(key, held, getattr(made, str(names.get(key, key)), None)) for key, held in given.items()]
     elif isinstance(given, Mapping) and isinstance(made, Mapping) and len(given) == len(made):
         pairs = list(zip(given, given.values(), made.values(), strict=True))
+        if strange := [key for key, name in zip(given, made, strict=True) if str(key) != str(name)]:
+            return f"{where} must not have the key {shortened(strange[0])}"
     elif isinstance(given, (list, tuple)) and isinstance(made, (list, tuple)):
         pairs = [(place, *pair) for place, pair in enumerate(zip(given, made, strict=False))]
     found = (_other_type(held, become, f"{where}.{key}" if where else str(key)) for key, held, become in pairs)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.agent.episode import undamaged
 from stages.files import atomic_file, atomic_text
 
 KINDS = (".jsonl", ".parquet")
@@ -46,11 +47,9 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]
     """
     check_kind(path)
     if path.suffix == ".parquet":
-        try:
-            table = pq.read_table(path)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a readable Parquet file ({error})") from error
-        yield from enumerate(_table_rows(table), start=1)
+        with undamaged(path, "write it anew, or take it out"):
+            rows = list(_table_rows(pq.read_table(path)))
+        yield from enumerate(rows, start=1)
         return
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:

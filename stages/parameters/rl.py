@@ -3,9 +3,10 @@ which combinations make sense, says stages/algorithms/resolve.py."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.parameters.shared import SamplingParams
 from stages.rewards.settings import PrsStage
@@ -321,7 +322,7 @@ class Rl(Section):
     algorithm: str = "grpo"
     """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
     settings: Any = {}
-    """The algorithm's own keys, where it has any."""
+    """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
     steps: Count = 20
@@ -359,6 +360,13 @@ class Rl(Section):
     preference: Preference = Preference()
     curriculum: Curriculum = Curriculum()
     selection: Selection = Selection()
+
+    @field_validator("settings")
+    @classmethod
+    def _keys(cls, value: Any) -> Any:
+        if not isinstance(value, (Mapping, Section)):
+            raise ValueError("must be a mapping of the algorithm's own keys; {} where it has none")
+        return value
 
     @model_validator(mode="after")
     def _groups(self) -> Rl:

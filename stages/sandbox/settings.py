@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stages.validation import Checked
 
 Backend = Literal["auto", "bubblewrap", "sandlock", "unsafe_subprocess"]
 
 
-class SandboxSettings(BaseModel):
+class SandboxSettings(Checked):
     """Where programs run, and how much of the machine each may have."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: Backend = "auto"
     """auto: bubblewrap, or else sandlock, or else an error. unsafe_subprocess: an ordinary process of this user, with nothing

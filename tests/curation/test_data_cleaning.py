@@ -14,7 +14,7 @@ from stages.curation.assemble import assemble
 from stages.curation.cleaning import drop_duplicate_records, similarity, task_faults
 from stages.curation.raw import RawRecord
 from stages.environments.protocol import Task
-from stages.environments.search import SearchDomain
+from stages.environments.search import SearchDomain, SearchSettings
 from stages.progress import Progress
 
 ASKED = {"train": 8, "valid": 2, "test": 8}
@@ -82,6 +82,14 @@ def test_assemble_takes_what_was_asked_with_the_mix(domain: SearchDomain, record
     assert Counter(task.difficulty for task in result.tasks if task.split == "train") == {1.0: 2, 2.0: 4, 3.0: 2}
     assert result.unused == len(records) - sum(ASKED.values())
     assert not result.rejections
+
+
+def test_records_of_a_difficulty_without_weight_are_counted(records: list[RawRecord], tmp_path: Path) -> None:
+    """Contract: no record goes silently: what becomes no task and is not rejected is unused."""
+    domain = SearchDomain(SearchSettings(hops={1: 1.0, 2: 0.0}))
+    result = assemble(domain, records, dict.fromkeys(ASKED, 1000), tmp_path / "worlds", 1, 640)
+    assert {task.difficulty for task in result.tasks} == {1.0}
+    assert result.unused == len(records) - len(result.tasks) - len(result.rejections) > 0
 
 
 def test_unbuildable_records_are_rejected_and_replaced(domain: SearchDomain, records: list[RawRecord], tmp_path: Path) -> None:

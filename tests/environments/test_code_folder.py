@@ -232,3 +232,26 @@ def test_a_folder_that_dvc_does_not_watch_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match="below data/raw, where DVC sees them change"):
         FolderSettings(folder=folder)
     assert FolderSettings(folder="data/raw/mine/of_today").folder == "data/raw/mine/of_today"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"task_id": "\xff"}', r"mbpp_train\.jsonl:2 is not JSON .*utf-8"),
+        (b"[" * 100_000, r"mbpp_train\.jsonl:2 is not JSON \(values are nested too deeply\)"),
+        (b'{"task_id": ' + b"9" * 5000 + b"}", r"mbpp_train\.jsonl:2 is not JSON .*4300 digits"),
+        (b'{"task_id": "\\ud800"}', r"mbpp_train\.jsonl:2 is not JSON .*surrogates"),
+        (b'{"task_id": NaN}', r"mbpp_train\.jsonl:2 is not JSON"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+    (tmp_path / "mbpp_train.jsonl").write_bytes(json.dumps(MBPP).encode() + b"\n" + line + b"\n")
+    with pytest.raises(ValueError, match=words):
+        folder_records(tmp_path, 1)
+
+
+def test_a_line_ends_where_json_says(tmp_path: Path) -> None:
+    """Contract: signs that Unicode counts as ends of lines are none within a text of JSON."""
+    text = "Write a function\u2028to double\x85a number."
+    (tmp_path / "mbpp_train.jsonl").write_text(json.dumps({**MBPP, "text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [record["text"] for record in folder_records(tmp_path, 1)] == [text]

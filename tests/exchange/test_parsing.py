@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stages.agent.episode import read_rows
 from stages.agent.messages import plain_messages
 from stages.exchange.parsing import Demonstration, Preference, parse
 from stages.exchange.records import read_records, write_records
@@ -139,3 +140,25 @@ def test_files_come_back_as_they_were_written(tmp_path: Path, kind: str) -> None
 def test_only_leading_system_messages_are_told() -> None:
     with pytest.raises(ValueError, match=r"messages\[2\] is the system's"):
         plain_messages([*TALK[:2], {"role": "system", "content": "now stop"}])
+
+
+@pytest.mark.parametrize("change", ["footer", "page", "cut"])
+def test_a_damaged_table_is_refused_by_its_name(tmp_path: Path, change: str) -> None:
+    """Contract: whatever is damaged in a Parquet file, the error names the file and what to do; a file that is not there stays
+    FileNotFoundError."""
+    path = tmp_path / "a.parquet"
+    write_records(path, [{"messages": TALK, "text": str(number)} for number in range(50)])
+    data = bytearray(path.read_bytes())
+    if change == "footer":
+        data[-300:-100] = bytes(200)
+    elif change == "page":
+        data[30:60] = bytes(30)
+    else:
+        del data[100:140]
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file .*; write it anew, or take it out"):
+        list(read_records(path))
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file .*; delete it and run the stage again"):
+        read_rows(path)
+    with pytest.raises(FileNotFoundError):
+        read_rows(tmp_path / "b.parquet")

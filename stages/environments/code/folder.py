@@ -57,17 +57,27 @@ def folder_records(folder: Path, shown: int) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
-    text = path.read_text(encoding="utf-8")
-    try:
-        if path.suffix == ".jsonl":
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        else:
-            found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} is not JSON ({error})") from error
+    data = path.read_bytes()
+    if path.suffix == ".jsonl":
+        lines = enumerate(data.splitlines(), start=1)
+        found = [_parse(line, f"{path.name}:{number}") for number, line in lines if line.strip()]
+    else:
+        found = _parse(data, path.name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"{path.name} must hold a list of problems, or one in each line")
     return found
+
+
+def _parse(text: bytes, where: str) -> Any:
+    """A JSON value that UTF-8 can hold. Raises ValueError naming `where` it stands."""
+    try:
+        value = json.loads(text.decode("utf-8"))
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    except RecursionError as error:
+        raise ValueError(f"{where} is not JSON (values are nested too deeply)") from error
+    except ValueError as error:  # what json.loads takes and no table holds, too: half a surrogate pair, NaN
+        raise ValueError(f"{where} is not JSON ({error})") from error
+    return value
 
 
 def _split(problem: Mapping[str, Any], path: Path, record: Mapping[str, Any]) -> Split:

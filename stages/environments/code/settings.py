@@ -11,7 +11,7 @@ from stages.environments.base_domain import parse_record, some_weight
 from stages.environments.code.families import families
 from stages.environments.protocol import DomainSettings, Split
 from stages.sandbox.settings import SandboxSettings
-from stages.validation import watched
+from stages.validation import Checked, watched
 
 Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
@@ -86,10 +86,8 @@ class FolderSettings(ProgramSettings):
         return name
 
 
-class Recipe(BaseModel):
+class Recipe(Checked):
     """One raw record of `code`: a family, the constants of its operations, and the seed that draws its tests."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split

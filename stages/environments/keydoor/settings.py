@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
+from stages.validation import Checked
 
 MAX_KEYS = 10
 """Different keys that there are."""
 
 
-class Level(BaseModel):
+class Level(Checked):
     """How large a world is. Every number grows the shortest solution or the ways to go astray."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     corridor: Annotated[int, Field(ge=0, le=8)]
     """Rooms in a row before the first fork: one way on, nothing to decide, and free to turn back."""
@@ -61,7 +60,7 @@ class Level(BaseModel):
 class WeightedLevel(Level):
     """A level and its weight in recipes and among the tasks that curation takes."""
 
-    weight: Annotated[float, Field(gt=0.0, strict=False)] = 1.0
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
 
 
 class KeydoorSettings(DomainSettings):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
 from stages.seeding import permutation
+from stages.validation import Checked
 
 Goal = Literal["take", "put", "insert", "open", "unlock", "drop", "eat"]
 Instructions = Literal["goal", "full"]
@@ -60,10 +61,8 @@ class TextWorldSettings(DomainSettings):
     """Part of the reward paid for nearing the goal. The return of a won episode is 1 whatever this is."""
 
 
-class Recipe(BaseModel):
+class Recipe(Checked):
     """One raw record: the whole game and where the agent starts in it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Split
+from stages.validation import Checked
 
 LETTERS = "bcdfghjklmnprstvw"
 """What made words are made of. Without vowels none of them is a word that a model has read."""
@@ -19,10 +20,8 @@ Spelling = Literal["letters", "names"]
 PlayerName = Literal["novice", "casual", "steady", "expert"]
 
 
-class Level(BaseModel):
+class Level(Checked):
     """How large a list is. Every number makes the word harder to find."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     letters: Annotated[int, Field(ge=2, le=8)]
     """Of a word."""
@@ -57,7 +56,7 @@ class Level(BaseModel):
 class WeightedLevel(Level):
     """A level and its weight in recipes and among the tasks that curation takes."""
 
-    weight: Annotated[float, Field(gt=0.0, strict=False)] = 1.0
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
 
 
 class WordleSettings(DomainSettings):

@@ -1,0 +1,71 @@
+"""`python -m tests.fuzz params --count 5000 --seed 0`: mutated params.yaml files, counted; likewise records, imports, requests
+and kills. Exit code 1 if a case was lost, 2 for a wrong command. `--only N` runs one case and shows it; `--write` keeps the
+counts in docs/guarantees.json, and `python -m tests.fuzz page` writes docs/guarantees.md anew from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from . import page
+from .outcomes import LOST, Outcome, Tally
+from .suites import COUNTS, counted
+
+
+def tell(tally: Tally, operators: str, outcome: Outcome) -> None:
+    """Kills take long: each is told. Of the others a terminal shows how far they are."""
+    if tally.suite == "kills":
+        print(f"{operators}: {'LOST' if outcome.kind == LOST else 'the same bytes'}", flush=True)
+    elif sys.stderr.isatty():
+        print(f"\r{tally.tried} tried, {tally.counts[LOST]} lost", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("suite", choices=[*COUNTS, "page"])
+    parser.add_argument("--count", type=int, help=f"cases to try; where not given {COUNTS}")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, metavar="N", help="try case N alone and say what came of it (not of kills)")
+    parser.add_argument(
+        "--source", type=Path, help="kills: a finished run to copy, such as the default one; else a tiny one is made"
+    )
+    parser.add_argument("--write", action="store_true", help="keep the counts in docs/guarantees.json, and write the page anew")
+    options = parser.parse_args()
+    if options.suite == "page":
+        page.write()
+        return 0
+    if options.count is not None and options.count < 1:
+        parser.error("--count must be at least 1")
+    if options.only is not None:
+        if options.suite == "kills":
+            parser.error("--only is not for kills, which follow one another")
+        operators, outcome = importlib.import_module(f".{options.suite}", __package__).case(options.seed, options.only)
+        print(f"{options.suite} {options.only}: {operators}\n{outcome.kind}: {outcome.detail}")
+        return int(outcome.kind == LOST)
+    count = options.count or COUNTS[options.suite]
+    try:
+        tally = counted(options.suite, count, options.seed, options.source, tell)
+    except ValueError as error:
+        print(f"fuzz: {error}", file=sys.stderr)
+        return 2
+    for number, operators, detail in tally.lost:
+        again = "" if options.suite == "kills" else f" --only {number}"
+        print(f"lost: python -m tests.fuzz {options.suite} --seed {options.seed}{again} ({operators}): {detail}")
+    print(tally.line())
+    print(json.dumps({options.suite: tally.row()}))
+    if options.write:
+        run = " --source FOLDER" if options.source else ""
+        page.keep(tally, f"python -m tests.fuzz {options.suite} --count {count} --seed {options.seed}{run}")
+    return int(bool(tally.lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

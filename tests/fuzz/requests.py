@@ -1,0 +1,263 @@
+"""Requests to the OpenAI-compatible endpoint with other values, keys, bytes, paths and headers: refused with status 4xx in
+OpenAI's error shape, or answered in OpenAI's shape; afterwards the same good request has the same answer."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import random
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.testclient import TestClient
+
+from stages.agent.chat import Chat
+from stages.agent.engine import Sampling
+from stages.agent.policy import load_policy, policy_hash
+from stages.agent.rollout import action_key
+from stages.agent.selecting import SelectingEngine, by_logprob
+from stages.agent.torch_engine import TorchEngine
+from stages.serving.app import Agent, make_app
+from stages.serving.choices import PLAIN, Choice
+from stages.serving.turns import TurnServer
+from tests.tiny import make_tiny_policy
+
+from . import mutation
+from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, tried
+
+MAX_LENGTH = 160
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "take the key"}
+GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"model": "merged", "messages": [USER], "seed": 7}),
+    (
+        CHAT,
+        {
+            **{"model": "merged+vote", "messages": [USER, {"role": "assistant", "content": "go"}, USER], "temperature": 0.7},
+            **{"top_p": 0.9, "max_tokens": 4, "n": 2, "seed": 1, "logprobs": True, "top_k": 20, "user": "me"},
+        },
+    ),
+    (
+        CHAT,
+        {
+            "model": "merged",
+            "messages": [{"role": "system", "content": "be brief"}, USER],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    (
+        CHAT,
+        {
+            "model": "merged",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            "max_completion_tokens": 3,
+        },
+    ),
+    (COMPLETIONS, {"model": "merged", "prompt": "take the key", "max_tokens": 5, "temperature": 0.0, "logprobs": 1, "seed": 3}),
+    (
+        COMPLETIONS,
+        {"model": "merged+logprob", "prompt": [5, 6, 7], "max_tokens": 3, "return_token_ids": True, "ignore_eos": False},
+    ),
+    (COMPLETIONS, {"model": "merged", "prompt": [[5, 6], [7]], "n": 2, "stop_token_ids": [3], "skip_special_tokens": False}),
+    (COMPLETIONS, {"model": "merged", "prompt": ["a", "b"], "stop": None, "presence_penalty": 0, "tools": [], "stream": True}),
+)
+FIELDS = tuple(dict.fromkeys(key for _, body in GOOD for key in body))
+EDGES = (
+    0,
+    1,
+    -1,
+    2,
+    64,
+    65,
+    128,
+    160,
+    161,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    2**64,
+    0.0,
+    1.0,
+    1e-320,
+    1e-12,
+    1e-6,
+    5.0,
+    100.0,
+    1e308,
+)
+PATHS = (
+    "/",
+    "/v1",
+    "/v1/",
+    "/v1/chat/completions/",
+    "/v1/models/x",
+    "/v1/models/merged",
+    "/v1/models/%00",
+    "/v1/embeddings",
+    "/v1//models",
+)
+METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "POST")
+TYPES = (
+    "text/plain",
+    "application/xml",
+    "",
+    "application/json; charset=utf-16",
+    "multipart/form-data",
+    "application/x-www-form-urlencoded",
+)
+STRANGERS = (
+    *(
+        "http://evil.example",
+        "evil.example",
+        "null",
+        "127.0.0.1.evil.example",
+        "http://localhost.evil.example",
+        "127.0.0.2",
+        "[::1]:x",
+    ),
+    *("http://127.0.0.1@evil.example", "localhost:80:80", "LOCALHOST.", " ", "http://evil.example:8000"),
+)
+"""Names of hosts and of pages that are not this machine's."""
+
+
+def field_at_edge(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, rng.choice(FIELDS): rng.choice(EDGES)}
+
+
+def field_lent(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
+    """A field of another good request."""
+    _, other = rng.choice(GOOD)
+    key = rng.choice(list(other))
+    return {**body, key: other[key]}
+
+
+OPERATORS = (*mutation.VALUES, *mutation.KEYS, *[field_at_edge] * 6, *[field_lent] * 2)
+
+
+@cache
+def client() -> TestClient:
+    """The application over a tiny random policy, as `python -m stages.serve` makes it."""
+    folder = tempfile.TemporaryDirectory()
+    path = make_tiny_policy(Path(folder.name) / "policy")
+    policy = load_policy(path)
+    chat = Chat(policy.tokenizer)
+    engine = TorchEngine(policy.model, [chat.end_of_turn], slots=16, max_length=MAX_LENGTH)
+    turns = TurnServer(SelectingEngine(engine, 1, by_logprob, lambda tokens: action_key(chat.action_text(tokens))))
+    names = {"merged": PLAIN, "merged+logprob": Choice(3, lambda: by_logprob), "merged+vote": Choice(3, lambda: None)}
+    agent = Agent(turns, chat, names, policy_hash(path), Sampling(0.8, 0.9, 20, 8), MAX_LENGTH)
+    atexit.register(turns.close)
+    atexit.register(folder.cleanup)
+    return TestClient(make_app(agent), base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it."""
+
+    def refuse(name: str) -> None:
+        raise LostError(f"the answer has the number {name}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def check_answer(reply: httpx.Response) -> None:
+    """Raise LostError for an answer that is not OpenAI's."""
+    if reply.headers["content-type"].startswith("text/event-stream"):
+        lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+        if lines[-1] != "[DONE]":
+            raise LostError(f"the stream ends with {lines[-1][:80]!r}")
+        parts = [strict(line) for line in lines[:-1]]
+        if not parts or not all("choices" in part for part in parts):
+            raise LostError("a chunk has no choices")
+        return
+    value = strict(reply.text)
+    choices = value.get("choices", [])
+    if not choices or not all(choice["finish_reason"] in ("stop", "length") for choice in choices):
+        raise LostError(f"an answer without choices: {reply.text[:120]}")
+    for choice in choices:
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        if not isinstance(text, str):
+            raise LostError(f"a choice says {text!r}")
+        given = choice["logprobs"] or {}
+        for logprob in given.get("token_logprobs") or [item["logprob"] for item in given.get("content") or []]:
+            if not math.isfinite(logprob) or logprob > 0:
+                raise LostError(f"a token's log-probability is {logprob}")
+
+
+def check_reply(reply: httpx.Response, asked: bool = True) -> Outcome:
+    """The outcome of a reply; `asked`: the request was for an answer, not for a list of models."""
+    if reply.status_code >= 500:
+        raise LostError(f"status {reply.status_code}: {reply.text[:200]}")
+    if reply.status_code >= 400:
+        if reply.request.method == "HEAD":
+            return Outcome(REFUSED)
+        try:
+            error = strict(reply.text)["error"]
+            said = {key: error[key] for key in ("message", "type", "param", "code")}
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise LostError(f"status {reply.status_code} without OpenAI's error: {reply.text[:120]}") from wrong
+        if not said["message"] or len(said["message"]) > 4000:
+            raise LostError(f"an error of {len(said['message'])} characters")
+        return Outcome(REFUSED, said["message"])
+    if reply.status_code != 200:
+        raise LostError(f"status {reply.status_code}")
+    if asked:
+        check_answer(reply)
+    return Outcome(ACCEPTED)
+
+
+@cache
+def usual_answer() -> Any:
+    return strict(client().post(CHAT, json=GOOD[0][1]).text)["choices"]
+
+
+def still_well() -> None:
+    """Raise LostError unless the server answers a good request as it did at first, and holds no session that nobody waits for."""
+    usual = usual_answer()
+    reply = client().post(CHAT, json=GOOD[0][1])
+    if reply.status_code != 200 or strict(reply.text)["choices"] != usual:
+        raise LostError(f"afterwards a good request gets {reply.status_code}: {reply.text[:120]}")
+
+
+def send(method: str, path: str, content: bytes, headers: dict[str, Any]) -> Outcome:
+    usual_answer()
+    reply = client().request(method, path, content=content, headers=headers)
+    outcome = check_reply(reply, asked=method == "POST" and path in (CHAT, COMPLETIONS))
+    still_well()
+    return outcome
+
+
+def case(seed: int, number: int) -> tuple[str, Outcome]:
+    """(operators, outcome) of one mutated request."""
+    rng = random.Random(f"requests/{seed}/{number}")
+    path, body = rng.choice(GOOD)
+    headers, method = {"content-type": "application/json"}, "POST"
+    kind = rng.choices(("body", "bytes", "path", "header", "stranger"), (62, 22, 6, 5, 5))[0]
+    if kind == "body":
+        value, names = mutation.mutated(rng, body, OPERATORS, most=2)
+        content = json.dumps(value).encode()
+    elif kind == "bytes":
+        content, names = mutation.mutated(rng, json.dumps(body).encode(), mutation.JSON_BYTES, most=2)
+    else:
+        content = json.dumps(body).encode()
+        if kind == "path":
+            method, path = rng.choice(METHODS), rng.choice((*PATHS, path))
+            names = f"{method} {path}"
+        elif kind == "stranger":
+            headers |= {rng.choice(("host", "origin")): rng.choice(STRANGERS)}
+            names = str(headers)
+        else:
+            headers = {
+                "content-type": rng.choice(TYPES),
+                "authorization": rng.choice(("", "Bearer x", "Basic \xff")).encode("latin-1"),
+            }
+            names = str(headers)
+    outcome = tried(lambda: send(method, path, content, headers))
+    if kind == "stranger" and outcome.kind == ACCEPTED:
+        outcome = Outcome(LOST, "a page of another site, or another name, was answered")
+    return f"{kind}: {names}", outcome if outcome.kind != LOST else Outcome(LOST, f"{path}: {outcome.detail}")

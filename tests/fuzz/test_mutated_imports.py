@@ -1,0 +1,18 @@
+"""Contract: a file of curate.imports with other values, keys or bytes is taken record by record, or refused by its name."""
+
+from __future__ import annotations
+
+import pytest
+
+from .suites import counted
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(15)]
+
+
+def test_no_mutated_import_is_lost() -> None:
+    assert counted("imports", 150).lost == []
+
+
+@pytest.mark.slow
+def test_no_mutated_import_of_many_is_lost() -> None:
+    assert counted("imports", 2000, seed=1).lost == []

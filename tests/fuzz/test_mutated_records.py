@@ -1,0 +1,19 @@
+"""Contract: a raw record, a game or a problem with other values, keys or bytes becomes a task or a rejection that names its line,
+and takes no good one with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .suites import counted
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long(30)]
+
+
+def test_no_mutated_record_is_lost() -> None:
+    assert counted("records", 80).lost == []
+
+
+@pytest.mark.slow
+def test_no_mutated_record_of_many_is_lost() -> None:
+    assert counted("records", 2000, seed=1).lost == []

@@ -1,0 +1,45 @@
+"""Contract: nothing downloads at run time. Stages run in a network namespace of their own, in which there is not even 127.0.0.1."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from checkout import DVC, Checkout
+
+ALONE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def can_be_alone() -> bool:
+    try:
+        return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.long(30),
+    pytest.mark.skipif(not can_be_alone(), reason="`unshare --net` is not permitted here"),
+]
+
+
+def repro_without_network(checkout: Checkout, *arguments: str) -> str:
+    """What `dvc repro --force` says; it must succeed."""
+    command = [*ALONE, *DVC, "repro", "--force", *arguments]
+    done = subprocess.run(command, cwd=checkout.root, env=checkout.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_stage_that_loads_models_needs_no_network(done: Checkout) -> None:
+    lock = done.lock
+    assert "Running stage 'sft'" in repro_without_network(done, "--single-item", "sft")
+    assert done.lock == lock
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_needs_no_network(done: Checkout) -> None:
+    lock = done.lock
+    assert repro_without_network(done).count("Running stage") == len(lock)
+    assert done.lock == lock

@@ -8,12 +8,11 @@ these episodes (stages/algorithms/graph.py). `progress` spreads the return befor
 
 the temporal-difference error of the turn under the step-value model that tree search annotated. V is the reward still to come
 that the SFT policy can expect, in the environment's units and undiscounted: what a turn pays leaves V and enters r, and with
-exact V the term is the turn's advantage. It is potential-based: over an episode the terms telescope to R - V(s_0), whatever the
-number of turns, so an idle turn (V unchanged, no reward) is credited with exactly 0 and a longer way to the same end earns
+exact V the term is the turn's advantage. It is potential-based: over an episode the terms telescope to R - V(s_0), whatever
+the number of turns, so an idle turn (V unchanged, no reward) is credited with exactly 0 and a longer way to the same end earns
 nothing. V after the final turn is 0 for terminated and truncated episodes alike: past the turn limit no reward can come, and a
-bootstrapped V
-would make idling until the limit cheaper than trying and failing. The terms are added to advantages, never summed along the
-episode, so a miscalibrated V shifts all turns alike, and such a shift has zero expected gradient.
+bootstrapped V would make idling until the limit cheaper than trying and failing. The terms are added to advantages, never
+summed along the episode, so a miscalibrated V shifts all turns alike, and such a shift has zero expected gradient.
 """
 
 from __future__ import annotations

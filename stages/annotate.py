@@ -136,20 +136,17 @@ def fit_value_model(
             context.metric("value_model/loss", loss, step)
 
         fitted = fit(model, train, params.value_model, seed, micro, on_step)
-    return (
-        model,
-        split,
-        {
-            "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_value": baseline},
-            "steps": fitted.steps,
-            "tokens": fitted.tokens,
-            "loss_first": fitted.history[0],
-            "loss_last": fitted.history[-1],
-            "clamped": fitted.clamped,
-            "held_out_tasks": len({path.task_id for path in held_out}),
-            "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
-        },
-    )
+    metrics = {
+        "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_value": baseline},
+        "steps": fitted.steps,
+        "tokens": fitted.tokens,
+        "loss_first": fitted.history[0],
+        "loss_last": fitted.history[-1],
+        "clamped": fitted.clamped,
+        "held_out_tasks": len({path.task_id for path in held_out}),
+        "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
+    }
+    return model, split, metrics
 
 
 def fit_others(

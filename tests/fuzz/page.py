@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from stages.params import ROOT
-from stages.reporting.readme import replace_block
+from stages.reporting.generated_blocks import replace_block
 
 from .outcomes import Tally
 

@@ -1,4 +1,4 @@
-"""`python -m flows.local_server prefect --port 4200` (or `report`): what `make serve` shows in browsers, to requests for
+"""`python -m flows.local_server prefect --port 4200` (or `report`): a server for the browsers of this machine, by the names
 127.0.0.1 and localhost alone.
 
 A web page can have its own name point at 127.0.0.1 after it was loaded (DNS rebinding): it then counts as the server's own page

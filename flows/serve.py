@@ -169,6 +169,8 @@ def parts(ports: argparse.Namespace) -> tuple[list[Part], list[Part], str]:
 def password_file() -> str:
     """Where the password is, as it is told to the user."""
     path = auth.file(os.environ)
+    if not path.exists() or path.read_text(encoding="ascii").strip() != os.environ[auth.SERVER]:
+        return f"${auth.SERVER}"
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 

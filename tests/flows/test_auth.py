@@ -95,6 +95,12 @@ def test_a_server_that_prefect_starts_for_one_run_wants_it_too(tmp_path: Path) -
     assert "access-control-allow-origin" not in headers
 
 
+def test_make_ui_names_the_hosts_that_mlflow_answers_to() -> None:
+    """Contract: not MLflow's own choice, in which `10.*` is a private address and 10.attacker.example one, too."""
+    done = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--allowed-hosts 'localhost,localhost:*,127.0.0.1,127.0.0.1:*'" in done.stdout
+
+
 def test_the_report_follows_links_and_shows_nothing_above_its_folder(tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 

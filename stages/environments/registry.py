@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +19,14 @@ GROUP = "bellwether.domains"
 
 def domain_factories() -> dict[str, Callable[[], Any]]:
     """Name -> entry point of every installed domain. Loading happens in `load_domain`, so listing imports nothing."""
-    return {point.name: point.load for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+    return {point.name: point.load for point in _installed(tuple(sys.path))}
+
+
+@cache
+def _installed(search_path: tuple[str, ...]) -> list[EntryPoint]:
+    """Domains of the packages on `search_path`, by name. Every package is looked into, which takes longer than the rest of a
+    check of params.yaml: once for each path."""
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
 
 
 def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:

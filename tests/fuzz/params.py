@@ -238,8 +238,8 @@ def check_file(text: bytes) -> Outcome:
             return refusal(ParamsError(err.getvalue()))
         if code != 0 or "# params hash " not in out.getvalue():
             raise LostError(f"exit code {code}: {err.getvalue()[:200]}")
-        params = project.load_params(path)
-    check_values(yaml.safe_load(text), params)
+    values = project.parse_yaml(text, path)
+    check_values(values, project.parse_params(values, FILE))
     return Outcome(ACCEPTED)
 
 

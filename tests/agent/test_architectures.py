@@ -255,3 +255,13 @@ def test_the_configuration_that_is_read_quickly_says_the_same_as_the_whole_one(t
 def test_a_model_without_sdpa_is_trained_with_eager_attention(name: str, tmp_path: Path) -> None:
     save_policy(make(name), make_tiny_tokenizer(), tmp_path / "model")
     assert load_policy(tmp_path / "model", attention="sdpa").model.config._attn_implementation == "eager"
+
+
+def test_a_window_that_no_session_reaches_changes_no_bit() -> None:
+    """Contract: layers attend as without a window until a session is longer than it."""
+    model = make("mistral")
+    played = []
+    for window in (None, 199, 4096):
+        model.config.sliding_window = window
+        played.append(play(TorchEngine(model, [], slots=4, max_length=MAX_LENGTH), {0: 3, 1: 170, 2: 60}))
+    assert played[0] == played[1] == played[2]

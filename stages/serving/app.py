@@ -166,7 +166,10 @@ class Agent:
                 {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in pairs
             ]
             logprobs = {"content": content, "refusal": None}
-        message = {"role": "assistant", "content": self.chat.action_text(turn.token_ids), "refusal": None}
+        said = self.chat.read(turn.token_ids)
+        message = {"role": "assistant", "content": said.action, "refusal": None}
+        if said.thought:  # under the name that vLLM's server and others give it
+            message["reasoning_content"] = said.thought
         return {"index": index, "message": message, "logprobs": logprobs, **self.ending(asked, turn)}
 
     def ending(self, asked: Asked, turn: Turn) -> dict[str, Any]:
@@ -188,7 +191,7 @@ def streamed(reply: dict[str, Any], asked: Asked) -> Iterator[str]:
         last = {"index": choice["index"], "finish_reason": choice["finish_reason"], "logprobs": None}
         said = {key: value for key, value in choice.items() if key not in ("message", "finish_reason")} | {"finish_reason": None}
         if chat:
-            said["delta"] = {"role": "assistant", "content": choice["message"]["content"]}
+            said["delta"] = {key: value for key, value in choice["message"].items() if key != "refusal"}
             last["delta"] = {}
         else:
             last["text"] = ""

@@ -18,7 +18,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 MOST_MISTAKES = 20
-"""Of a settings file that are told at once."""
+"""Of a settings file that are told at once, as far as they have no more than MOST_CHARACTERS together."""
+MOST_CHARACTERS = 3000
 
 
 class ParamsError(ValueError):
@@ -139,8 +140,11 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
             given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
             place = f" '{key}'" if key else ""
             lines.append(f"{source}:{place} {item['msg'].removeprefix('Value error, ')}{given}")
-    left = len(lines) - MOST_MISTAKES
-    return "\n".join([*lines[:MOST_MISTAKES], *([f"{source}: {left} more mistakes"] if left > 0 else [])])
+    shown = [brief(line) for line in lines[:MOST_MISTAKES]]
+    while len(shown) > 1 and sum(map(len, shown)) > MOST_CHARACTERS:
+        shown.pop()
+    left = len(lines) - len(shown)
+    return "\n".join([*shown, *([f"{source}: {left} more mistakes"] if left else [])])
 
 
 class _Loader(yaml.SafeLoader):

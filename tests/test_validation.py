@@ -67,8 +67,9 @@ def test_messages_can_be_read_whatever_was_given() -> None:
     ):
         assert len(complaint(**changes)) < 2000
     said = complaint(rl={f"unknown{number}": 1 for number in range(500)}).splitlines()
-    assert len(said) == 21
-    assert said[-1] == "params.yaml: 480 more mistakes"
+    assert 1 < len(said) <= 21
+    assert said[-1] == f"params.yaml: {501 - len(said)} more mistakes"
+    assert sum(map(len, said)) < 3200
     assert len(str(Rejection("malformed", long, "data/raw/a.jsonl", 7))) < 2000
 
 

@@ -34,8 +34,9 @@ def _type_checking_lines(tree: ast.Module) -> set[int]:
 
 
 @cache
-def imports(path: Path) -> frozenset[Path]:
-    """Files of ours that the file `path` (relative to the root) imports anywhere, inside functions too."""
+def direct_imports(path: Path) -> frozenset[Path]:
+    """Files of ours that the file `path` (relative to the root) imports anywhere, inside functions too; not the packages that
+    they lie in, unless it imports from these."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     skipped = _type_checking_lines(tree)
     package = module_name(path).split(".")
@@ -51,11 +52,18 @@ def imports(path: Path) -> frozenset[Path]:
                 if node.level
                 else node.module or ""
             )
-            names.update(f"{base}.{alias.name}" for alias in node.names)
-            names.add(base)
+            parts = {f"{base}.{alias.name}" for alias in node.names}
+            names.update(parts)
+            if not all(module_path(name) for name in parts):
+                names.add(base)
     found = {module_path(name) for name in names if name.split(".")[0] in ("stages", "flows", "tests")}
-    ours = {item for item in found if item is not None}
-    # Importing a module runs the packages it lies in.
+    return frozenset({item for item in found if item is not None} - {path})
+
+
+@cache
+def imports(path: Path) -> frozenset[Path]:
+    """`direct_imports`, and the packages that these lie in: importing a module runs them."""
+    ours = direct_imports(path)
     packages = {folder / "__init__.py" for item in ours for folder in item.parents if (ROOT / folder / "__init__.py").exists()}
     return frozenset((ours | packages) - {path, Path("__init__.py")})
 

@@ -24,10 +24,11 @@ from stages.designs.space import Space
 from stages.files import atomic_text
 from stages.params import Params, check_domains, load_params, parse_params
 from stages.parent import die_with_parent
-from stages.runtime import BAD_PARAMETERS, FAILED, quiet_environment
+from stages.runtime import BAD_PARAMETERS, FAILED
 from stages.sections import deep_merge
 from stages.tracking import open_tracker
 from stages.validation import ParamsError
+from stages.workers import quiet_environment
 
 
 def overridden(root: Path, changes: Sequence[str]) -> tuple[dict[str, Any], Params]:

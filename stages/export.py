@@ -102,7 +102,7 @@ def command_line() -> argparse.ArgumentParser:
 
 @command
 def main() -> int:
-    from stages.runtime import quiet_environment
+    from stages.workers import quiet_environment
 
     options, root = command_line().parse_args(), Path.cwd()
     try:

@@ -19,6 +19,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stages.agent.named import CHOICES, model_names
+from stages.agent.thinking import Thinking
 from stages.algorithms.horizon import limits
 from stages.algorithms.resolve import resolve_section
 from stages.command import command
@@ -27,7 +28,7 @@ from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
 from stages.parameters.rl import Rl
-from stages.parameters.shared import SamplingParams, Thinking
+from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
 from stages.sections import params_hash, section_of
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, parse_yaml, watched

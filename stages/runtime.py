@@ -29,6 +29,7 @@ from stages.progress import Progress, progress
 from stages.shards import BESIDE, Shard, run_shards
 from stages.tracking import Tracker, open_tracker
 from stages.validation import ParamsError
+from stages.workers import quiet_environment
 
 FAILED, BAD_PARAMETERS = 1, 2
 """Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
@@ -125,20 +126,6 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
 def uses_gpu(root: Path, name: str, params: Params) -> bool:
     """Whether the stage computes on a GPU: params.yaml names one, and dvc.yaml lists resources.device for the stage."""
     return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])
-
-
-def quiet_environment(threads: int, local_model: bool = True) -> None:
-    """Thread counts and offline switches; must come before torch or transformers are imported."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost six times the CPU where cores are shared
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if local_model:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def share_machine(params: Params, beside: int) -> Params:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.command import command
 from stages.params import Params, load_params
-from stages.runtime import quiet_environment
+from stages.workers import quiet_environment
 
 if TYPE_CHECKING:
     from stages.serving.choices import Served

@@ -15,7 +15,7 @@ from typing import Any
 
 from stages.agent.episode import Owner
 from stages.agent.template import alternatives, format_marks, prompt_date, renderer
-from stages.agent.thinking import Markers, Said, take_apart
+from stages.agent.thinking import Said, Thinking, take_apart
 
 ENCODED = 4096
 """Texts whose tokens are remembered."""
@@ -51,7 +51,7 @@ class Chat:
     user messages are not rendered alike in every place.
     """
 
-    def __init__(self, tokenizer: Any, thinking: Markers | None = None) -> None:
+    def __init__(self, tokenizer: Any, thinking: Thinking | None = None) -> None:
         self.tokenizer, self.thinking = tokenizer, thinking
         # The same observations come back in group after group, and transformers' way to the tokenizer is long.
         self._encoded = lru_cache(ENCODED)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))

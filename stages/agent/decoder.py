@@ -76,18 +76,6 @@ class Forward(Protocol):
         ...
 
 
-def make_forward(model: Any, cache: SlotCache) -> Forward:
-    """The fastest forward pass for `model`."""
-    if not serves(model):
-        return StockForward(model, cache)
-    lean = LeanForward(model, cache)
-    if cache.data.device.type != "cuda":
-        return lean
-    from stages.agent.graphs import GraphedForward
-
-    return GraphedForward(lean)
-
-
 class StockForward:
     """The Hugging Face model's own layers, with attention that reads the slot cache in place."""
 

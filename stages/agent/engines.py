@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
 from stages.agent.engine import Engine, EngineError
-from stages.agent.thinking import Markers
+from stages.agent.thinking import Thinking
 
 if TYPE_CHECKING:
     from stages.resources import Resources
@@ -33,11 +33,11 @@ class EngineSettings:
     requests: int
     check_turns: int
     gpu_memory: float
-    thinking: Markers | None = None
+    thinking: Thinking | None = None
     """What encloses the policy's thoughts, `model.thinking`."""
 
     @classmethod
-    def of(cls, resources: Resources, max_length: int, thinking: Markers | None = None) -> EngineSettings:
+    def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
         shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
         return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.cache import View
-from stages.agent.decoder import Forward, Pass
+from stages.agent.cache import SlotCache, View
+from stages.agent.decoder import Forward, LeanForward, Pass, StockForward, serves
 
 WARM_UPS = 3
 """Runs before a recording, as PyTorch asks for: libraries set up their work space in them."""
@@ -78,3 +78,11 @@ class GraphedForward:
 
 def copied(view: View) -> View:
     return replace(view, mask=view.mask.clone(), places=None if view.places is None else view.places.clone())
+
+
+def make_forward(model: Any, cache: SlotCache) -> Forward:
+    """The fastest forward pass for `model`."""
+    if not serves(model):
+        return StockForward(model, cache)
+    lean = LeanForward(model, cache)
+    return GraphedForward(lean) if cache.data.device.type == "cuda" else lean

@@ -8,17 +8,26 @@ judges of actions and votes get the action alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+
+from pydantic import model_validator
+
+from stages.validation import Section
 
 
-class Markers(Protocol):
-    """What encloses a thought, `model.thinking`."""
+class Thinking(Section):
+    """What encloses the thoughts of a reasoning model in its turns; the action is what follows. See docs/thinking.md."""
 
-    @property
-    def start(self) -> str: ...
+    start: str = "<think>"
+    end: str = "</think>"
 
-    @property
-    def end(self) -> str: ...
+    @model_validator(mode="after")
+    def _apart(self) -> Thinking:
+        for name, mark in (("start", self.start), ("end", self.end)):
+            if not mark or mark != mark.strip():
+                raise ValueError(f"{name} must be a mark without white space around it, such as <think>, not {mark!r}")
+        if self.start in self.end or self.end in self.start:
+            raise ValueError(f"start and end must be told apart, and they are {self.start!r} and {self.end!r}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Said:
     """Whether every thought was closed."""
 
 
-def take_apart(text: str, markers: Markers | None, opened: str = "") -> Said:
+def take_apart(text: str, markers: Thinking | None, opened: str = "") -> Said:
     """The thought and the action in a turn's text. The action is what follows the last end mark.
 
     opened: what the template has written of a thought before the turn, the start mark first, as DeepSeek-R1's does; it belongs to

@@ -24,9 +24,10 @@ from torch import Tensor
 from stages import seeding
 from stages.agent.architectures import unserved, windows
 from stages.agent.cache import SlotCache
-from stages.agent.decoder import Pass, make_forward
+from stages.agent.decoder import Pass
 from stages.agent.engine import Pause, Sampling, Turn
 from stages.agent.engine_check import check_against_model
+from stages.agent.graphs import make_forward
 from stages.agent.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.agent.sampling import candidate_entropy, draw
 from stages.agent.slots import ROWS, Prefix, Session, SlotTable, pending, round_up

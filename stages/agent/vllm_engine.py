@@ -12,13 +12,15 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.agent.adapters import CONFIG, Adapter, is_adapter
 from stages.agent.engine import EngineError, Pause
-from stages.agent.engines import EngineSettings
 from stages.agent.openai_engine import seed_of
 from stages.agent.token_sessions import Answer, Asked
+
+if TYPE_CHECKING:
+    from stages.agent.engines import EngineSettings
 
 
 class VllmBackend:

@@ -3,7 +3,7 @@
 `python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
 search trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
 Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over further episodes. Writes
-reports/claims/step_credit_exact.json; stages/claims/step_credit_page.py makes the page that shows it beside learning speeds.
+reports/claims/step_credit_exact.json; stages/reporting/step_credit_page.py makes the page that shows it beside learning speeds.
 """
 
 from __future__ import annotations

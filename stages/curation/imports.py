@@ -18,7 +18,7 @@ from typing import Any
 
 from stages.agent.episode import IMPORTED, Episode, TurnRecord
 from stages.agent.messages import Messages
-from stages.agent.thinking import Markers, take_apart
+from stages.agent.thinking import Thinking, take_apart
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import play_out
 from stages.curation.leakage import PanelPrompts
@@ -75,7 +75,7 @@ class Importer:
     """
 
     def __init__(
-        self, domain: Domain, tasks: Sequence[Task], folder: Path, max_length: int, thinking: Markers | None = None
+        self, domain: Domain, tasks: Sequence[Task], folder: Path, max_length: int, thinking: Thinking | None = None
     ) -> None:
         self.domain, self.max_length, self.thinking = domain, max_length, thinking
         self.environment: Environment = domain.make(folder)

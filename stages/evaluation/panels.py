@@ -291,7 +291,7 @@ def play(job: Job, settings: Settings) -> Outcome:
 
 def start_worker(threads: int) -> None:
     """Of a pool of processes that play."""
-    from stages.runtime import quiet_environment
+    from stages.workers import quiet_environment
 
     quiet_environment(threads)
     import torch

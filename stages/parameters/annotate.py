@@ -157,11 +157,6 @@ class Labels(Section):
         refuse_idle(self, "labels.", {"pool": (self.q == "rollout", "q: rollout")})
         return self
 
-    @property
-    def returns(self) -> bool:
-        """Whether q is a reward still to come; hard and process are other measures of a step."""
-        return self.q in ("rollout", "tree", "best")
-
 
 class Pairs(Section):
     rule: Literal["top_bottom", "threshold", "best_path"] = "top_bottom"

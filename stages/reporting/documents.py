@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from stages.agent.episode import read_json
-from stages.claims import annotation_uses, board, step_credit_page
 from stages.command import command
 from stages.params import load_params
+from stages.reporting import annotation_uses, board, step_credit_page
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, write_or_check

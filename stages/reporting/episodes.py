@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.episode import Owner, row_succeeded
-from stages.seeding import permutation
+from stages.agent.episode import Owner
+from stages.agent.samples import choose, outcome
 
 BYTES = 1_500_000
 """Limit of the browser's data on the page, shared by the domains; what does not fit is left out and the page says so."""
@@ -27,37 +27,6 @@ class Browser:
     @property
     def shown(self) -> int:
         return len(self.data["episodes"])
-
-
-def outcome(row: Row) -> str:
-    """ "success", "truncated" (cut by a limit) or "failure"."""
-    if row_succeeded(row):
-        return "success"
-    return "truncated" if row["truncated"] else "failure"
-
-
-def choose(rows: Sequence[Row], count: int, *key: object) -> list[tuple[str, Row]]:
-    """`count` distinct rows in turn best, worst, random: best by return, then fewest tokens; worst the reverse; ties by id.
-
-    The random ones depend on `key` and the ids alone. Returns (how it was picked, row).
-    """
-    ordered = sorted(rows, key=lambda row: (-row["reward"], len(row["token_ids"]), row["episode_id"]))
-    queues = {
-        "best": ordered,
-        "worst": ordered[::-1],
-        "random": permutation(sorted(rows, key=lambda row: row["episode_id"]), *key),
-    }
-    places = dict.fromkeys(queues, 0)
-    chosen: list[tuple[str, Row]] = []
-    taken: set[str] = set()
-    while len(chosen) < min(count, len(rows)):
-        for pick, queue in queues.items():
-            while places[pick] < len(queue) and queue[places[pick]]["episode_id"] in taken:
-                places[pick] += 1
-            if places[pick] < len(queue) and len(chosen) < count:
-                chosen.append((pick, queue[places[pick]]))
-                taken.add(queue[places[pick]]["episode_id"])
-    return chosen
 
 
 def _runs(values: Sequence[Any]) -> list[list[Any]]:

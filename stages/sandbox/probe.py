@@ -11,7 +11,8 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 from stages.sandbox.backends import BACKENDS, SAFE, Backend
-from stages.sandbox.server import SandboxError
+from stages.sandbox.exchange import Exchange, Program
+from stages.sandbox.server import LostError, SandboxError, Server
 from stages.sandbox.settings import SandboxSettings
 
 ATTACK = """
@@ -50,9 +51,6 @@ print("|".join(name for name, held in held.items() if not held))
 
 def breaches(backend: Backend) -> str | None:
     """What a program in `backend` gets away with, or why it does not start; None if it can be trusted."""
-    from stages.sandbox.sandbox import Exchange, Program
-    from stages.sandbox.server import LostError, Server
-
     settings = SandboxSettings()
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listening:
         secret = Path(folder) / "secret"

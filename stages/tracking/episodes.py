@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.reporting.episodes import outcome
+from stages.agent.samples import choose, outcome
 
 Row = Mapping[str, Any]
 
@@ -38,6 +38,4 @@ def trace_of(row: Row) -> dict[str, Any]:
 
 def sample(rows: Sequence[Row], count: int) -> list[Row]:
     """At most `count` of the rows in turn best, worst and random; the same rows give the same sample."""
-    from stages.reporting.episodes import choose
-
     return [row for _, row in choose(rows, count, "traces")]

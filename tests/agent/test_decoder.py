@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from stages.agent.cache import SlotCache
-from stages.agent.decoder import LeanForward, StockForward, make_forward, serves
+from stages.agent.decoder import LeanForward, StockForward, serves
 from stages.agent.engine import Sampling
-from stages.agent.graphs import GraphedForward
+from stages.agent.graphs import GraphedForward, make_forward
 from stages.agent.policy import token_logprobs
 from stages.agent.torch_engine import TorchEngine
 

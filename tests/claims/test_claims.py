@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from stages import claim as stage
-from stages.claims import board
 from stages.claims.experiment import (
     FOLDER,
     Experiment,
@@ -28,6 +27,7 @@ from stages.claims.experiment import (
 from stages.claims.results import Results, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit, measure
 from stages.params import ROOT
+from stages.reporting import board
 from stages.validation import ParamsError
 
 SPEC: dict[str, Any] = {

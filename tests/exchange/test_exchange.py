@@ -102,7 +102,7 @@ def exported(source: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     """What `python -m stages.export` writes, read back."""
     monkeypatch.chdir(source)
     monkeypatch.setattr("sys.argv", ["export", *arguments])
-    monkeypatch.setattr("stages.runtime.quiet_environment", lambda *settings: None)
+    monkeypatch.setattr("stages.workers.quiet_environment", lambda *settings: None)
     assert export.main() == 0
     return [value for _, value in read_records(Path(arguments[arguments.index("--to") + 1])) if isinstance(value, dict)]
 
@@ -388,7 +388,7 @@ def test_what_cannot_be_exported_is_said(
 ) -> None:
     monkeypatch.chdir(source)
     monkeypatch.setattr("sys.argv", ["export", *arguments])
-    monkeypatch.setattr("stages.runtime.quiet_environment", lambda *settings: None)
+    monkeypatch.setattr("stages.workers.quiet_environment", lambda *settings: None)
     assert export.main() == 2
     assert words in capsys.readouterr().err
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stages.algorithms.card import Card
-from stages.claims import board
 from stages.params import ROOT
+from stages.reporting import board
 from stages.reporting.documents import FIGURE, all_cards, blocks, generated, methods_table
 from stages.reporting.generated_blocks import block_names, documents, link, replace_block
 

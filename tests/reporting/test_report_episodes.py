@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from stages.reporting.episodes import browser_data, choose, outcome, pack
+from stages.agent.samples import choose, outcome
+from stages.reporting.episodes import browser_data, pack
 from stages.reporting.inputs import load_inputs
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stages.claims import annotation_uses, board
 from stages.params import ROOT, Params, parse_params
+from stages.reporting import annotation_uses, board
 from stages.reporting.blocks import Table, Text
 from stages.reporting.inputs import Inputs, load_inputs
 from stages.reporting.sections.uses import use_blocks, used

@@ -11,7 +11,7 @@ from tiny import make_tiny_tokenizer
 
 from stages.agent.chat import Chat
 from stages.agent.engine import Sampling, Turn
-from stages.parameters.shared import Thinking
+from stages.agent.thinking import Thinking
 from stages.serving.app import Agent, streamed
 from stages.serving.requests import ChatAsked
 

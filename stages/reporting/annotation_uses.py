@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stages.claims import board
 from stages.claims.experiment import FOLDER, load_experiment
+from stages.reporting import board
 
 SLUGS = ("annotation_uses", "step_q_search")
 """Experiments on one environment and with equally many seeds: what rl makes of annotations, and what evaluation does."""

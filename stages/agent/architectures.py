@@ -75,7 +75,8 @@ def _foreign(config: Any) -> str | None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "transformers has no causal language model of that type"
-    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not model._supports_attention_backend:
         return "its attention does not go through transformers' attention interface"
     return None
 

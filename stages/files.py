@@ -12,10 +12,13 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 PARTIAL = ".partial"
+AT_ONCE = 16
+"""Files of a folder that are flushed at the same time."""
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """What file systems answer that cannot flush a folder."""
 
@@ -49,10 +52,13 @@ def _sync_folder(path: Path) -> None:
 
 
 def _sync_tree(path: Path) -> None:
-    for folder, _, names in os.walk(path, topdown=False):
-        for name in names:
-            _sync_file(Path(folder) / name)
-        _sync_folder(Path(folder))
+    """Flush all below `path`. File systems write what is asked for at the same time together: many small files take a tenth of
+    the time that they take one by one."""
+    found = [(Path(folder), names) for folder, _, names in os.walk(path, topdown=False)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(_sync_file, [folder / name for folder, names in found for name in names]))
+    for folder, _ in found:
+        _sync_folder(folder)
 
 
 @contextmanager

@@ -399,9 +399,9 @@ def overlaid(path: Path, overlay: Path) -> str:
 
     try:
         for file in (path, overlay):
-            parse_yaml(file.read_bytes(), file)
+            parse_yaml(file.read_bytes(), file, may_be_empty=file == overlay)
         values = yaml_io.load(path.read_bytes())
-        write_over(values, yaml_io.load(overlay.read_bytes()))
+        write_over(values, yaml_io.load(overlay.read_bytes()) or {})
     except OSError as error:
         raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
     except YAMLError as error:

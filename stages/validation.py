@@ -165,7 +165,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(data: bytes, path: Path) -> dict[str, Any]:
+def parse_yaml(data: bytes, path: Path, may_be_empty: bool = False) -> dict[str, Any]:
     """The mapping that `data`, the content of `path`, holds. Raises ParamsError where it is no UTF-8, no YAML or no mapping."""
     try:
         loader = _Loader(data.decode())
@@ -178,6 +178,8 @@ def parse_yaml(data: bytes, path: Path) -> dict[str, Any]:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
     except RecursionError as error:
         raise ParamsError(f"{path} is not valid YAML: thousands of brackets within each other") from error
+    if values is None and may_be_empty:
+        return {}
     if not isinstance(values, dict):
         raise ParamsError(f"{path} must hold a mapping of sections")
     return values

@@ -205,6 +205,14 @@ def test_an_overlay_keeps_the_files_link_and_permissions(
     assert sorted(item.name for item in tmp_path.iterdir()) == ["overlay.yaml", "params.yaml", "real.yaml"]
 
 
+def test_an_overlay_without_a_value_is_none(tmp_path: Path) -> None:
+    path, overlay = tmp_path / "params.yaml", tmp_path / "overlay.yaml"
+    path.write_text("seed: 0 # of everything\n")
+    overlay.write_text("# nothing yet\n")
+    apply_overlay(path, overlay)
+    assert path.read_text() == "seed: 0 # of everything\n"
+
+
 ODD = ["seed: 2024-13-45", "seed: !!timestamp a", "seed: !!bool a", "seed: !!int a", "seed: " + "9" * 5000, "x: " + "[" * 1500]
 ODD += ["? [a, b]\n: c", "1: 2", "rl: &a {x: *a}", "x: !!binary abc%", "<<: 3", "x: !!python/object:os.system {}", "x: \x01"]
 

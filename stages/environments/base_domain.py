@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from stages.environments.base_environment import ValueEnvironment
 from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
-from stages.files import atomic_text
+from stages.files import atomic_files
 from stages.seeding import permutation
 
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
@@ -71,9 +71,9 @@ class RecipeDomain(Generic[T]):
             tasks.append(self.task(record, worlds))
             if built:
                 built(1)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, world in sorted(worlds.items()):
-            atomic_text(folder / f"{name}.json", world.to_json())
+        with atomic_files(folder) as partial:
+            for name, world in sorted(worlds.items()):
+                (partial / f"{name}.json").write_text(world.to_json(), encoding="utf-8")
         return tasks
 
     def world_files(self, task: Task) -> list[str]:

@@ -92,7 +92,7 @@ class Server:
                 create_database(root / DATABASE, root / ARTIFACTS)
                 former = bring_up_to_date(root)
                 if former:
-                    print(f"{root / DATABASE} was made elsewhere: runs' files are below {root / ARTIFACTS}, no longer {former}")
+                    print(f"{root / DATABASE} was made elsewhere: runs' files are below {root / ARTIFACTS}, not {former}")
             mlflow.set_tracking_uri(self.uri)
             if self.local:
                 os.environ.pop("MLFLOW_TRACKING_URI", None)  # set_tracking_uri wrote it; another root has another file

@@ -1,0 +1,263 @@
+"""A comparison refuses before its first run what would stop a later one, and leaves nothing when it is ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import flows  # noqa: F401  (its settings must be there before Prefect is imported)
+from flows import compare, experiments
+from flows.compare import Comparison, Setting
+from flows.experiments import NOTES, RUNNING_IN, clear_up, left_tidy, workplaces
+from flows.overrides import check_files, check_overrides
+from flows.pipeline import Children, StageFailedError, run_group
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long(30)]
+ROOT = Path(__file__).resolve().parents[2]
+DVC_YAML = """
+stages:
+  evaluate:
+    cmd: python evaluate.py
+    deps: [evaluate.py, parts]
+    params: [rl, evaluate, resources]
+    metrics:
+      - reports/evaluation.json: {cache: false}
+  report:
+    cmd: "true"
+    deps: [reports/evaluation.json, reports/design]
+"""
+PARAMS = """
+domains: [a]
+resources: {device: cpu, threads: 2, workers: 2}
+rl: {algorithm: grpo, seed: null, steps: 3}
+evaluate: {models: null}
+per_domain: {a: {}}
+"""
+EVALUATE = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("caf\\u00e9".encode("latin-1"), flush=True)
+os.write(1, b"caf\\xe9\\n")
+pathlib.Path(STARTED).write_text(f"{os.getpid()} {os.getcwd()}")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    root = tmp_path / "checkout"
+    (root / "parts").mkdir(parents=True)
+    started = f"STARTED = {str(tmp_path / 'started')!r}\n"
+    for name, text in (("dvc.yaml", DVC_YAML), ("params.yaml", PARAMS), ("evaluate.py", started + EVALUATE), ("parts/a.py", "")):
+        (root / name).write_text(text)
+    (root / ".gitignore").write_text("*.log\n")
+    git(root, "init", "--quiet")
+    for key, value in (("user.name", "a"), ("user.email", "a@b.c")):
+        git(root, "config", key, value)
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "start")
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=root, check=True)
+
+
+def settings(*overrides: str) -> Comparison:
+    return Comparison(settings={f"s{number}": Setting(overrides=[one]) for number, one in enumerate(overrides)}, seeds=[0, 1])
+
+
+def test_a_typo_in_the_second_setting_costs_no_run(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: all settings are checked before the first run; the message names setting, key and the nearest known name."""
+
+    def no_run(*given: object) -> None:
+        raise AssertionError("a run was started")
+
+    flow = compare.compare
+    monkeypatch.setattr(compare, "ROOT", checkout)
+    monkeypatch.setattr(compare, "compare", no_run)
+    line = "compare --setting one rl.algorithm=rloo --setting two rl.algoritm=rloo --seeds 0 1"
+    monkeypatch.setattr(sys, "argv", line.split())
+    assert compare.main() == 2
+    assert capsys.readouterr().err == "compare: setting two: unknown key 'rl.algoritm'. Did you mean 'algorithm'?\n"
+    monkeypatch.setattr(compare, "run_experiment", no_run)
+    with pytest.raises(StageFailedError, match=r"setting s1: unknown key 'rl\.algoritm'"):
+        flow.fn(settings("rl.algorithm=rloo", "rl.algoritm=rloo"), str(checkout))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("lr=3", "unknown key 'lr'. params.yaml has domains, resources, rl"),
+        ("rl.x=3", r"unknown key 'rl.x'. 'rl' has algorithm, seed, steps"),
+        ("rl.steps.more=3", "'rl.steps' has no keys below it"),
+        ("rl.steps=[3", r"rl.steps=\[3: "),
+    ],
+)
+def test_what_dvc_would_refuse_is_refused_in_plain_words(checkout: Path, override: str, said: str) -> None:
+    with pytest.raises(StageFailedError, match=said) as error:
+        check_overrides(checkout, [override])
+    assert error.value.bad_parameters
+    assert "+" not in str(error.value).split("See ")[0]
+
+
+def test_values_are_checked_by_the_checkouts_own_code(checkout: Path) -> None:
+    (checkout / "stages").mkdir()
+    (checkout / "stages" / "params.py").write_text("import sys; sys.exit('params.yaml: no such algorithm')")
+    with pytest.raises(StageFailedError, match=r"params\.yaml: no such algorithm"):
+        check_overrides(checkout, ["rl.algorithm=nothing"])
+    (checkout / "stages" / "params.py").write_text(
+        "import sys, yaml; assert yaml.safe_load(open(sys.argv[2]))['rl'] == {'algorithm': 'a', 'seed': [1, None], 'steps': 3}"
+    )
+    check_overrides(checkout, ["rl.algorithm=a", "rl.seed=[1,null]"])
+
+
+def test_a_module_that_git_does_not_know_is_refused(checkout: Path) -> None:
+    """DVC would run a copy without it, and fail when it is imported."""
+    for name in ("notes.txt", "parts/b.log", "reports/design/a.json"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("")
+    check_files(checkout)
+    (checkout / "parts" / "b.py").write_text("")
+    with pytest.raises(StageFailedError, match=r"git does not know parts/b\.py.*git add parts/b\.py, and commit"):
+        compare.check(settings("rl.steps=1", "rl.steps=2"), checkout)
+    git(checkout, "add", ".")
+    check_files(checkout)
+
+
+def test_unreadable_parameters_are_refused(checkout: Path) -> None:
+    for content in (b"\xff", b"a: [", b"- 1"):
+        (checkout / "params.yaml").write_bytes(content)
+        with pytest.raises(StageFailedError, match=r"params\.yaml"):
+            compare.check(settings("rl.steps=1", "rl.steps=2"), checkout)
+
+
+def note(root: Path, name: str, folder: Path) -> Path:
+    path = root / NOTES / f"rev-{name}" / f"rev-{name}.run"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"name": name, "root_dir": str(folder.absolute())}))
+    return path
+
+
+def test_folders_of_killed_runs_are_removed_and_no_others(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, theirs, killed, nameless = (checkout / RUNNING_IN / f"tmp{name}" for name in ("before", "theirs", "killed", "new"))
+    for folder in (before, theirs, killed):
+        folder.mkdir(parents=True)
+    kept, gone = note(checkout, "theirs", theirs), note(checkout, "killed", killed)
+    outside = note(checkout, "outside", checkout)
+    clear_up(checkout, "killed")
+    clear_up(checkout, "outside")
+    assert workplaces(checkout) == {before, theirs}
+    assert kept.exists()
+    assert not gone.exists()
+    assert not outside.exists()
+    assert (checkout / "params.yaml").exists(), "nothing beyond DVC's own folder is touched"
+
+    def ended() -> None:
+        with left_tidy(checkout, Children()):
+            nameless.mkdir(exist_ok=True)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments, "others_at_work", lambda root: True)
+        with pytest.raises(KeyboardInterrupt):
+            ended()
+        assert nameless.exists(), "it may be theirs"
+    shutil.rmtree(nameless)
+    with pytest.raises(KeyboardInterrupt):
+        ended()
+    assert workplaces(checkout) == {before, theirs}
+
+
+COMPARE = """
+import pathlib, sys
+import flows.compare as compare
+compare.ROOT = pathlib.Path.cwd()
+sys.argv += "--setting one rl.steps=1 --setting two rl.steps=2 --seeds 0 1 --jobs 1".split()
+sys.exit(compare.main())
+"""
+WITHOUT_PREFECT = """
+import pathlib, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from flows.experiments import left_tidy, run_experiment
+from flows.pipeline import Children
+
+def told(number, frame):
+    raise SystemExit(number)
+
+signal.signal(signal.SIGTERM, told)
+root, children = pathlib.Path.cwd(), Children()
+with ThreadPoolExecutor() as pool, left_tidy(root, children):
+    pool.submit(run_experiment, root, "one", ["rl.steps=1"], lambda line: print(line, flush=True), children).result()
+"""
+SLOW_TOO = pytest.mark.slow  # Prefect's server takes half a minute to start where all cores are busy
+
+
+@pytest.mark.parametrize(("script", "code"), [(WITHOUT_PREFECT, 15), pytest.param(COMPARE, -15, marks=SLOW_TOO)])
+def test_sigterm_ends_it_with_all_it_started_and_no_folder_left(checkout: Path, tmp_path: Path, script: str, code: int) -> None:
+    """Contract: it ends within ten seconds of SIGTERM, even where a stage does not listen, and .dvc/tmp holds no copy."""
+    assert experiments.GRACE_S < experiments.END_WITHIN_S < 10
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=checkout, check=True)
+    git(checkout, "add", ".")
+    git(checkout, "commit", "--quiet", "-m", "dvc")
+    started, log = tmp_path / "started", tmp_path / "log"
+    environment = {**experiments.environment("test"), "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", script], cwd=checkout, env=environment, stdout=out, stderr=out)
+    try:
+        while not started.exists() or not started.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        stage, folder = started.read_text().split()
+        assert Path(folder).exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == code, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert not psutil.pid_exists(int(stage))
+    assert workplaces(checkout) == set()
+    assert not list((checkout / NOTES).glob("*"))
+    assert "caf\N{REPLACEMENT CHARACTER}" in log.read_text(), "a stage may print bytes that are no text"
+
+
+SLOW = """
+stages:
+  say:
+    cmd: "printf 'caf\\\\351\\\\n'; echo done > out.txt"
+    outs: [out.txt]
+  wait:
+    cmd: sleep 600
+    always_changed: true
+"""
+
+
+def test_when_nobody_reads_the_output_of_one_all_are_ended(tmp_path: Path) -> None:
+    """`python -m flows.lifecycle | head` does not go on for as long as a stage takes that says nothing."""
+    (tmp_path / "dvc.yaml").write_text(SLOW)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+
+    def closed(line: str) -> None:
+        if "caf" in line:
+            raise SystemExit(141)
+
+    with pytest.raises(SystemExit):
+        run_group(["say", "wait"], tmp_path, {}, closed, jobs=2)
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_flow(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text(SLOW)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+    lines: list[str] = []
+    assert run_group(["say"], tmp_path, {}, lines.append).ran == ("say",)
+    assert "caf\N{REPLACEMENT CHARACTER}" in lines

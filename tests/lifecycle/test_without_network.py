@@ -1,4 +1,4 @@
-"""Contract: nothing downloads at run time. Stages run in a network namespace of their own, in which there is not even 127.0.0.1."""
+"""Contract: nothing downloads at run time. Stages run in a network namespace of their own, where there is not even 127.0.0.1."""
 
 from __future__ import annotations
 

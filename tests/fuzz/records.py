@@ -20,7 +20,7 @@ from stages.curation.demonstrations import play_out
 from stages.curation.raw import configured_domain, parse_line
 from stages.environments.code import CodeFolderDomain, FolderSettings
 from stages.environments.code.folder import folder_records
-from stages.environments.protocol import SPLITS, Domain
+from stages.environments.protocol import Domain
 from stages.params import ROOT, Params, load_params, parse_params
 from stages.runtime import StageContext
 from stages.tracking import Tracker
@@ -223,6 +223,3 @@ def case(seed: int, number: int) -> tuple[str, Outcome]:
             return f"{name}: {names}", Outcome(LOST, f"{type(error).__name__}: {str(error)[:200]}")
     place = rng.randrange(len(good) + 1)
     return f"{name}: {names}", tried(lambda: check_lines(name, [*good[:place], line, *good[place:]], good))
-
-
-assert set(GOOD) == set(SPLITS)

@@ -16,14 +16,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from . import page
-from .outcomes import LOST, Outcome, Tally
+from .outcomes import ACCEPTED, LOST, Outcome, Tally
 from .suites import COUNTS, counted
 
 
 def tell(tally: Tally, operators: str, outcome: Outcome) -> None:
     """Kills take long: each is told. Of the others a terminal shows how far they are."""
     if tally.suite == "kills":
-        print(f"{operators}: {'LOST' if outcome.kind == LOST else 'the same bytes'}", flush=True)
+        print(f"{operators}: {'the same bytes' if outcome.kind == ACCEPTED else outcome.detail}", flush=True)
     elif sys.stderr.isatty():
         print(f"\r{tally.tried} tried, {tally.counts[LOST]} lost", end="", file=sys.stderr, flush=True)
 

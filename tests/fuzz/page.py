@@ -36,8 +36,7 @@ def table() -> str:
     """The counts as Markdown."""
     rows = ["| input | tried | refused clearly | accepted and working | lost | command |", "|---|---|---|---|---|---|"]
     for name, row in figures().items():
-        refused = "" if name == "kills" else f"{row['refused']:,}"
-        numbers = f"{row['tried']:,} | {refused} | {row['accepted']:,} | {row['lost']:,}"
+        numbers = " | ".join(f"{row[kind]:,}" for kind in ("tried", "refused", "accepted", "lost"))
         rows.append(f"| {WHAT[name]} | {numbers} | `{row['command']}` |")
     return "\n".join(rows)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
 from benchmarks.startup import environment, run
-from stages.tracking.spool import locked, spools
+from stages.files import locked
+from stages.tracking.spool import spools
 
 LIMIT_S = 3.0
 STEPS, QUICK_STEPS, METRICS, EPISODES = 150, 3, 25, 8

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from stages.files import atomic_text
 from stages.lineage import dvc_hash
 
 FOLDER = Path("data/packages")
@@ -114,10 +114,7 @@ def write_if_changed(path: Path, text: str) -> None:
     """A file that says the same keeps its time, so that DVC does not read it again."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    atomic_text(path, text)
 
 
 def main() -> int:

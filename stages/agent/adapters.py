@@ -13,10 +13,10 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -124,13 +124,15 @@ class Adapter:
             yield name, self.delta(name)
 
 
-@torch.no_grad()
 def fold(model: Any, deltas: Iterable[tuple[str, Tensor]]) -> None:
     """Add each (name, delta) to the parameter of that name, in float32. Raises AdapterError for a name or shape it lacks."""
+    import torch
+
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, delta in deltas:
         weight = parameters.get(name)
         if weight is None or weight.shape != delta.shape:
             found = "lacks it" if weight is None else f"has it as {list(weight.shape)}"
             raise AdapterError(f"the adapter changes {name} {list(delta.shape)}, and its base ({type(model).__name__}) {found}")
-        weight.copy_(weight.float() + delta.to(weight.device))
+        with torch.no_grad():
+            weight.copy_(weight.float() + delta.to(weight.device))

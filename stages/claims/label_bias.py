@@ -20,6 +20,7 @@ from stages.annotation.labels import label_rows
 from stages.annotation.nodes import ended, trees_of
 from stages.annotation.search import Search
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
+from stages.command import command
 
 if TYPE_CHECKING:
     from stages.parameters.annotate import Annotate
@@ -93,6 +94,7 @@ def table(biases: Mapping[tuple[str, int], Bias]) -> str:
     return "\n".join(lines)
 
 
+@command
 def main() -> int:
     from stages.params import load_params
 

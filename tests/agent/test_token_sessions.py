@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.agent.checked_backend import CheckedBackend
-from stages.agent.engine import EngineError, Sampling
+from stages.agent.engine import EngineError, Pause, Sampling
 from stages.agent.token_sessions import Answer, Asked, TokenEngine
 
 
@@ -27,7 +27,7 @@ class Scripted:
         self.running.append(asked.session)
         self.begun.append(asked.session)
 
-    def wait(self) -> list[Answer]:
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
         if self.failing:
             error, self.failing = self.failing, None
             raise error

@@ -31,7 +31,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     """A server as `make serve` starts it, with one flow in its database."""
     home = tmp_path_factory.mktemp("prefect")
     address = f"http://{HOST}:{(port := free_port())}"
-    environment = {name: "" for name in os.environ if name.startswith("PREFECT_")}
+    environment = {name: "" for name in os.environ if name.startswith("PREFECT_") and "LOGGING" not in name}
     environment |= {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = address
     command = [sys.executable, "-m", "flows.local_server", "prefect", "--port", str(port)]

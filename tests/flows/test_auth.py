@@ -12,7 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from flows import auth
 from flows.auth import API, SERVER, auth_string, settings
+from stages.tracking.ui import served
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,7 +100,12 @@ def test_a_server_that_prefect_starts_for_one_run_wants_it_too(tmp_path: Path) -
 def test_make_ui_names_the_hosts_that_mlflow_answers_to() -> None:
     """Contract: not MLflow's own choice, in which `10.*` is a private address and 10.attacker.example one, too."""
     done = subprocess.run(["make", "-n", "ui"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--allowed-hosts 'localhost,localhost:*,127.0.0.1,127.0.0.1:*'" in done.stdout
+    assert "stages.tracking.ui" in done.stdout
+    _, options = served([])
+    assert set(options[options.index("--allowed-hosts") + 1].split(",")) == {
+        *auth.HOSTS,
+        *(f"{host}:*" for host in auth.HOSTS),
+    }
 
 
 def test_the_report_follows_links_and_shows_nothing_above_its_folder(tmp_path: Path) -> None:

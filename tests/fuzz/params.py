@@ -19,7 +19,8 @@ import stages.params as project
 from stages.algorithms.registry import names as algorithms
 from stages.environments.registry import domain_factories, load_domain
 from stages.parameters.across import check_launch
-from stages.params import ROOT, Params, ParamsError, deep_merge
+from stages.params import ROOT, Params, ParamsError
+from stages.sections import deep_merge
 
 from . import mutation, probes
 from .outcomes import ACCEPTED, LOST, LostError, Outcome, clear, tried

@@ -79,7 +79,10 @@ def test_the_address_is_that_of_the_options(given: list[str], address: str, monk
     said, options = served(given)
     assert said == address
     assert f"http://{options[1]}:{options[3]}" == address
-    assert options[6:] == [item for item in given if item in ("--static-prefix", "/x")]
+    assert options[options.index("--allowed-hosts") + 1] == "127.0.0.1,127.0.0.1:*,localhost,localhost:*"
+    port = address.rpartition(":")[2]
+    assert options[options.index("--cors-allowed-origins") + 1] == f"http://127.0.0.1:{port},http://localhost:{port}"
+    assert options[10:] == [item for item in given if item in ("--static-prefix", "/x")]
 
 
 def test_make_ui_prints_the_port_that_was_asked_for(root: Path) -> None:

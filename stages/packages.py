@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from stages.command import command
 from stages.files import atomic_text
 from stages.lineage import dvc_hash
 
@@ -117,6 +118,7 @@ def write_if_changed(path: Path, text: str) -> None:
     atomic_text(path, text)
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.packages", description=(__doc__ or "").strip())
     parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")

@@ -159,11 +159,13 @@ def annotation(options: Options) -> list[dict[str, float]]:
 
 
 def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: Any, seed: int) -> dict[str, float]:
+    from stages.agent.attention import use_attention
     from stages.agent.rollout import EnvironmentPool
     from stages.annotation.labels import label_rows
     from stages.annotation.pairs import pair_rows
     from stages.annotation.paths import value_paths
     from stages.annotation.search import Search
+    from stages.annotation.units import value_head
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit
 
@@ -176,10 +178,10 @@ def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: A
     labels, pairs = label_rows(rows, params), pair_rows(rows, params)
     times.append(time.monotonic())
     backbone = copy.deepcopy(model.base_model).float()
-    backbone.set_attn_implementation("sdpa")
+    use_attention(backbone, "sdpa")
     paths = value_paths(rows, params)
     train, _ = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed).parts(paths)
-    values = StepValueModel(backbone, params.value_head)
+    values = StepValueModel(backbone, value_head(params))
     fit(values, train, params.value_model, seed, tasks.params.resources.tokens_per_batch)
     times.append(time.monotonic())
     parts = {name: rounded(end - start) for name, (start, end) in zip(PARTS, pairwise(times), strict=True)}

@@ -20,6 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from flows.auth import HOSTS
 from flows.pipeline import ROOT
+from stages.command import command
 
 REPORT = "report.html"
 
@@ -40,6 +41,7 @@ def report(folder: Path = ROOT / "reports") -> Starlette:
 SERVERS = {"prefect": prefect, "report": report}
 
 
+@command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.local_server", description="Serve to this machine's browsers alone.")
     parser.add_argument("server", choices=sorted(SERVERS))

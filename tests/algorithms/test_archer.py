@@ -11,8 +11,8 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.reward_checks import check_returns
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.critic import check_returns
+from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.validation import ParamsError
 

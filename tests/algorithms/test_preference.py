@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stages.algorithms.compose import resolve
-from stages.algorithms.preference import LOSSES, PairScores, kto_examples, log_odds, margin
+from stages.algorithms.parts.preference import LOSSES, PairScores, Preference, kto_examples, log_odds, margin
 from stages.algorithms.registry import composition, names
-from stages.parameters.rl import Preference, Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 

@@ -142,7 +142,7 @@ def test_every_loss_by_numpy_and_its_gradient(name: str) -> None:
 
 
 def test_every_loss_can_be_named() -> None:
-    assert {*LOSSES, "own"} == set(get_args(get_args(Preference.model_fields["loss"].annotation)[0]))
+    assert {*LOSSES, "own"} == set(get_args(Preference.model_fields["loss"].annotation))
     for name in LOSSES:
         assert resolve(Rl(algorithm="dpo", preference={"loss": name})).rl.preference.loss == name
     for name in names():

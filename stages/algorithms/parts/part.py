@@ -49,9 +49,12 @@ class Layered(Section):
                 found |= self.model_dump(mode=info.mode, include={name})
         return found
 
+    def _asked(self) -> set[str]:
+        return self.model_fields_set & set(self.layered_keys())
+
     def __eq__(self, other: object) -> bool:
         """Equal values, set by the same hand: a default that was set goes before a method's choice."""
-        return super().__eq__(other) and isinstance(other, Layered) and self.model_fields_set == other.model_fields_set
+        return super().__eq__(other) and isinstance(other, Layered) and self._asked() == other._asked()
 
 
 class Part(Layered):
@@ -147,10 +150,10 @@ def refuse_idle_keys(given: Rl, resolved: Rl, method: Composition) -> None:
     """Raise ParamsError for a key that the user set and that has no effect as the other keys are."""
     for name, part in parts_of(given).items():
         for key in (key for key in type(part).model_fields if key in part.model_fields_set):
-            needed = conditions(type(part), key)
-            if all(condition.holds(resolved, name) for condition in needed):
+            lacking = [condition for condition in conditions(type(part), key) if not condition.holds(resolved, name)]
+            if not lacking:
                 continue
-            words = " and ".join(condition.words(name) for condition in needed)
+            words = " and ".join(condition.words(name) for condition in lacking)
             raise ParamsError(
                 f"rl.{name}.{key} has no effect here: it needs {words} (algorithm {method.card.slug}); set it to null, or change "
                 f"that"

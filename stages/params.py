@@ -20,14 +20,14 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stages.agent.named import CHOICES, model_names
 from stages.agent.thinking import Thinking
-from stages.algorithms.horizon import limits
+from stages.algorithms.parts.horizon import limits
 from stages.algorithms.resolve import resolve_section
+from stages.algorithms.settings import Rl
 from stages.command import command
 from stages.files import atomic_file
 from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
-from stages.parameters.rl import Rl
 from stages.parameters.shared import SamplingParams
 from stages.resources import Resources
 from stages.sections import params_hash, section_of
@@ -314,7 +314,7 @@ def check_domains(params: Params) -> None:
     """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit,
     the critic has no room for its returns or annotate counts on others (needs the domain's package). Domains of `per_domain`
     that are not among `domains` are checked for all that needs no run: their names, environments and sections."""
-    from stages.algorithms.reward_checks import check_returns
+    from stages.algorithms.parts.critic import check_returns
     from stages.environments.registry import load_domain, returns_of
 
     for name in params.domains:

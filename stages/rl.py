@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.episode import EPISODE_SCHEMA, Episode, TurnRecord, write_json, write_table
-from stages.algorithms.reward_checks import check_returns
+from stages.algorithms.parts.critic import check_returns
 from stages.checkpoints import Checkpoints
 from stages.environments.registry import load_domain, open_domain, returns_of
 from stages.params import Rl

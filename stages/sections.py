@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
+    from stages.algorithms.settings import Rl
     from stages.parameters.design import Design
-    from stages.parameters.rl import Rl
     from stages.params import Params
     from stages.validation import Section
 

@@ -148,7 +148,7 @@ def _left_out(section: type[BaseModel], values: Any, place: str) -> Iterator[tup
     for name, info in section.model_fields.items():
         for inner in _sections(info.annotation):
             given = values.get(name) if isinstance(values, Mapping) else None
-            if inner is not info.annotation and inner.__name__ not in LISTED_BY_KEY:
+            if (inner is not info.annotation or given is None) and inner.__name__ not in LISTED_BY_KEY:
                 yield f"{place}{name}", inner
             if inner.__name__ not in LISTED_BY_KEY:
                 yield from _left_out(inner, given, f"{place}{name}.")

@@ -121,7 +121,7 @@ def test_a_domain_overrides_what_it_names_and_nothing_else() -> None:
     params = parse_params(values)
     search, textworld = params.section("rl", "search"), params.section("rl", "textworld")
     assert (search.steps, search.loss.clip_low, search.loss.kl_coef) == (5, 0.3, 0.1)
-    assert (textworld.steps, textworld.loss.clip_low, textworld.loss.kl_coef) == (9, None, 0.1)
+    assert (textworld.steps, textworld.loss.model_fields_set, textworld.loss.kl_coef) == (9, {"kl_coef"}, 0.1)
 
 
 def test_an_override_that_breaks_a_combination_is_refused() -> None:

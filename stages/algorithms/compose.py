@@ -20,22 +20,23 @@ from torch import Tensor
 
 from stages.agent.branching import Plan
 from stages.agent.policy import Vocabulary
-from stages.algorithms import advantage, filling, groups, horizon
+from stages.algorithms import groups
 from stages.algorithms.aggregation import aggregate
-from stages.algorithms.branching import EntropyPlan
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
-from stages.algorithms.credit import add_credit
-from stages.algorithms.external import external_loss
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.kl import kl_estimate
-from stages.algorithms.losses import LOSSES, clipped, log_ratio
-from stages.algorithms.needs import needs_critic, needs_reference, needs_utterances
+from stages.algorithms.parts import advantage, filling, horizon
+from stages.algorithms.parts.branching import EntropyPlan
+from stages.algorithms.parts.credit import add_credit
+from stages.algorithms.parts.critic import needs_critic
+from stages.algorithms.parts.external import external_loss
+from stages.algorithms.parts.loss import LOSSES, Loss, clipped, log_ratio
+from stages.algorithms.parts.reward import kl_penalty, shape_rewards
 from stages.algorithms.progress import progress_rewards
 from stages.algorithms.resolve import resolve_section
-from stages.algorithms.shaping import kl_penalty, shape_rewards
+from stages.algorithms.settings import Rl
 from stages.algorithms.utterance import utterance_advantage
-from stages.parameters.rl import Loss, Rl
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Algorithm:
     @property
     def needs_utterances(self) -> bool:
         """Whether batches need `turn_q` and `turn_v`, by a critic of utterances that learns from replayed episodes."""
-        return self.method.data != "pairs" and needs_utterances(self.rl)
+        return self.method.data != "pairs" and self.rl.advantage.estimator == "utterance"
 
     @property
     def needs_reference(self) -> bool:
         """Whether batches need `logprobs_ref` for training (reports take a sample of them in any case)."""
         own = self.method.reference is not None and self.method.reference(self.rl)
-        return own or needs_reference(self.rl)
+        return own or self.rl.loss.kl_coef > 0 or self.rl.reward.kl_coef > 0
 
     @property
     def needs_vocabulary(self) -> bool:
@@ -96,7 +97,7 @@ class Algorithm:
     @property
     def external_per_group(self) -> int:
         """How many episodes of each group are to be demonstrations."""
-        return self.rl.external.per_group or 0
+        return self.rl.external.per_group
 
     @property
     def needs_greedy(self) -> bool:
@@ -112,7 +113,7 @@ class Algorithm:
         branching = self.rl.branching
         if branching.kind == "own":
             return self.method.pieces["branching"](self.rl)
-        return None if branching.kind in ("none", None) else EntropyPlan(branching, vocabulary)
+        return None if branching.kind == "none" else EntropyPlan(branching, vocabulary)
 
     def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with shaped rewards."""
@@ -128,7 +129,7 @@ class Algorithm:
         """The shaped batch with `weight` and `smoothing` of its rows, where filling sets them; `key` names its random draws."""
         if self.rl.filling.kind == "own":
             return self.method.pieces["filling"](batch, self.rl)
-        return filling.fill(batch, self.rl.filling, self.rl.tasks_per_step, self.rl.reward.prs or [], *key)
+        return filling.fill(batch, self.rl.filling, self.rl.tasks_per_step, self.rl.reward.prs, *key)
 
     def prepare(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with `advantages` (and `returns` where there is a critic), step credit included."""
@@ -179,19 +180,19 @@ class Algorithm:
             whole = (vocabulary,) if self.needs_vocabulary else ()
             per_token = self.method.pieces["loss"](logprobs, batch, self.rl, *whole)
         else:
-            per_token = LOSSES[params.kind or "policy_gradient"](logprobs, batch, params)
+            per_token = LOSSES[params.kind](logprobs, batch, params)
         if batch.external is not None:
             per_token = torch.where(batch.external, external_loss(logprobs, batch, self.rl.external), per_token)
         if params.kl_coef:
             if batch.logprobs_ref is None:
                 raise ValueError("rl.loss.kl_coef is above 0 and the batch has no reference log-probabilities")
-            kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator or "k3")
+            kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator)
             # The estimators hold for samples of the policy's own.
             per_token = per_token + params.kl_coef * kl * batch.own
-        bonus, apart = (params.entropy_coef or 0.0) * entropy, params.entropy_aggregation == "token_mean"
+        bonus, apart = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"
         if params.entropy_coef and not apart:
             per_token = per_token - bonus
-        loss = aggregate(per_token, batch.mask, params.aggregation or "token_mean", total, batch.weight)
+        loss = aggregate(per_token, batch.mask, params.aggregation, total, batch.weight)
         if params.entropy_coef and apart:
             loss = loss - aggregate(bonus, batch.mask, "token_mean", total, batch.weight)
         return LossTerms(loss, _statistics(logprobs.detach(), entropy.detach(), batch, params, loss.detach()))

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stages.algorithms.advantage import turn_sums
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Advantage
+from stages.algorithms.parts.advantage import Advantage, turn_sums
 
 
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +90,7 @@ def gae_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """
     if batch.values is None:
         raise ValueError("rl.advantage.estimator: gae needs a critic's values, and this batch has none; use algorithm: ppo")
-    gamma = 1.0 if params.gamma is None else params.gamma
-    lam = 1.0 if params.lam is None else params.lam
+    gamma, lam = params.gamma, params.lam
     if params.level == "turn":
         turns, values = _turn_gae(batch, gamma, lam)
         turn = batch.turn.clamp(min=0)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Credit
+from stages.algorithms.parts.credit import Credit
 
 _ROUNDING = 1e-6
 """A mean below this share of the group's largest |A| is rounding: advantages that cancel give exactly 0."""
@@ -72,7 +72,7 @@ def _states(batch: TrajectoryBatch, params: Credit) -> list[list[Hashable]]:
         rows = torch.nonzero(batch.group == group).flatten().tolist()
         # Ends are no texts: they have numbers below 0 and stay apart.
         used = [batch.state_names[number] for row in rows for number in numbers[row] if number >= 0]
-        leaders = similar_states(used, 0.95 if params.threshold is None else params.threshold)
+        leaders = similar_states(used, params.threshold)
         for row in rows:
             result[row] = [leaders[batch.state_names[number]] if number >= 0 else number for number in numbers[row]]
     return result
@@ -87,7 +87,7 @@ def edges(batch: TrajectoryBatch, params: Credit) -> Tensor:
     if batch.states is None or batch.actions is None:
         raise ValueError("rl.credit.kind: graph needs the states and actions of the turns, and this batch carries none")
     states, actions = _states(batch, params), batch.actions.tolist()
-    history = 1 if params.history is None else params.history
+    history = params.history
     numbers: dict[Hashable, int] = {}
     result = torch.full(batch.turn_rewards.shape, -1, dtype=torch.int64)
     for row, (group, turns) in enumerate(zip(batch.group.tolist(), batch.turns.tolist(), strict=True)):

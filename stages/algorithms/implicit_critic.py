@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.filling import trained_rows
 from stages.algorithms.groups import sums_by_group
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.filling import trained_rows
+from stages.algorithms.settings import Rl
 
 STD_EPS = 1e-6
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Credit
+from stages.algorithms.parts.credit import Credit
 
 
 def left_out(rewards: Tensor, group: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def grounding(batch: TrajectoryBatch, params: Credit) -> Tensor:
             "rl.credit.grounding needs to know which actions the environment understood, and this batch does not tell"
         )
     real = torch.arange(batch.turn_rewards.shape[1])[None, :] < batch.turns[:, None]
-    understood, coef = batch.accepted.float(), params.grounding_coef or 0.0
+    understood, coef = batch.accepted.float(), params.grounding_coef
     if params.grounding == "penalty":
         return coef * (understood - 1.0) * real
     return coef * understood * real / (batch.turns.clamp(min=1)[:, None] if params.grounding == "share" else 1.0)
@@ -65,7 +65,7 @@ def grounding(batch: TrajectoryBatch, params: Credit) -> Tensor:
 def progress_rewards(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
     """The batch with the rewards of steps as `turn_rewards`, which `rewards` sums up."""
     found = contributions(batch, params)
-    steps = (1.0 if params.weight is None else params.weight) * found + grounding(batch, params)
+    steps = params.weight * found + grounding(batch, params)
     turns = batch.turns.clamp(min=1)
     if params.step_weight == "steps_to_go":
         steps = steps * (turns[:, None] - 1 - torch.arange(steps.shape[1])[None, :]).clamp(min=0)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from stages.algorithms.advantage import rewards_to_go
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Advantage
+from stages.algorithms.parts.advantage import Advantage, rewards_to_go
 
 
 def utterance_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
@@ -32,7 +31,7 @@ def utterance_advantage(batch: TrajectoryBatch, params: Advantage) -> Trajectory
 
 def _togo(batch: TrajectoryBatch, params: Advantage) -> torch.Tensor:
     """Discounted rewards from each turn on, [B, U] float32."""
-    return rewards_to_go(batch.turn_rewards, 1.0 if params.gamma is None else params.gamma).float()
+    return rewards_to_go(batch.turn_rewards, params.gamma).float()
 
 
 def _told(q: torch.Tensor, advantages: torch.Tensor, togo: torch.Tensor) -> dict[str, float]:

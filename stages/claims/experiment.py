@@ -17,8 +17,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from stages.algorithms.registry import composition
+from stages.algorithms.settings import Rl
 from stages.control.settings import OfflineQ
-from stages.parameters.rl import Rl
 from stages.params import Params, check_domains, parse_params
 from stages.sections import deep_merge
 from stages.validation import Count, ParamsError, Section, explain

@@ -203,7 +203,7 @@ class Bench:
 
 
 def _branches(params: Params) -> bool:
-    return params.section("rl", params.domains[0]).branching.kind not in (None, "none")
+    return params.section("rl", params.domains[0]).branching.kind != "none"
 
 
 @command

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from stages.algorithms.needs import needs_utterances
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
-from stages.algorithms.reward_checks import own_rewards
 from stages.annotation.units import is_return, reads_values, value_head
 from stages.validation import ParamsError
 
 if TYPE_CHECKING:
+    from stages.algorithms.settings import Rl
     from stages.parameters.annotate import Annotate
-    from stages.parameters.rl import Rl
     from stages.params import Params
 
 
@@ -92,7 +90,7 @@ def check_launch(params: Params, root: Path) -> None:
     if not isinstance(said, dict) or said.get("distributed_type") != "FSDP":
         return
     for domain in params.domains:
-        if needs_utterances(resolve_section(params.section("rl", domain))[1]):
+        if resolve_section(params.section("rl", domain))[1].advantage.estimator == "utterance":
             raise ParamsError(
                 f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network beside the "
                 f"critic, and under resources.launch: {config} FSDP splits networks over processes: use "
@@ -110,7 +108,7 @@ def _check_value_model(rl: Rl, annotate: Annotate, lora_rank: int, where: str) -
     if critic.head != fitted:
         raise ParamsError(
             f"{where}: rl.critic.init: value_model takes over the model that annotate fits with head "
-            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump() if critic.head else None}; make them equal"
+            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump()}; make them equal"
         )
     if lora_rank:
         raise ParamsError(
@@ -152,7 +150,7 @@ def _check_meaning(rl: Rl, annotate: Annotate, where: str) -> None:
             f"{where}: rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
             f"{returns}: set kind to difficulty"
         )
-    if rl.credit.kind == "annotated" and not own_rewards(rl.reward):
+    if rl.credit.kind == "annotated" and not rl.reward.environments_own:
         raise ParamsError(
             f"{where}: rl.credit.kind: annotated adds differences of the environment's reward still to come to rewards, and "
             f"rl.reward puts others in the place of the environment's: set rl.reward.kind and density to environment and correct "

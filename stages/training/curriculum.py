@@ -8,9 +8,10 @@ import torch
 
 from stages.agent.chat import Chat
 from stages.agent.rollout import EnvironmentPool
+from stages.algorithms.parts.curriculum import Curriculum
+from stages.algorithms.parts.selection import Selection
 from stages.curation.model_aware import shares
 from stages.environments.protocol import Task, opening
-from stages.parameters.rl import Curriculum, Selection
 from stages.seeding import stream
 from stages.training.batches import padded, plan_micro_batches
 from stages.training.processes import Processes

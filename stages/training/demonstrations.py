@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stages.agent.chat import Chat
 from stages.agent.episode import EXPERT, IMPORTED, Episode, Owner
-from stages.parameters.rl import External
+from stages.algorithms.parts.external import External
 from stages.seeding import permutation
 
 

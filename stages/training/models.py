@@ -15,10 +15,10 @@ from torch import Tensor
 from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.filling import forward_rows
 from stages.algorithms.kl import kl_estimate
-from stages.algorithms.needs import learns_values
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.critic import learns_values
+from stages.algorithms.parts.filling import forward_rows
+from stages.algorithms.settings import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
 from stages.training.critic import Critic
@@ -285,6 +285,5 @@ def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
     learners = {"policy": learner(models.policy, rl.learning_rate)}
     for name, critic in (("critic", models.critic), ("utterances", models.utterances)):
         if critic is not None:
-            assert rl.critic.learning_rate is not None, "resolve the parameters first"
             learners[name] = learner(critic, rl.critic.learning_rate)
     return learners

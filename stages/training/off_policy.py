@@ -69,17 +69,17 @@ class OffPolicy:
         """The optimiser updates of loop step `step`, from 0; played: the step's own episodes, with shaped rewards."""
         rl = self.algorithm.rl
         replay, key = rl.replay, (*self.key, step)
-        count, tau = replay.episodes or 1, replay.tau or 1.0
-        draws = [self.replay.draw(count, *key, "critic", number) for number in range(replay.critic_updates or 1)]
+        count, tau = replay.episodes, replay.tau
+        draws = [self.replay.draw(count, *key, "critic", number) for number in range(replay.critic_updates)]
         fresh: list[list[Episode]] = []
         if replay.value_target == "policy":
-            fresh = self.drawn([episode for draw in draws for episode in draw], replay.samples or 1, *key, "critic")
+            fresh = self.drawn([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
         for number, episodes in enumerate(draws):
             yield self._critic_update(episodes, fresh[number * count : (number + 1) * count])
             follow(self.target, self.critic, tau)
-        if step < (rl.critic.warmup_steps or 0):
+        if step < rl.critic.warmup_steps:
             return
-        for number in range(replay.policy_updates or 1):
+        for number in range(replay.policy_updates):
             on_policy = number == 0 or replay.actions != "played"
             if on_policy:
                 batch = played if replay.actions == "played" else self._policy_batch(*key, "policy", number)
@@ -118,7 +118,7 @@ class OffPolicy:
     def _policy_batch(self, *key: object) -> TrajectoryBatch:
         """What the policy learns from: drawn episodes, or what it does now where it stood in them."""
         rl = self.algorithm.rl
-        episodes = self.replay.draw(rl.replay.episodes or 1, *key)
+        episodes = self.replay.draw(rl.replay.episodes, *key)
         if rl.replay.actions == "fresh":
             return trajectory_batch([made for each in self.drawn(episodes, 1, *key) for made in each])
         batch = self.algorithm.shape(trajectory_batch(episodes)).with_(external=None, group=torch.arange(len(episodes)))
@@ -136,8 +136,8 @@ class OffPolicy:
             if fresh:
                 tokens = [made.token_ids for row in rows for made in fresh[row]]
                 ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-                drawn = padded(tokens, 0, torch.int64).to(device), ends, rl.replay.samples or 1
-            found = losses(self.critic, self.target, part, gamma, drawn, rl.replay.expectile or 0.5)
+                drawn = padded(tokens, 0, torch.int64).to(device), ends, rl.replay.samples
+            found = losses(self.critic, self.target, part, gamma, drawn, rl.replay.expectile)
             share = ((found.q + found.v).sum(0) * part.real).sum() / total
             sums = {"loss": share.detach(), "turns": part.real.sum()}
             sums["td_error"] = (found.q_error.square().mean(0) * part.real).sum()

@@ -12,7 +12,7 @@ from stages.agent.policy import score_tokens
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import Denominators, LossTerms, TrajectoryBatch
-from stages.algorithms.filling import forward_rows
+from stages.algorithms.parts.filling import forward_rows
 from stages.seeding import permutation
 from stages.training.batches import minibatches, take
 from stages.training.ledger import Ledger
@@ -52,12 +52,12 @@ class PolicyUpdates:
         return self.models.rescored(batch, plan, self.algorithm, trained=True) if plan else batch
 
     def _policy_learns(self, step: int) -> bool:
-        return self.models.critic is None or step >= (self.algorithm.rl.critic.warmup_steps or 0)
+        return self.models.critic is None or step >= self.algorithm.rl.critic.warmup_steps
 
     def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
         # Groups that count nowhere would leave some minibatches with nothing to learn from, and cost their optimiser steps.
         groups = list(dict.fromkeys(batch.group[forward_rows(batch, "keep")].tolist()))
-        count = self.algorithm.rl.minibatches or 1
+        count = self.algorithm.rl.minibatches
         return minibatches(batch.group, count, permutation(groups, *key, epoch) if count > 1 else groups)
 
     def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object], on_policy: bool = True) -> Iterator[Update]:
@@ -127,7 +127,6 @@ class PolicyUpdates:
     def _critic_update(self, batch: TrajectoryBatch, plan: list[list[int]], total: Denominators) -> Update:
         critic, coef = self.models.critic, self.algorithm.rl.critic.coef
         assert critic is not None
-        assert coef is not None, "resolve the parameters first"
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
             micro = take(batch, rows, critic.output.weight.device)

@@ -15,8 +15,7 @@ from stages.agent.chat import Chat
 from stages.agent.policy import Policy, token_logprobs
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import LossTerms
-from stages.algorithms.needs import REFERENCE_FREE
-from stages.algorithms.preference import LOSSES, PairScores, margin
+from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
 from stages.sections import seed_of
 from stages.training.batches import padded, plan_micro_batches
@@ -79,7 +78,7 @@ class PreferenceJob:
                 f"the {len(self.pairs)} stored pairs of {context.domain} have one history, and rl.preference.loss: kto compares "
                 f"each with continuations of another; raise annotate.tasks, or set rl.algorithm to dpo"
             )
-        self.per_step = min(self.preference.pairs_per_step or 1, len(self.pairs))
+        self.per_step = min(self.preference.pairs_per_step, len(self.pairs))
         self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)

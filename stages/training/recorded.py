@@ -34,7 +34,7 @@ class RecordedJob:
         max_length, width = params.model.max_length, params.resources.slots
         chat, seed = Chat(policy.tokenizer, params.model.thinking), seed_of(params, rl)
         tasks = {task.task_id for task in read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")}
-        self.records = read_records(context.data, context.domain, rl.replay.records or [], tasks, chat, max_length)
+        self.records = read_records(context.data, context.domain, rl.replay.records, tasks, chat, max_length)
         replay = Replay([episode for kind in self.records.values() for episode in kind], 1)
         annotated = context.data / "annotated" / context.domain
         self.models = Models.make(algorithm, policy.model, annotated, processes, params.resources.tokens_per_batch, seed)

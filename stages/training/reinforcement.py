@@ -16,7 +16,7 @@ from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.agent.torch_engine import TorchEngine
 from stages.algorithms.compose import Algorithm
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.filling import dead_groups
+from stages.algorithms.parts.filling import dead_groups
 from stages.sections import params_hash, seed_of
 from stages.training.batches import trajectory_batch
 from stages.training.curriculum import TaskSampler, first_values, selected
@@ -92,9 +92,9 @@ class RlJob:
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy: OffPolicy | None = None
         if algorithm.needs_utterances:
-            kinds = rl.replay.records or []
+            kinds = rl.replay.records
             recorded = read_records(context.data, context.domain, kinds, self.tasks, self.chat, self.max_length)
-            replay = Replay([one for kind in recorded.values() for one in kind], rl.replay.capacity or 1)
+            replay = Replay([one for kind in recorded.values() for one in kind], rl.replay.capacity)
             parts = (self.models, algorithm, self.maker, replay, self.engine, self.chat, self.width, self.max_length)
             self.off_policy = OffPolicy(*parts, seed, self.labels.stream)
         self.samples: list[dict[str, Any]] = []
@@ -138,7 +138,7 @@ class RlJob:
         drawn = self.sampler.draw(*key)
         self.played = self.play(drawn, step)
         batch = self.shaped(drawn, step)
-        for number in range(self.rl.filling.rounds or 0):
+        for number in range(self.rl.filling.rounds):
             further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing(batch), without=drawn)
             if not further:
                 break

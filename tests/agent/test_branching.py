@@ -17,9 +17,9 @@ from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.agent.sampling import candidate_entropy
 from stages.agent.torch_engine import TorchEngine
-from stages.algorithms.branching import EntropyPlan
 from stages.algorithms.compose import resolve
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.branching import EntropyPlan
+from stages.algorithms.settings import Rl
 from stages.training.batches import trajectory_batch
 from stages.training.shared_prefixes import make_layout
 

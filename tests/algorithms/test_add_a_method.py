@@ -12,7 +12,7 @@ import pytest
 from stages.algorithms import methods
 from stages.algorithms.compose import resolve
 from stages.algorithms.registry import cards, composition, names
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,9 +6,8 @@ import pytest
 import torch
 from by_hand import assert_near
 
-from stages.algorithms.advantage import baseline, episode_advantages, group_advantage, scale
 from stages.algorithms.contract import masked_whiten
-from stages.parameters.rl import Advantage
+from stages.algorithms.parts.advantage import Advantage, baseline, episode_advantages, group_advantage, scale
 
 
 def advantages(rewards: list[list[float]], mean: str, std: str) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.reward_checks import check_returns
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.critic import check_returns
+from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.validation import ParamsError
 
@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer", "critic": {"init": "value_model"}, "reward": {"correct": 2.0, "wrong": 0.0}}, "puts other rewards"),
     ({"algorithm": "archer_offline", "replay": {"records": []}}, "nothing else to learn from"),
     ({"algorithm": "archer_offline", "replay": {"actions": "played"}}, "plays none"),
-    ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays no episodes"),
+    ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays episodes to keep"),
     ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays none"),
     ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, "plays no tasks"),
     ({"algorithm": "archer_offline", "selection": {"kind": "model_aware"}}, r"rl\.selection\.kind: model_aware has no effect"),

@@ -9,10 +9,10 @@ import torch
 
 from stages.agent.branching import Path
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.branching import EntropyPlan, branches, turn_entropy
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Branching, Rl
+from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
+from stages.algorithms.settings import Rl
 from stages.rewards.hierarchical import hierarchical
 from stages.seeding import stream
 from stages.validation import ParamsError

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.credit import add_credit, turn_credit
-from stages.parameters.rl import Credit
+from stages.algorithms.parts.credit import Credit, add_credit, turn_credit
 
 
 def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:

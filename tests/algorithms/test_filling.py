@@ -7,8 +7,8 @@ import torch
 
 from stages.algorithms.aggregation import aggregate, denominators
 from stages.algorithms.compose import resolve
-from stages.algorithms.filling import dead_groups, fill, forward_rows, mask_overlong, missing_groups, silent_rows
-from stages.parameters.rl import Filling, Rl
+from stages.algorithms.parts.filling import Filling, dead_groups, fill, forward_rows, mask_overlong, missing_groups, silent_rows
+from stages.algorithms.settings import Rl
 
 
 def test_dead_groups_are_counted(make_batch) -> None:

@@ -7,7 +7,7 @@ import torch
 from by_hand import assert_near
 
 from stages.algorithms.gae import compact, gae, gae_advantage
-from stages.parameters.rl import Advantage
+from stages.algorithms.parts.advantage import Advantage
 
 
 @pytest.mark.parametrize(("lam", "expected"), [(1.0, [0.5, 0.5, 0.5]), (0.0, [0.0, 0.0, 0.5])])

@@ -1,7 +1,7 @@
 import pytest
 
 from stages.algorithms.compose import resolve
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 

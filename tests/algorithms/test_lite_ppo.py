@@ -12,7 +12,7 @@ import torch
 
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 
 
 def advantages(make_batch, rewards: list[list[float]], **changes) -> torch.Tensor:

@@ -11,8 +11,8 @@ from stages.algorithms.aggregation import aggregate, denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
-from stages.algorithms.losses import clipped, log_ratio, policy_gradient, ppo_clip
-from stages.parameters.rl import Loss, Rl
+from stages.algorithms.parts.loss import Loss, clipped, log_ratio, policy_gradient, ppo_clip
+from stages.algorithms.settings import Rl
 
 CLIP = Loss(kind="ppo_clip", clip_low=0.2, clip_high=0.2)
 AGGREGATIONS = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]

@@ -13,8 +13,9 @@ import torch
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.gae import gae_advantage
-from stages.algorithms.shaping import shape_rewards
-from stages.parameters.rl import Advantage, Reward, Rl
+from stages.algorithms.parts.advantage import Advantage
+from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.settings import Rl
 from stages.rewards.density import dense
 from stages.validation import ParamsError
 

@@ -11,8 +11,8 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.losses import cispo, clipped, gspo, ppo_clip
-from stages.parameters.rl import Loss, Rl
+from stages.algorithms.parts.loss import Loss, cispo, clipped, gspo, ppo_clip
+from stages.algorithms.settings import Rl
 
 LENGTHS = [2, 3, 4, 1]
 REWARDS = [[1, 0], [0, 1]]

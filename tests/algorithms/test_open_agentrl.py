@@ -10,10 +10,10 @@ import torch
 
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
-from stages.algorithms.losses import clipped, gspo, ppo_clip
-from stages.algorithms.shaping import shape_rewards
+from stages.algorithms.parts.loss import Loss, clipped, gspo, ppo_clip
+from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.settings import Rl
 from stages.evaluation.statistics import maj_at_k, pass_at_k
-from stages.parameters.rl import Loss, Reward, Rl
 from stages.rewards.terms import overlong_term
 
 MAX_LENGTH = 20480

@@ -11,7 +11,7 @@ from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.implicit_critic import class_weights, episode_losses, labels, scores
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.training.batches import take
 from stages.validation import ParamsError
 

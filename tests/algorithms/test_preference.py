@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stages.algorithms.compose import resolve
-from stages.algorithms.preference import LOSSES, PairScores, kto_examples, log_odds, margin
+from stages.algorithms.parts.preference import LOSSES, PairScores, Preference, kto_examples, log_odds, margin
 from stages.algorithms.registry import composition, names
-from stages.parameters.rl import Preference, Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 
@@ -142,7 +142,7 @@ def test_every_loss_by_numpy_and_its_gradient(name: str) -> None:
 
 
 def test_every_loss_can_be_named() -> None:
-    assert {*LOSSES, "own"} == set(get_args(get_args(Preference.model_fields["loss"].annotation)[0]))
+    assert {*LOSSES, "own"} == set(get_args(Preference.model_fields["loss"].annotation))
     for name in LOSSES:
         assert resolve(Rl(algorithm="dpo", preference={"loss": name})).rl.preference.loss == name
     for name in names():

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from stages.agent.policy import Vocabulary
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import resolve
-from stages.algorithms.needs import NEEDS, get
+from stages.algorithms.parts.part import Part, conditions, get, parts_of
 from stages.algorithms.registry import cards, composition, names
-from stages.algorithms.resolve import DEFAULTS
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,39 +66,62 @@ def test_every_method_has_a_whole_card(name: str) -> None:
     assert set(method.parts) <= set(_keys())
 
 
-def _keys() -> set[str]:
-    rl = Rl()
-    sections = (
-        "reward",
-        "branching",
-        "filling",
-        "external",
-        "horizon",
-        "advantage",
-        "credit",
-        "loss",
-        "critic",
-        "replay",
-        "preference",
-    )
-    return {"minibatches", *(f"{section}.{name}" for section in sections for name in type(getattr(rl, section)).model_fields)}
+def _keys() -> dict[str, Any]:
+    """Every key that a method can choose, with its default."""
+    parts = parts_of(Rl()).items()
+    return {"minibatches": 1} | {f"{name}.{key}": value for name, part in parts for key, value in part}
 
 
-def test_defaults_and_needs_name_real_keys_that_are_null() -> None:
-    keys = _keys()
-    assert set(DEFAULTS) <= keys
-    assert {key for entry in NEEDS for key in entry[0]} <= keys
-    assert all(get(Rl(), key) is None for key in keys)
+FOLLOWS = {"advantage.level", "branching.initial", "loss.constant_length", "horizon.steps_per_stage", "replay.policy_updates"} | {
+    "reward.overlong_max",
+    "reward.overlong_cache",
+}
+"""Keys that follow from others where nobody sets them."""
+
+
+def test_a_key_that_nobody_set_is_null_in_a_dump_and_null_is_a_key_that_nobody_set() -> None:
+    """Contract: a params.yaml full of nulls is one that says nothing; a default that is asked for is more than that."""
+    nothing, asked = Rl(), Rl.model_validate({"loss": {"clip_high": 0.2, "kl_coef": None}, "minibatches": None})
+    dumped = nothing.model_dump(mode="json")
+    assert {key for part in parts_of(nothing) for key, value in dumped[part].items() if value is not None} == set()
+    assert dumped["minibatches"] is None
+    assert Rl.model_validate(dumped) == nothing != asked
+    assert asked.model_dump(exclude_defaults=True) == asked.model_dump(exclude_unset=True) == {"loss": {"clip_high": 0.2}}
+    assert resolve(Rl(algorithm="dapo", loss={"clip_high": 0.2})).rl.loss.clip_high == 0.2
+    assert resolve(Rl(algorithm="dapo", loss={"clip_high": None})).rl.loss.clip_high == 0.28
+    with pytest.raises(ValidationError, match="clip_hgh"):
+        Rl.model_validate({"loss": {"clip_hgh": None}})
+
+
+def test_what_a_key_needs_is_in_its_message() -> None:
+    """Contract: one refusal for all keys, made of the conditions beside them, which name real keys."""
+    said = {
+        "reward.overlong_max": "it needs a reward.overlong_penalty above 0",
+        "loss.clip_low": "it needs loss.kind: ppo_clip, gspo or cispo",
+        "external.mix": "it needs an external.per_group above 0 ",
+        "replay.samples": "it needs advantage.estimator: utterance ",
+    }
+    for key, words in said.items():
+        part, _, name = key.partition(".")
+        with pytest.raises(ParamsError, match=words):
+            resolve(Rl.model_validate({"algorithm": "reinforce", part: {name: 1 if key != "loss.clip_low" else 0.5}}))
+    with pytest.raises(ParamsError, match=r"it needs external\.loss: sft "):
+        resolve(Rl(external={"per_group": 1, "coef": 2.0}))
+    for name, part in parts_of(Rl()).items():
+        assert isinstance(part, Part)
+        for key in type(part).model_fields:
+            for condition in conditions(type(part), key):
+                assert isinstance(condition.holds(resolve(Rl()).rl, name), bool)
 
 
 @pytest.mark.parametrize("name", names())
-def test_null_means_the_algorithms_own_choice(name: str) -> None:
+def test_an_absent_key_is_the_algorithms_own_choice(name: str) -> None:
     """Contract: each key is the composition's part, else the default; nothing else decides."""
     rl, method = resolve(Rl(algorithm=name), MAX_LENGTH).rl, composition(name)
-    switches = {"advantage": "advantage.estimator", "preference": "preference.loss"}
-    own = dict.fromkeys((switches.get(piece, f"{piece}.kind") for piece in method.pieces), "own")
-    for key, default in DEFAULTS.items():
-        assert get(rl, key) == {**own, **method.parts}.get(key, default), key
+    own = dict.fromkeys((f"{piece}.{parts_of(rl)[piece].switch}" for piece in method.pieces), "own")
+    for key, default in _keys().items():
+        if key not in FOLLOWS or key in method.parts:
+            assert get(rl, key) == {**own, **method.parts}.get(key, default), key
 
 
 @pytest.mark.parametrize("name", names())

@@ -16,8 +16,8 @@ from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm, resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.methods.rover import values_and_targets
+from stages.algorithms.settings import Rl
 from stages.algorithms.successors import successors
-from stages.parameters.rl import Rl
 from stages.params import Resources
 from stages.training.batches import trajectory_batch
 from stages.training.loop import make_processes

@@ -11,7 +11,8 @@ import torch
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import CUT, ENDED, INVALID, TrajectoryBatch
 from stages.algorithms.graph import edges, merge, similar_states
-from stages.parameters.rl import Credit, Rl
+from stages.algorithms.parts.credit import Credit
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 Episode = list[tuple[str, str, str]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.algorithms.shaping import kl_penalty, response_lengths, shape_rewards
-from stages.parameters.rl import Reward
+from stages.algorithms.parts.reward import Reward, kl_penalty, response_lengths, shape_rewards
 from stages.rewards.density import dense, single
 from stages.rewards.settings import PrsStage
 from stages.rewards.terms import overlong_term, with_tool_bonus

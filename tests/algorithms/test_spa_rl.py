@@ -11,8 +11,9 @@ from by_hand import assert_near
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.gae import compact, gae
+from stages.algorithms.parts.credit import Credit
 from stages.algorithms.progress import contributions, left_out, progress_rewards
-from stages.parameters.rl import Credit, Rl
+from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.validation import ParamsError
 

@@ -14,9 +14,9 @@ from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm, resolve
 from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.methods.dro import examples
-from stages.algorithms.preference import LOSSES, PairScores
+from stages.algorithms.parts.preference import LOSSES, PairScores
 from stages.algorithms.registry import composition, names
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError
 
 ON_POLICY = (

@@ -15,7 +15,7 @@ import torch
 
 from stages.algorithms.compose import resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 
 TURNS = 3
 GO_ON = 0.6

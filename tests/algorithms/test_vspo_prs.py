@@ -10,10 +10,10 @@ import torch
 from stages.algorithms.aggregation import denominators
 from stages.algorithms.compose import Algorithm, resolve
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.filling import draw_counts, smoothing, task_values
-from stages.algorithms.shaping import shape_rewards
+from stages.algorithms.parts.filling import draw_counts, smoothing, task_values
+from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.settings import Rl
 from stages.environments.search.scoring import answer_bleu
-from stages.parameters.rl import Reward, Rl
 from stages.rewards.progressive import staged
 from stages.rewards.settings import PrsStage
 

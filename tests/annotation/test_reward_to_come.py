@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.algorithms.credit import turn_credit
+from stages.algorithms.parts.credit import turn_credit
 from stages.annotation.labels import label_rows
 from stages.annotation.paths import value_paths
 from stages.annotation.tree import Edge, Tree

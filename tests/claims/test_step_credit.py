@@ -7,12 +7,12 @@ import pytest
 
 from stages.agent.episode import Episode, Owner, TurnRecord, write_json
 from stages.algorithms.compose import resolve
+from stages.algorithms.settings import Rl
 from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
 from stages.claims.step_credit import RESULT, SLUG, Judged, exact_values, judge, policy_table
 from stages.environments.keydoor import KeydoorDomain
 from stages.environments.keydoor.settings import KeydoorSettings, WeightedLevel
-from stages.parameters.rl import Rl
 from stages.params import ROOT
 from stages.reporting import step_credit_page
 from stages.training.batches import trajectory_batch

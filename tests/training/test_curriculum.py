@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stages.parameters.rl import Curriculum
+from stages.algorithms.parts.curriculum import Curriculum
 from stages.training.curriculum import RATE, TaskSampler
 
 

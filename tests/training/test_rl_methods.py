@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from stages import rl
 from stages.agent.episode import read_rows
 from stages.algorithms.compose import resolve
-from stages.algorithms.needs import learns_values
+from stages.algorithms.parts.critic import learns_values
 from stages.algorithms.registry import composition, names
 from stages.params import Rl
 from stages.training import reinforcement

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.resolve import resolve_section
-from stages.algorithms.reward_checks import check_returns
 from stages.params import Annotate, Rl
 from stages.validation import ParamsError
 from stages.values.conservative import conservative

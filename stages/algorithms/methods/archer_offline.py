@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError, Positive, Section
 from stages.values.settings import HeadParams
 
@@ -44,7 +44,7 @@ def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
 def check(given: Rl, rl: Rl) -> None:
     """Raise ParamsError for clips of ratios, which the weights have none of."""
     for name in ("clip_low", "clip_high"):
-        if getattr(given.loss, name) is not None and rl.loss.kind == "own":
+        if name in given.loss.model_fields_set and rl.loss.kind == "own":
             raise ParamsError(f"rl.loss.{name} has no effect: algorithm archer_offline weighs likelihoods; set it to null")
 
 

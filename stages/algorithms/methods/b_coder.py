@@ -8,9 +8,9 @@ from torch import Tensor
 
 from stages.algorithms.card import Card, Composition, Stored
 from stages.algorithms.contract import LossTerms
+from stages.algorithms.settings import Rl
 from stages.algorithms.stored import Discount, Scores, StoredBatch, StoredSettings, asked, imitation, weighted
 from stages.algorithms.successors import successors
-from stages.parameters.rl import Rl
 from stages.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
 

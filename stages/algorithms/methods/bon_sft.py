@@ -8,7 +8,7 @@ import torch
 
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import Section
 
 CARD = Card(

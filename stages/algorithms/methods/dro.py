@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.preference import PairScores, number
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.preference import PairScores
+from stages.algorithms.settings import Rl
 
 CARD = Card(
     slug="dro",
@@ -30,7 +30,7 @@ def examples(h: Tensor, rewards: Tensor, value: Tensor, tau: float) -> Tensor:
 
 def preference(pairs: PairScores, rl: Rl) -> Tensor:
     """Loss per pair, [P]."""
-    tau, (win, lose) = number(rl.preference.beta, "beta"), pairs.implicit
+    tau, (win, lose) = rl.preference.beta, pairs.implicit
     value = (pairs.win_value - tau * win + pairs.lose_value - tau * lose).detach() / 2
     return (examples(win, pairs.win_value, value, tau) + examples(lose, pairs.lose_value, value, tau)) / 2
 

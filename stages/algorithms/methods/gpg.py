@@ -1,8 +1,8 @@
 """GPG: group policy gradient."""
 
-from stages.algorithms.advantage import episode_advantages
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.filling import dead_rows, trained_rows
+from stages.algorithms.parts.advantage import episode_advantages
+from stages.algorithms.parts.filling import dead_rows, trained_rows
 from stages.validation import ParamsError, Positive, Section
 
 CARD = Card(

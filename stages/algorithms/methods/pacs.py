@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.implicit_critic import advantage, loss
-from stages.parameters.rl import Rl
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError, Positive, Section, Share
 
 CARD = Card(
@@ -57,16 +57,15 @@ def check(given: Rl, resolved: Rl) -> None:
         )
     if resolved.group_size < 2:
         raise ParamsError("rl.algorithm pacs scores the episodes of a group against each other; rl.group_size must be at least 2")
-    ignored: dict[str, Any] = {
-        "loss.clip_low": given.loss.clip_low,
-        "loss.clip_high": given.loss.clip_high,
-        "advantage.whiten": given.advantage.whiten,
-        "advantage.clip": given.advantage.clip,
-        "reward.kl_coef": given.reward.kl_coef,
-        "credit.kind": None if given.credit.kind == "outcome" else given.credit.kind,
+    ignored = {
+        **{f"loss.{key}": key in given.loss.model_fields_set for key in ("clip_low", "clip_high")},
+        "advantage.whiten": resolved.advantage.whiten,
+        "advantage.clip": resolved.advantage.clip is not None,
+        "reward.kl_coef": resolved.reward.kl_coef > 0,
+        "credit.kind": resolved.credit.kind != "outcome",
     }
-    for key, value in ignored.items():
-        if value:
+    for key, asked in ignored.items():
+        if asked:
             raise ParamsError(f"rl.{key} has no effect: algorithm pacs learns from labels, not from advantages; set it to null")
     if resolved.external.per_group:
         raise ParamsError(

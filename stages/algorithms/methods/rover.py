@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from stages.agent.policy import Vocabulary
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.losses import advantages_of, log_ratio
+from stages.algorithms.parts.loss import advantages_of, log_ratio
+from stages.algorithms.settings import Rl
 from stages.algorithms.successors import is_last, successors
-from stages.parameters.rl import Rl
 from stages.validation import NonNegative, ParamsError, Positive, Section
 
 CARD = Card(
@@ -90,12 +90,13 @@ def check(given: Rl, resolved: Rl) -> None:
             f"rl.algorithm rover is a loss, and with rl.loss.kind {resolved.loss.kind} nothing of it would be left: set it to "
             f"null, or name the algorithm that you want"
         )
-    ignored: dict[str, Any] = {"clip_low": given.loss.clip_low, "clip_high": given.loss.clip_high}
-    for key, value in ignored.items():
-        if value is not None:
+    for key in ("clip_low", "clip_high"):
+        if key in given.loss.model_fields_set:
             raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values and clips nothing; set it to null")
-    if settings.form == "relative" and resolved.epochs * (resolved.minibatches or 1) == 1:
-        remedy = "set rl.minibatches to null, which is 4" if given.minibatches else "raise rl.tasks_per_step"
+    if settings.form == "relative" and resolved.epochs * resolved.minibatches == 1:
+        remedy = (
+            "set rl.minibatches to null, which is 4" if "minibatches" in given.model_fields_set else "raise rl.tasks_per_step"
+        )
         raise ParamsError(
             f"rl.algorithm rover with one update a step (rl.minibatches 1, rl.epochs 1) is REINFORCE: the policy has not moved, "
             f"and Q and the successor's term are 0; {remedy}, or raise rl.epochs, or set rl.algorithm to reinforce"

@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from stages.algorithms.advantage import episode_returns, group_sums
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.advantage import episode_returns, group_sums
+from stages.algorithms.settings import Rl
 from stages.validation import ParamsError, Positive, Section
 
 CARD = Card(

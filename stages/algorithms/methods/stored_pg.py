@@ -6,8 +6,8 @@ import torch
 
 from stages.algorithms.card import Card, Composition, Stored
 from stages.algorithms.contract import LossTerms
+from stages.algorithms.settings import Rl
 from stages.algorithms.stored import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
-from stages.parameters.rl import Rl
 from stages.validation import Share
 
 CARD = Card(

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.preference import PairScores, number
-from stages.parameters.rl import Rl
+from stages.algorithms.parts.preference import PairScores
+from stages.algorithms.settings import Rl
 from stages.validation import Section
 
 CARD = Card(
@@ -33,7 +33,7 @@ class Settings(Section):
 
 def preference(pairs: PairScores, rl: Rl) -> Tensor:
     """Loss per pair, [P]."""
-    beta, distance = number(rl.preference.beta, "beta"), rl.settings.distance
+    beta, distance = rl.preference.beta, rl.settings.distance
     if distance == "logistic":
         return -logsigmoid(beta * pairs.difference)
     parts = zip(pairs.implicit, (pairs.win_value, pairs.lose_value), strict=True)

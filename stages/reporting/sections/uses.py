@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.algorithms.needs import learns_values
+from stages.algorithms.parts.critic import learns_values
 from stages.algorithms.resolve import resolve_section
 from stages.params import Params
 from stages.reporting.blocks import Block, Heading, Table, Text, number

@@ -8,13 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from pydantic import Field
 
-from stages.parameters.rl import Preference
-from stages.validation import ParamsError
+from stages.algorithms.parts.part import AppliesTo, Part
+from stages.validation import Count, NonNegative, ParamsError, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
+
+
+class Preference(Part):
+    """Offline optimisation on stored pairs; for the algorithms that learn from them."""
+
+    switch, data = "loss", ("pairs",)
+
+    source: Literal["trees", "imported", "all"] = "trees"
+    """Pairs of data/annotated/<domain>, those that curate imported (curate.imports), or both."""
+    loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] = "dpo"
+    level: Literal["step", "trajectory"] = "trajectory"
+    """What a pair of trees compares: the two actions, or each with what followed it to the nearest right and wrong end."""
+    pairs_per_step: Count = 32
+    beta: Positive = 0.1
+    gamma: Annotated[NonNegative, AppliesTo("loss", "simpo")] = 0.5
+    """simpo: target margin, outside beta."""
+    smoothing: Annotated[float, Field(ge=0.0, lt=0.5), AppliesTo("loss", "cdpo", "robust_dpo")] = 0.1
+    """cdpo, robust_dpo: assumed share of pairs with the labels swapped."""
+    length_normalise: Annotated[bool, AppliesTo("loss", "ipo")] = False
+    """ipo: log-probabilities per token in place of sums."""
+    desirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
+    undesirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
+    """kto: weights of the two kinds."""
+    nll_coef: Annotated[NonNegative, AppliesTo("loss", "cpo", "orpo")] = 1.0
+    """cpo, orpo: weight of the winner's negative log-probability."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if self.loss == "kto" and self.pairs_per_step == 1:
+            raise ParamsError(
+                "rl.preference.pairs_per_step is 1, and kto compares with the continuations of other pairs; set it to at least 2"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,33 +93,32 @@ class PairScores:
         return self.lose / self.lose_tokens.clamp(min=1)
 
 
-def number(value: float | None, name: str) -> float:
-    """A resolved parameter. Raises ParamsError if it is null."""
-    if value is None:
-        raise ParamsError(f"rl.preference.{name} must be a number; resolve the parameters first")
-    return value
-
-
 def dpo(pairs: PairScores, params: Preference) -> Tensor:
     """-s(beta D), [P] (Rafailov et al., arXiv 2305.18290, equation 7)."""
-    return -logsigmoid(number(params.beta, "beta") * pairs.difference)
+    from torch.nn.functional import logsigmoid
+
+    return -logsigmoid(params.beta * pairs.difference)
 
 
 def cdpo(pairs: PairScores, params: Preference) -> Tensor:
     """-(1 - e) s(beta D) - e s(-beta D), [P]: conservative DPO for a share e of swapped labels (Mitchell, 2023)."""
-    logit, swapped = number(params.beta, "beta") * pairs.difference, number(params.smoothing, "smoothing")
+    from torch.nn.functional import logsigmoid
+
+    logit, swapped = params.beta * pairs.difference, params.smoothing
     return -(1 - swapped) * logsigmoid(logit) - swapped * logsigmoid(-logit)
 
 
 def robust_dpo(pairs: PairScores, params: Preference) -> Tensor:
     """[-(1 - e) s(beta D) + e s(-beta D)] / (1 - 2 e), [P] (Chowdhury et al., arXiv 2403.00409)."""
-    logit, swapped = number(params.beta, "beta") * pairs.difference, number(params.smoothing, "smoothing")
+    from torch.nn.functional import logsigmoid
+
+    logit, swapped = params.beta * pairs.difference, params.smoothing
     return (-(1 - swapped) * logsigmoid(logit) + swapped * logsigmoid(-logit)) / (1 - 2 * swapped)
 
 
 def slic(pairs: PairScores, params: Preference) -> Tensor:
     """max(0, 1 - beta D), [P]: the hinge of SLiC-HF (Zhao et al., arXiv 2305.10425)."""
-    return (1 - number(params.beta, "beta") * pairs.difference).clamp(min=0)
+    return (1 - params.beta * pairs.difference).clamp(min=0)
 
 
 def ipo(pairs: PairScores, params: Preference) -> Tensor:
@@ -92,20 +127,24 @@ def ipo(pairs: PairScores, params: Preference) -> Tensor:
     if params.length_normalise:
         win = (pairs.win - pairs.ref_win) / pairs.win_tokens.clamp(min=1)
         difference = win - (pairs.lose - pairs.ref_lose) / pairs.lose_tokens.clamp(min=1)
-    return (difference - 1 / (2 * number(params.beta, "beta"))) ** 2
+    return (difference - 1 / (2 * params.beta)) ** 2
 
 
 def kto_examples(h: Tensor, desirable: Tensor, z0: float, params: Preference) -> Tensor:
     """Loss of single examples [N] with h [N] and labels [N] bool (Ethayarajh et al., arXiv 2402.01306, equation 8):
     desirable * (1 - sigmoid(beta (h - z0))) or undesirable * (1 - sigmoid(beta (z0 - h)))."""
-    beta = number(params.beta, "beta")
-    good = number(params.desirable, "desirable") * (1 - torch.sigmoid(beta * (h - z0)))
-    bad = number(params.undesirable, "undesirable") * (1 - torch.sigmoid(beta * (z0 - h)))
+    import torch
+
+    beta = params.beta
+    good = params.desirable * (1 - torch.sigmoid(beta * (h - z0)))
+    bad = params.undesirable * (1 - torch.sigmoid(beta * (z0 - h)))
     return torch.where(desirable, good, bad)
 
 
 def kto(pairs: PairScores, params: Preference) -> Tensor:
     """Mean of `kto_examples` over a pair's two members, [P]."""
+    import torch
+
     label = torch.ones_like(pairs.win, dtype=torch.bool)
     winners = kto_examples(pairs.win - pairs.ref_win, label, pairs.mismatched, params)
     return (winners + kto_examples(pairs.lose - pairs.ref_lose, ~label, pairs.mismatched, params)) / 2
@@ -113,36 +152,43 @@ def kto(pairs: PairScores, params: Preference) -> Tensor:
 
 def log_odds(mean: Tensor) -> Tensor:
     """log(p / (1 - p)) with p = exp(mean), the mean log-probability per token: [P]. Kept finite at p = 1."""
+    import torch
+
     mean = mean.clamp(max=-1e-6)
     return mean - torch.log(-torch.expm1(mean))
 
 
 def orpo(pairs: PairScores, params: Preference) -> Tensor:
     """-nll_coef lbar(winner) - beta s(log odds(winner) - log odds(loser)), [P] (Hong et al., arXiv 2403.07691, equation 6)."""
+    from torch.nn.functional import logsigmoid
+
     odds = log_odds(pairs.win_mean) - log_odds(pairs.lose_mean)
-    return -number(params.nll_coef, "nll_coef") * pairs.win_mean - number(params.beta, "beta") * logsigmoid(odds)
+    return -params.nll_coef * pairs.win_mean - params.beta * logsigmoid(odds)
 
 
 def simpo(pairs: PairScores, params: Preference) -> Tensor:
     """-s(beta (lbar(winner) - lbar(loser)) - gamma), [P] (Meng et al., arXiv 2405.14734, equation 6)."""
-    margin = number(params.beta, "beta") * (pairs.win_mean - pairs.lose_mean)
-    return -logsigmoid(margin - number(params.gamma, "gamma"))
+    from torch.nn.functional import logsigmoid
+
+    margin = params.beta * (pairs.win_mean - pairs.lose_mean)
+    return -logsigmoid(margin - params.gamma)
 
 
 def cpo(pairs: PairScores, params: Preference) -> Tensor:
     """-s(beta (l(winner) - l(loser))) - nll_coef lbar(winner), [P] (Xu et al., arXiv 2401.08417)."""
-    ranking = -logsigmoid(number(params.beta, "beta") * (pairs.win - pairs.lose))
-    return ranking - number(params.nll_coef, "nll_coef") * pairs.win_mean
+    from torch.nn.functional import logsigmoid
+
+    ranking = -logsigmoid(params.beta * (pairs.win - pairs.lose))
+    return ranking - params.nll_coef * pairs.win_mean
 
 
 def sppo(pairs: PairScores, params: Preference) -> Tensor:
     """(h(winner) - 1/(2 beta))^2 + (h(loser) + 1/(2 beta))^2, [P]: SPPO with hard labels (Wu et al., arXiv 2405.00675)."""
-    half = 1 / (2 * number(params.beta, "beta"))
+    half = 1 / (2 * params.beta)
     return (pairs.win - pairs.ref_win - half) ** 2 + (pairs.lose - pairs.ref_lose + half) ** 2
 
 
-PairLoss = Callable[[PairScores, Preference], Tensor]
-LOSSES: dict[str, PairLoss] = {
+LOSSES: dict[str, Callable[[PairScores, Preference], Tensor]] = {
     **{"dpo": dpo, "cdpo": cdpo, "robust_dpo": robust_dpo, "slic": slic, "ipo": ipo, "kto": kto, "orpo": orpo, "simpo": simpo},
     **{"cpo": cpo, "sppo": sppo},
 }
@@ -154,3 +200,7 @@ def margin(pairs: PairScores, loss: str) -> Tensor:
     if loss in ("orpo", "simpo"):
         return pairs.win_mean - pairs.lose_mean
     return pairs.win - pairs.lose if loss == "cpo" else pairs.difference
+
+
+REFERENCE_FREE = ("orpo", "simpo", "cpo")
+"""Losses that do without the frozen reference."""

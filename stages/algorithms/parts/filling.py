@@ -16,15 +16,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from stages.algorithms.advantage import group_sums
-from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Filling
+from stages.algorithms.parts.advantage import group_sums
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
+from stages.algorithms.parts.reward import largest_reward
 from stages.rewards.settings import PrsStage
 from stages.seeding import stream
+from stages.validation import NonNegative, ParamsError, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.algorithms.card import Composition
+    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.settings import Rl
+
+
+VALUED = AppliesIf(lambda rl: rl.filling.kind == "value" or rl.filling.replace == "low_value", "filling.kind: value")
+
+
+class Filling(Part):
+    """Batch filling: what takes the place of groups whose rewards are all equal."""
+
+    data = ("episodes",)
+
+    kind: Literal["none", "exclude", "resample", "random", "value", "own"] = "none"
+    rounds: Annotated[int, Field(ge=1, le=100), AppliesTo("kind", "resample")] = 3
+    """resample: times that further tasks are played at the most."""
+    replace: Annotated[Literal["zero_advantage", "low_value"], AppliesTo("kind", "random", "value")] = "zero_advantage"
+    """random, value: what makes room: groups of equal rewards; or of a value V of at most min_value."""
+    min_value: Annotated[NonNegative, AppliesTo("replace", "low_value")] = 0.05
+    spread: Annotated[Literal["std", "variance"], VALUED] = "std"
+    """value: sigma in V = (r_max - mean) * sigma."""
+    value_of: Annotated[Literal["reward", "last_stage"], VALUED] = "reward"
+    """value: what V is computed from; last_stage: the last stage of reward.prs."""
+    r_max: Annotated[Positive, VALUED] = 1.0
+    """value: the largest attainable reward."""
+    temperature: Annotated[Positive, AppliesTo("kind", "value")] = 1.0
+    """value: groups are drawn with probability proportional to V^(1/temperature)."""
+    zero_tol: Annotated[NonNegative, AppliesIf(lambda rl: rl.filling.kind != "none", "a filling.kind other than none")] = 1e-08
+    """sigma up to which a group's rewards count as equal."""
+    smooth: Annotated[Literal["none", "cap", "sqrt", "log"], AppliesTo("kind", "random", "value")] = "cap"
+    """random, value: what the advantages of a group that counts c times are multiplied by: 1, min(1, c_max/c), 1/sqrt(c),
+    (1 + ln c)/c."""
+    c_max: Annotated[Positive, AppliesTo("kind", "random", "value")] = 1.0
+    overlong: Literal["keep", "mask"] = "keep"
+    """mask: episodes that ran out of tokens are not trained on; their rewards still count in the baselines."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if self.kind not in ("none", "own") and rl.group_size < 2:
+            raise ParamsError(
+                f"rl.filling.kind: {self.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
+            )
+        if self.kind != "value":
+            return
+        if self.value_of == "last_stage" and rl.reward.kind != "prs":
+            raise ParamsError(
+                "rl.filling.value_of: last_stage is the last stage of progressive shaping; set rl.reward.kind to prs"
+            )
+        largest = largest_reward(rl.reward)
+        # A task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best.
+        if largest is not None and largest > self.r_max + 1e-9:
+            raise ParamsError(
+                f"rl.filling.r_max ({self.r_max:g}) must be the largest attainable reward, and rl.reward gives up to "
+                f"{largest:g}; set it to that"
+            )
 
 
 def dead_rows(rewards: Tensor, group: Tensor) -> Tensor:
@@ -42,6 +101,8 @@ def dead_groups(batch: TrajectoryBatch) -> int:
 def forward_rows(batch: TrajectoryBatch, kind: str, adds_nothing: Tensor | None = None) -> Tensor:
     """Indices [b] int64 of the rows that go through the model: those with policy tokens that count at all, less, for kind drop,
     the rows `adds_nothing` [B] bool, which have no gradient."""
+    import torch
+
     keep = batch.mask.any(1) & (batch.weights > 0)
     if kind == "drop" and adds_nothing is not None:
         keep &= ~adds_nothing
@@ -64,6 +125,8 @@ def silent_rows(batch: TrajectoryBatch) -> Tensor:
 def task_values(rewards: Tensor, group: Tensor, spread: str, r_max: float) -> tuple[Tensor, Tensor]:
     """Task value V = (r_max - mean) * sigma and sigma of each group, in order of group number, both [N] float64; sigma is the
     population standard deviation, or the variance (spread: variance) as the paper's text calls it once. 0 for a group of one."""
+    import torch
+
     count = int(group.max()) + 1
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, group, rewards.double())
     sizes = torch.zeros(count, dtype=torch.float64).index_add_(0, group, torch.ones(len(group), dtype=torch.float64))
@@ -93,17 +156,19 @@ def draw_counts(weights: Sequence[float], free: int, *key: object) -> list[int]:
 
 def live_groups(batch: TrajectoryBatch, params: Filling) -> Tensor:
     """Groups [N] bool that stay, by `replace`, in order of group number."""
-    values, sigma = task_values(batch.rewards, batch.group, params.spread or "std", params.r_max or 1.0)
-    live = sigma > (params.zero_tol or 0.0)
+    values, sigma = task_values(batch.rewards, batch.group, params.spread, params.r_max)
+    live = sigma > params.zero_tol
     if params.kind in ("random", "value") and params.replace == "low_value":
-        live &= values > (params.min_value or 0.0)
+        live &= values > params.min_value
     return live
 
 
 def fill(batch: TrajectoryBatch, params: Filling, wanted: int, stages: Sequence[PrsStage], *key: object) -> TrajectoryBatch:
     """The batch with `weight` (and `smoothing`) by groups; `wanted`: groups of a whole batch; `stages`: of reward.prs, for
     value_of last_stage; `key`: names the random draws. Metric `skipped`: 1 if no group is left, so that nothing is learnt."""
-    if params.kind in ("none", None):
+    import torch
+
+    if params.kind == "none":
         return batch
     live = live_groups(batch, params)
     counts = live.long()
@@ -116,19 +181,21 @@ def fill(batch: TrajectoryBatch, params: Filling, wanted: int, stages: Sequence[
         weights = [1.0] * len(kept)
         if params.kind == "value":
             values = _values(batch, params, stages)
-            weights = [max(float(values[group]), 0.0) ** (1.0 / (params.temperature or 1.0)) for group in kept]
+            weights = [max(float(values[group]), 0.0) ** (1.0 / params.temperature) for group in kept]
             metrics["task_value"] = float(values.mean())
             weights = weights if sum(weights) > 0 else [1.0] * len(kept)
         drawn = draw_counts(weights, len(live) - len(kept), *key)
         for group, times in zip(kept, drawn, strict=True):
             counts[group] = 1 + times
-            factors[group] = smoothing(1 + times, params.smooth or "none", params.c_max or 1.0)
+            factors[group] = smoothing(1 + times, params.smooth, params.c_max)
         metrics["most_copies"] = float(counts.max())
     return batch.with_(weight=counts[batch.group].float(), smoothing=factors[batch.group]).telling(**metrics)
 
 
 def _values(batch: TrajectoryBatch, params: Filling, stages: Sequence[PrsStage]) -> Tensor:
     """Task values of the groups [N], from the reward or from what the last stage alone contributes to it."""
+    import torch
+
     rewards = batch.rewards
     if params.value_of == "last_stage" and stages:
         last = stages[-1]
@@ -137,8 +204,8 @@ def _values(batch: TrajectoryBatch, params: Filling, stages: Sequence[PrsStage])
             [batch.terms[f"prs/{stage.name}"] >= stage.threshold for stage in stages[:-1]] or [rewards == rewards]
         )
         rewards = torch.where(reached.all(0), batch.rewards - before, torch.zeros(()))
-        return task_values(rewards, batch.group, params.spread or "std", last.weight)[0]
-    return task_values(rewards, batch.group, params.spread or "std", params.r_max or 1.0)[0]
+        return task_values(rewards, batch.group, params.spread, last.weight)[0]
+    return task_values(rewards, batch.group, params.spread, params.r_max)[0]
 
 
 def missing_groups(batch: TrajectoryBatch, params: Filling, wanted: int) -> int:
@@ -151,7 +218,7 @@ def missing_groups(batch: TrajectoryBatch, params: Filling, wanted: int) -> int:
 def mask_overlong(batch: TrajectoryBatch, params: Filling) -> TrajectoryBatch:
     """The batch whose episodes that ran out of tokens have no policy tokens any more, where `overlong` is mask.
 
-    Their rewards have had their say in the baselines. Raises ValueError if the batch does not tell which these are.
+    Their rewards still count in the baselines. Raises ValueError if the batch does not tell which these are.
     """
     if params.overlong != "mask":
         return batch

@@ -12,11 +12,99 @@ taking more of them is never rewarded: a mean over those still playing, summed u
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from stages.algorithms.contract import TrajectoryBatch, masked_whiten
-from stages.parameters.rl import Advantage
+from pydantic import Field
+
+from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
+from stages.validation import ParamsError, Positive, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.algorithms.card import Composition
+    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.settings import Rl
+
+
+DISCOUNTED = AppliesIf(
+    lambda rl: rl.advantage.estimator in ("gae", "utterance") or rl.advantage.level in ("turn", "token"),
+    "advantage.estimator: gae or utterance, or level: turn or token",
+)
+LEVELS = {"group": "trajectory", "gae": "token"}
+"""advantage.level by its estimator; the others know none."""
+
+
+class Advantage(Part):
+    """Each axis on its own."""
+
+    switch = "estimator"
+
+    estimator: Literal["group", "gae", "utterance", "own"] = "group"
+    """utterance: min Q - min V of a turn under a critic that learns off-policy from replayed episodes, see `replay`."""
+    level: Annotated[Literal["trajectory", "turn", "token"] | None, AppliesTo("estimator", "group", "gae")] = None
+    """What is credited as one: group knows all three, gae turns and tokens."""
+    mean: Annotated[
+        Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"], AppliesTo("estimator", "group")
+    ] = "none"
+    std: Annotated[Literal["none", "group", "batch"], AppliesTo("estimator", "group")] = "none"
+    ddof: Annotated[int, Field(ge=0, le=1), AppliesTo("estimator", "group")] = 1
+    """Of the standard deviation: 1 for n - 1, 0 for n."""
+    gamma: Annotated[Share, DISCOUNTED] = 1.0
+    """Discount per turn or token, as `level` says."""
+    lam: Annotated[Share, AppliesTo("estimator", "gae")] = 1.0
+    whiten: bool = False
+    """Zero mean, unit standard deviation over the batch's policy tokens."""
+    clip: Positive | None = None
+    """Advantages are cut to [-clip, clip], last of all."""
+    token_baseline: Annotated[bool, AppliesTo("estimator", "utterance")] = False
+    """utterance: subtract from a turn's advantage what a critic of its own expects of it before each token."""
+
+    @classmethod
+    def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
+        advantage = values["advantage"]
+        if advantage["level"] is None:
+            advantage["level"] = LEVELS.get(advantage["estimator"])
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        mean, std, level = self.mean, self.std, self.level
+        if self.estimator == "gae":
+            self._check_gae()
+        if self.estimator == "group" and rl.group_size < 2:
+            if mean in ("group", "leave_one_out", "length_weighted") or std == "group":
+                raise ParamsError(
+                    f"rl.group_size is 1 and rl.advantage (mean {mean}, std {std}) compares episodes of a group; group_size must "
+                    f"be at least 2, or mean and std none or batch"
+                )
+            if "batch" in (mean, std) and rl.tasks_per_step < 2:
+                raise ParamsError(
+                    f"rl.advantage (mean {mean}, std {std}) compares the episodes of a step, and there is one; raise "
+                    f"rl.tasks_per_step or group_size"
+                )
+        if self.estimator == "group" and level == "token" and self.gamma != 1.0:
+            raise ParamsError(
+                "rl.advantage.gamma below 1 discounts by tokens at level token, 0.99 over 400 tokens being 0.018; the group "
+                "estimator discounts turns: set rl.advantage.level to turn, or gamma to null"
+            )
+        if mean in ("greedy", "length_weighted") and level in ("turn", "token"):
+            raise ParamsError(f"rl.advantage.mean: {mean} is a baseline for whole episodes; set rl.advantage.level to trajectory")
+        if self.whiten and std in ("group", "batch"):
+            raise ParamsError(
+                f"rl.advantage.whiten would normalise a second time what std: {std} has normalised, which is another method; set "
+                f"std to none, or whiten to false"
+            )
+
+    def _check_gae(self) -> None:
+        if self.mean != "none" or self.std != "none":
+            raise ParamsError(
+                f"rl.advantage.mean {self.mean} and std {self.std} belong to estimator: group; with gae the critic is the "
+                f"baseline: set both to none, or estimator to group"
+            )
+        if self.level == "trajectory":
+            raise ParamsError(
+                "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
+            )
+
 
 STD_EPS = 1e-6
 _FLAT = 1e-9
@@ -25,6 +113,8 @@ _FLAT = 1e-9
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of `values` [B] (float64) and count over each row's own group, both [B]."""
+    import torch
+
     count = int(group.max()) + 1 if group.numel() else 0
     sums = torch.zeros(count, dtype=torch.float64).index_add_(0, group, values.double())
     sizes = torch.zeros(count, dtype=torch.float64).index_add_(0, group, torch.ones_like(values, dtype=torch.float64))
@@ -43,6 +133,8 @@ def baseline(rewards: Tensor, group: Tensor, kind: str, weight: Tensor | None = 
     group's other episodes (RLOO). length_weighted: the group's mean weighted by policy tokens `lengths` [B] (OPO).
     Raises ValueError for a group of one episode with a kind that compares within groups.
     """
+    import torch
+
     rewards = rewards.double()
     if kind == "none":
         return torch.zeros_like(rewards)
@@ -64,6 +156,8 @@ def scale(rewards: Tensor, group: Tensor, kind: str, ddof: int = 1, weight: Tens
 
     Raises ValueError for a group (or batch) of one episode.
     """
+    import torch
+
     rewards = rewards.double()
     if kind == "none":
         return torch.ones_like(rewards)
@@ -96,6 +190,8 @@ def rewards_to_go(turn_rewards: Tensor, gamma: float = 1.0) -> Tensor:
 def turn_baselines(togo: Tensor, turns: Tensor, group: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
     """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: for turn u over all episodes that `kind` compares,
     each with its reward-to-go at turn u, or at its last turn if it had fewer."""
+    import torch
+
     columns = torch.arange(togo.shape[1])[None, :]
     held = togo.gather(1, torch.minimum(columns, (turns - 1).clamp(min=0)[:, None]))
     return torch.stack([baseline(held[:, turn], group, kind, weight) for turn in range(togo.shape[1])], 1)
@@ -109,12 +205,16 @@ def episode_returns(batch: TrajectoryBatch) -> Tensor:
 
 def turn_sums(values: Tensor, turn: Tensor, count: int) -> Tensor:
     """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 counts nowhere."""
+    import torch
+
     sums = torch.zeros(values.shape[0], count, dtype=values.dtype)
     return sums.scatter_add_(1, turn.clamp(min=0), torch.where(turn >= 0, values, torch.zeros_like(values)))
 
 
 def _token_togo(batch: TrajectoryBatch) -> Tensor:
     """Sum of the token rewards from each policy token on, [B, T] float64, 0 off the mask."""
+    import torch
+
     if batch.token_rewards is None:
         return torch.zeros(batch.mask.shape, dtype=torch.float64)
     return (batch.token_rewards * batch.mask).double().flip(1).cumsum(1).flip(1) * batch.mask
@@ -122,7 +222,7 @@ def _token_togo(batch: TrajectoryBatch) -> Tensor:
 
 def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """`advantages` [B, T] on policy tokens, 0 elsewhere, at the level that `params` names."""
-    mean, std, ddof = params.mean or "none", params.std or "none", 1 if params.ddof is None else params.ddof
+    mean, std, ddof = params.mean, params.std, params.ddof
     returns = episode_returns(batch)
     divisor = scale(returns, batch.group, std, ddof, batch.weight)
     if params.level in (None, "trajectory"):
@@ -139,7 +239,7 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
     turn_rewards = batch.turn_rewards
     if params.level == "turn" and batch.token_rewards is not None:
         turn_rewards = turn_rewards + turn_sums(batch.token_rewards * batch.mask, batch.turn, turn_rewards.shape[1])
-    togo = rewards_to_go(turn_rewards, 1.0 if params.gamma is None else params.gamma)
+    togo = rewards_to_go(turn_rewards, params.gamma)
     centred = (togo - turn_baselines(togo, batch.turns, batch.group, mean, batch.weight)).gather(1, batch.turn.clamp(min=0))
     if params.level == "token":
         centred = centred + _token_togo(batch)
@@ -148,6 +248,8 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
 
 def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """The batch after the estimator: `whiten` over its policy tokens, damped where filling says so, cut at `clip`."""
+    from stages.algorithms.contract import masked_whiten
+
     advantages = batch.advantages
     assert advantages is not None
     if params.whiten:

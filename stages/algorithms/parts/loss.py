@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from stages.algorithms.contract import TrajectoryBatch
-from stages.parameters.rl import Loss
+from pydantic import Field
+
+from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
+from stages.validation import Count, NonNegative, ParamsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.algorithms.card import Composition
+    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.settings import Rl
+
+
+class Loss(Part):
+    kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
+    """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
+    constant_length: Annotated[Count | None, AppliesTo("aggregation", "constant")] = None
+    """constant: what token sums are divided by, times the number of episodes. null: model.max_length."""
+    kl_coef: NonNegative = 0.0
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k3"
+    entropy_coef: NonNegative = 0.0
+    entropy_aggregation: Annotated[Literal["loss", "token_mean"], AppliesAboveZero("entropy_coef")] = "loss"
+    """What the entropy bonus is taken over: as the rest of the loss, or as a mean over tokens whatever the loss does."""
+
+    @classmethod
+    def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
+        loss = values["loss"]
+        if loss["aggregation"] == "constant" and loss["constant_length"] is None:
+            loss["constant_length"] = max_length
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if self.kind == "policy_gradient" and (rl.epochs > 1 or rl.minibatches > 1):
+            raise ParamsError(
+                f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
+                f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or "
+                f"cispo"
+            )
 
 
 def advantages_of(batch: TrajectoryBatch) -> Tensor:
@@ -17,35 +55,43 @@ def advantages_of(batch: TrajectoryBatch) -> Tensor:
 
 
 def clip_range(params: Loss) -> tuple[float, float]:
-    """(1 - clip_low, 1 + clip_high). Raises ValueError if they are null."""
-    if params.clip_low is None or params.clip_high is None:
-        raise ValueError(f"rl.loss.clip_low and clip_high must be numbers for kind {params.kind}; resolve the parameters first")
+    """(1 - clip_low, 1 + clip_high)."""
     return 1 - params.clip_low, 1 + params.clip_high
 
 
 def log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
     """log pi(y_t) - log pi_old(y_t) on policy tokens, 0 elsewhere: [b, T]."""
+    import torch
+
     return torch.where(batch.mask, logprobs - batch.logprobs_old, torch.zeros_like(logprobs))
 
 
 def sequence_log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
     """Mean of `log_ratio` over an episode's policy tokens, on each of them, 0 elsewhere: [b, T] (GSPO's log s_i)."""
+    import torch
+
     means = log_ratio(logprobs, batch).sum(1) / batch.mask.sum(1).clamp(min=1)
     return torch.where(batch.mask, means[:, None], torch.zeros_like(logprobs))
 
 
 def policy_gradient(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """REINFORCE's term -A_t log pi(y_t), [b, T], 0 off the mask (Williams 1992). No correction for off-policy data."""
+    import torch
+
     return torch.where(batch.mask, -advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
 
 
 def importance(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """-rho_t A_t with rho_t = exp(log pi - log pi_old), [b, T], 0 off the mask: `ppo_clip` without its clip."""
+    import torch
+
     return torch.where(batch.mask, -log_ratio(logprobs, batch).exp() * advantages_of(batch), torch.zeros_like(logprobs))
 
 
 def _clipped_surrogate(logs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """-min(rho A, clip(rho) A) with rho = exp(logs) [b, T]; at most dual_clip |A| where A < 0."""
+    import torch
+
     low, high = clip_range(params)
     ratio, advantages = logs.exp(), advantages_of(batch)
     loss = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
@@ -72,6 +118,8 @@ def gspo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
 def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """-sg[clip(rho_t, 1 - clip_low, 1 + clip_high)] A_t log pi(y_t), [b, T] (MiniMax-M1, arXiv 2506.13585): the weight is cut,
     not the token's gradient."""
+    import torch
+
     low, high = clip_range(params)
     weight = log_ratio(logprobs.detach(), batch).exp().clamp(low, high)
     return torch.where(batch.mask, -weight * advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
@@ -79,6 +127,8 @@ def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
 
 def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """Tokens [b, T] bool where clipping acts: without gradient under ppo_clip and gspo, of a cut weight under cispo."""
+    import torch
+
     if params.kind not in ("ppo_clip", "gspo", "cispo"):
         return torch.zeros_like(batch.mask)
     low, high = clip_range(params)

@@ -1,0 +1,93 @@
+"""The critic: how values of tokens or turns are learnt beside the policy, and whether its support has room for the
+returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from stages.algorithms.parts.part import AppliesIf, Part
+from stages.algorithms.parts.reward import largest_reward
+from stages.validation import NonNegative, ParamsError, Positive
+from stages.values.settings import HeadParams
+from stages.values.supports import check_support
+
+if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
+
+
+def learns_values(rl: Rl) -> bool:
+    """Whether a resolved section asks for a critic, of tokens or of utterances."""
+    return rl.advantage.estimator in ("gae", "utterance")
+
+
+def needs_critic(rl: Rl) -> bool:
+    """Whether a resolved section asks for a critic of tokens, which learns from the batch that the policy learns from."""
+    return rl.advantage.estimator == "gae" or (rl.advantage.estimator == "utterance" and rl.advantage.token_baseline)
+
+
+WITH_CRITIC = AppliesIf(learns_values, "a method with a critic (advantage.estimator: gae or utterance)")
+WITH_TOKEN_CRITIC = AppliesIf(needs_critic, "a method with a critic of tokens (advantage.estimator: gae)")
+
+
+class Critic(Part):
+    learning_rate: Annotated[Positive, WITH_CRITIC] = 0.001
+    coef: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.5
+    warmup_steps: Annotated[int, Field(ge=0), WITH_CRITIC] = 2
+    """Steps in which only the critic learns."""
+    head: Annotated[HeadParams, WITH_CRITIC] = HeadParams()
+    init: Annotated[Literal["policy", "value_model"], WITH_CRITIC] = "policy"
+    """What it starts from: the policy's backbone with an untrained head, or annotate's step-value model, head and all."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        if not learns_values(rl):
+            return
+        if self.warmup_steps >= rl.steps:
+            raise ParamsError(
+                f"rl.critic.warmup_steps ({self.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it below "
+                f"rl.steps"
+            )
+        if self.init == "value_model" and (not rl.reward.environments_own or rl.credit.kind == "progress"):
+            raise ParamsError(
+                "rl.critic.init: value_model starts the critic at the environment's reward still to come, and rl.reward or "
+                "rl.credit puts other rewards in its place; set init to policy, or these to the environment's"
+            )
+        if shapes_returns(rl):
+            _check_support(rl, *reward_range(rl))
+
+
+def shapes_returns(rl: Rl) -> bool:
+    """Whether returns are other than the environment's own; per-token penalties and bonuses for tool calls aside."""
+    return not rl.reward.environments_own or rl.reward.overlong_penalty > 0 or rl.credit.kind == "progress"
+
+
+def check_returns(rl: Rl, low: float, high: float) -> None:
+    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high]."""
+    if learns_values(rl) and not shapes_returns(rl):
+        _check_support(rl, low, high)
+
+
+def _check_support(rl: Rl, low: float, high: float) -> None:
+    try:
+        check_support(rl.critic.head, low, high, "returns")
+    except ValueError as error:
+        raise ParamsError(f"rl.critic.{error}") from error
+
+
+def reward_range(rl: Rl) -> tuple[float, float]:
+    """The smallest and the largest return that is sure to come up where the environment's is in [0, 1]: after shaping, and with
+    one turn's grounding; per-token penalties and bonuses for tool calls aside."""
+    reward = rl.reward
+    low, high = 0.0, largest_reward(reward)
+    if rl.credit.kind == "progress" and rl.credit.grounding_coef:
+        if rl.credit.grounding == "penalty":
+            low = -rl.credit.grounding_coef
+        else:
+            high = (1.0 if high is None else high) + rl.credit.grounding_coef
+    if reward.kind == "hierarchical":
+        low += min(0.0, reward.format_penalty)
+    if reward.wrong is not None:
+        low += reward.wrong
+    return low - reward.overlong_penalty, 1.0 if high is None else high

@@ -1,0 +1,111 @@
+"""External tokens: what the loss of a demonstration's tokens is while the policy learns from its own episodes beside it.
+
+With p and p_old the policy's probability of a token now and before the step, and A the advantage of the token's episode in its
+group, the loss is -A C r, where C = (1 - sg[p])^gamma is the exploration-based weight (high where the policy does not expect the
+token) and r one of
+
+    mis   2 p / (p_w + p_old), p_w = mix p_old + (1 - mix) U   multiple importance sampling (Dong et al., arXiv 2508.00222): the
+                                                               unknown behaviour policy is a mixture with a uniform one
+    pi    p                                                    the behaviour's probability taken as 1
+    old   p / p_old                                            the demonstration taken for the policy's own
+
+or it is -coef log p (sft), which follows demonstrations whatever they bring. The paper's U is one over the vocabulary, its code's
+the number 1: for U = 1/V and p_old >> U, r is about 4/3 at any p = p_old, for U = 1 it is about 4 p for small p. Two methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from stages.algorithms.parts.loss import advantages_of
+from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
+from stages.validation import NonNegative, ParamsError, Positive, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.algorithms.card import Composition
+    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.settings import Rl
+
+
+class External(Part):
+    """Episodes of somebody else in the policy's groups: curated demonstrations of the group's task."""
+
+    data = ("episodes",)
+
+    per_group: Annotated[int, Field(ge=0)] = 0
+    """How many episodes of a group are demonstrations in place of the policy's own; fewer where the task has fewer."""
+    source: Annotated[Literal["expert", "all"], AppliesAboveZero("per_group")] = "expert"
+    """Which demonstrations: the expert's straight ones, or the noisy ones too."""
+    loss: Annotated[Literal["mis", "pi", "old", "sft"], AppliesAboveZero("per_group")] = "mis"
+    """Of external tokens: -A C r with the ratio r = 2 p / (p_w + p_old) (mis), p (pi: the behaviour's probability taken as 1) or
+    p / p_old (old); sft: -coef log p, whatever the reward."""
+    mix: Annotated[Share, AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 0.5
+    """mis: the unknown behaviour policy is p_w = mix * p_old + (1 - mix) * U."""
+    u: Annotated[Positive | Literal["vocabulary"], AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 1.0
+    """mis: U, a number, or one over the size of the vocabulary."""
+    ratio_max: Annotated[Positive | None, AppliesAboveZero("per_group"), AppliesTo("loss", "mis", "pi", "old")] = None
+    """mis, pi, old: the ratio is cut there, and has no gradient beyond."""
+    gamma: Annotated[NonNegative, AppliesAboveZero("per_group"), AppliesTo("loss", "mis", "pi", "old")] = 0.0
+    """mis, pi, old: exploration-based advantage, C = (1 - p)^gamma; 0: C = 1."""
+    coef: Annotated[NonNegative, AppliesAboveZero("per_group"), AppliesTo("loss", "sft")] = 1.0
+    """sft: weight of the negative log-probability."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        count = self.per_group
+        if count and count >= rl.group_size:
+            raise ParamsError(
+                f"rl.external.per_group is {count} and rl.group_size {rl.group_size}: no episode of the policy's own would be "
+                f"left; lower per_group, or raise group_size"
+            )
+        if count and rl.advantage.estimator == "gae":
+            raise ParamsError(
+                "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of somebody "
+                "else's policy; set per_group to 0, or estimator to group"
+            )
+
+
+def uniform(params: External, vocabulary: int | None) -> float:
+    """U. Raises ValueError if it is one over a vocabulary of unknown size."""
+    if params.u != "vocabulary":
+        return params.u
+    if vocabulary is None:
+        raise ValueError("rl.external.u: vocabulary needs the size of the policy's vocabulary, and the batch does not tell it")
+    return 1.0 / vocabulary
+
+
+def ratio(logprobs: Tensor, old: Tensor, params: External, vocabulary: int | None = None) -> Tensor:
+    """r of current and old log-probabilities, their shape; cut at `ratio_max`. Bounded by 2 / ((1 - mix) U) for mis."""
+    if params.loss == "pi":
+        found = logprobs.exp()
+    elif params.loss == "old":
+        found = (logprobs - old).exp()
+    else:
+        mix, before = params.mix, old.exp()
+        found = 2 * logprobs.exp() / ((1 + mix) * before + (1 - mix) * uniform(params, vocabulary))
+    return found if params.ratio_max is None else found.clamp(max=params.ratio_max)
+
+
+def exploration(logprobs: Tensor, gamma: float) -> Tensor:
+    """C = (1 - p)^gamma, without gradient; 1 for gamma 0."""
+    import torch
+
+    if gamma == 0:
+        return torch.ones_like(logprobs)
+    return (1 - logprobs.detach().exp()).clamp(min=0.0) ** gamma
+
+
+def external_loss(logprobs: Tensor, batch: TrajectoryBatch, params: External) -> Tensor:
+    """Per-token loss [b, T] on external tokens, 0 elsewhere. Raises ValueError if the batch has no advantages."""
+    import torch
+
+    assert batch.external is not None
+    if params.loss == "sft":
+        losses = -params.coef * logprobs
+    else:
+        weight = advantages_of(batch) * exploration(logprobs, params.gamma)
+        losses = -weight * ratio(logprobs, batch.logprobs_old, params, batch.vocabulary)
+    return torch.where(batch.external, losses, torch.zeros_like(losses))

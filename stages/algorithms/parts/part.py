@@ -1,0 +1,160 @@
+"""What the parts of section `rl` have in common: keys that the method chooses unless the user does, and when a key applies.
+
+A key nobody set is null in params.yaml, and in a dump of what the user gave: the method chooses it, or else its default holds.
+`model_fields_set` of a part that the user gave is what he set. Light to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from stages.validation import ParamsError, Section
+
+if TYPE_CHECKING:
+    from stages.algorithms.card import Composition
+    from stages.algorithms.settings import Rl
+
+
+class Layered(Section):
+    """A section with keys that are laid over a method's own choices; null is a key that was not set."""
+
+    layered: ClassVar[frozenset[str] | None] = None
+    """Those keys; None: all."""
+
+    @classmethod
+    def layered_keys(cls) -> list[str]:
+        return [name for name in cls.model_fields if cls.layered is None or name in cls.layered]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_set(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        keys = cls.layered_keys()
+        return {key: value for key, value in values.items() if value is not None or key not in keys}
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        for name in self.layered_keys():
+            if name not in self.model_fields_set:
+                if name in found:
+                    found[name] = None
+            elif info.exclude_defaults and name not in found:
+                # A default that the user asked for goes before the method's choice, so it is no default.
+                found |= self.model_dump(mode=info.mode, include={name})
+        return found
+
+    def _asked(self) -> set[str]:
+        return self.model_fields_set & set(self.layered_keys())
+
+    def __eq__(self, other: object) -> bool:
+        """Equal values, set by the same hand: a default that was set goes before a method's choice."""
+        return super().__eq__(other) and isinstance(other, Layered) and self._asked() == other._asked()
+
+
+class Part(Layered):
+    """A part of an algorithm. Its defaults hold where neither the method nor the user says anything."""
+
+    switch: ClassVar[str] = "kind"
+    """The key that is `own` where a method brings a function of its own for the part."""
+    data: ClassVar[tuple[str, ...]] = ("episodes", "records")
+    """What methods that have this part learn from (stages.algorithms.card.Composition.data)."""
+    applies: ClassVar[Condition | None] = None
+    """When any key of the part has an effect; None: always."""
+
+    @classmethod
+    def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
+        """Fill in keys of the section's `values` that follow from others; `given`: the user's; max_length: model.max_length."""
+
+    def check(self, rl: Rl, method: Composition) -> None:
+        """Raise ParamsError for what can't be combined; `rl`: the resolved section."""
+
+
+def get(rl: Rl, key: str) -> Any:
+    """The value of a dotted key of section `rl`."""
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(rl, section) if section else rl, name)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When a key has an effect. `holds`: of a resolved section; `words`: what it needs, for a message. Conditions of one key must
+    all hold. Keys without a dot are of the part itself."""
+
+    holds: Callable[[Rl, str], bool]
+    words: Callable[[str], str]
+
+
+def _whole(part: str, key: str) -> str:
+    return key if "." in key else f"{part}.{key}"
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def AppliesTo(key: str, *values: Any) -> Condition:  # noqa: N802 - reads as a type in an annotation
+    """Where `key` has one of `values`."""
+    named = [str(value) for value in values if value != "own"]
+    told = " or ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
+    return Condition(lambda rl, part: get(rl, _whole(part, key)) in values, lambda part: f"{_whole(part, key)}: {told}")
+
+
+def AppliesAboveZero(key: str) -> Condition:  # noqa: N802
+    """Where the number `key` is above 0."""
+    return Condition(lambda rl, part: get(rl, _whole(part, key)) > 0, lambda part: f"{_a(_whole(part, key))} above 0")
+
+
+def AppliesIf(holds: Callable[[Rl], bool], words: str) -> Condition:  # noqa: N802
+    """Where `holds` is true of the resolved section; `words` say what that takes."""
+    return Condition(lambda rl, _: holds(rl), lambda _: words)
+
+
+def conditions(part: type[Part], key: str) -> list[Condition]:
+    """All that must hold for `key` of `part` to have an effect."""
+    own = [item for item in part.model_fields[key].metadata if isinstance(item, Condition)]
+    return [*([part.applies] if part.applies else []), *own]
+
+
+def parts_of(rl: Rl) -> dict[str, Part]:
+    """The parts of section `rl` by key, in the order of its fields."""
+    return {name: value for name, value in rl if isinstance(value, Part)}
+
+
+SOURCES = {"pairs": "stored pairs", "stored": "recorded episodes"}
+"""Of methods with losses of a kind of their own, by stages.algorithms.card.Composition.data."""
+
+
+def refuse_idle_parts(given: Rl, method: Composition) -> None:
+    """Raise ParamsError for a key that the user set of a part that the method does without."""
+    slug = method.card.slug
+    for name, part in parts_of(given).items():
+        if method.data in part.data:
+            continue
+        for key in (key for key in type(part).model_fields if key in part.model_fields_set):
+            if part.data == ("pairs",):
+                why = "learns from episodes; set it to null, or algorithm to one that learns from pairs, such as dpo"
+            elif method.data in SOURCES:
+                why = f"learns from {SOURCES[method.data]}, not from what it plays; set it to null"
+            else:
+                why = "learns from recorded episodes and plays none; set it to null"
+            raise ParamsError(f"rl.{name}.{key} has no effect: algorithm {slug} {why}")
+
+
+def refuse_idle_keys(given: Rl, resolved: Rl, method: Composition) -> None:
+    """Raise ParamsError for a key that the user set and that has no effect as the other keys are."""
+    for name, part in parts_of(given).items():
+        for key in (key for key in type(part).model_fields if key in part.model_fields_set):
+            lacking = [condition for condition in conditions(type(part), key) if not condition.holds(resolved, name)]
+            if not lacking:
+                continue
+            words = " and ".join(condition.words(name) for condition in lacking)
+            raise ParamsError(
+                f"rl.{name}.{key} has no effect here: it needs {words} (algorithm {method.card.slug}); set it to null, or change "
+                f"that"
+            )

@@ -1,0 +1,39 @@
+"""Which training tasks rl may draw. What selects them: stages/training/curriculum.py. Light to import."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from stages.validation import NonNegative, Section, Share
+
+
+class Histogram(Section):
+    """Shares of easy, medium and hard tasks; only their proportions matter."""
+
+    easy: NonNegative = 1.0
+    medium: NonNegative = 1.0
+    hard: NonNegative = 1.0
+
+    @model_validator(mode="after")
+    def _some(self) -> Histogram:
+        if self.easy + self.medium + self.hard == 0:
+            raise ValueError("easy, medium and hard are all 0: no task would be left")
+        return self
+
+
+class Selection(Section):
+    """Which training tasks RL may draw."""
+
+    kind: Literal["all", "model_aware"] = "all"
+    """`model_aware`: only tasks that rollout measured and that the SFT policy solves sometimes, weighted by `target`."""
+    easy_min: Share = 0.75
+    hard_max: Share = 0.25
+    target: Histogram = Histogram()
+
+    @model_validator(mode="after")
+    def _order(self) -> Selection:
+        if self.hard_max >= self.easy_min:
+            raise ValueError(f"hard_max ({self.hard_max}) must be below easy_min ({self.easy_min})")
+        return self

@@ -1,0 +1,85 @@
+"""Section `rl` of params.yaml: the parts of an algorithm, each with its own settings (stages/algorithms/parts), and how it is
+trained. What is not set the method chooses: stages/algorithms/resolve.py. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stages.algorithms.parts.advantage import Advantage
+from stages.algorithms.parts.branching import Branching
+from stages.algorithms.parts.credit import Credit
+from stages.algorithms.parts.critic import Critic
+from stages.algorithms.parts.curriculum import Curriculum
+from stages.algorithms.parts.external import External
+from stages.algorithms.parts.filling import Filling
+from stages.algorithms.parts.horizon import Horizon
+from stages.algorithms.parts.loss import Loss
+from stages.algorithms.parts.part import Layered
+from stages.algorithms.parts.preference import Preference
+from stages.algorithms.parts.replay import Replay
+from stages.algorithms.parts.reward import Reward
+from stages.algorithms.parts.selection import Selection
+from stages.parameters.shared import SamplingParams
+from stages.validation import Count, NonNegative, Positive, Section, Share
+
+
+class Rl(Layered):
+    layered = frozenset({"minibatches"})
+
+    algorithm: str = "grpo"
+    """A module of stages/algorithms/methods, or an entry point of the group bellwether.algorithms."""
+    settings: Any = {}
+    """The algorithm's own keys, where it has any: a mapping, or (resolved) the algorithm's own section."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
+    steps: Count = 20
+    environment_steps: Count | None = None
+    """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
+    stop_at_success: Share | None = None
+    """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
+    tasks_per_step: Count = 16
+    group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    epochs: Count = 1
+    """Passes over each batch of episodes."""
+    minibatches: Count = 1
+    """Optimiser steps per pass; where none are set as many as the method takes, or one per task where there are fewer."""
+    learning_rate: Positive = 3e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 2
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    checkpoint_every: Count = 5
+    sampling: SamplingParams = SamplingParams()
+    dead_groups: Literal["keep", "drop"] = "drop"
+    """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""
+    share_prefixes: bool = True
+    """Read what episodes have in common at their start (prompts, equal first turns) once for all of them; False: read every
+    episode whole. The same gradient to float rounding."""
+    reward: Reward = Reward()
+    branching: Branching = Branching()
+    filling: Filling = Filling()
+    external: External = External()
+    horizon: Horizon = Horizon()
+    advantage: Advantage = Advantage()
+    credit: Credit = Credit()
+    loss: Loss = Loss()
+    critic: Critic = Critic()
+    replay: Replay = Replay()
+    preference: Preference = Preference()
+    curriculum: Curriculum = Curriculum()
+    selection: Selection = Selection()
+
+    @field_validator("settings")
+    @classmethod
+    def _keys(cls, value: Any) -> Any:
+        if not isinstance(value, (Mapping, Section)):
+            raise ValueError("must be a mapping of the algorithm's own keys; {} where it has none")
+        return value
+
+    @model_validator(mode="after")
+    def _groups(self) -> Rl:
+        if self.minibatches > self.tasks_per_step:
+            raise ValueError("minibatches are made of whole groups: at most tasks_per_step of them")
+        return self

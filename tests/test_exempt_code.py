@@ -29,6 +29,7 @@ MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part th
 TAKEN = {
     "stages.checkpoints.Checkpoints": "an output is the same with and without them",
     "stages.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
+    "stages.installed.Group": "finds plugins, whose code data/packages sees change",
     "stages.params.load_params": "reads the file",
     "stages.progress.Progress": "shows",
     "stages.runtime.StageContext": "paths, and what it tells of a run",

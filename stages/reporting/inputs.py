@@ -55,6 +55,7 @@ NO_EFFECT = (
     "domains.py",
     "export.py",
     "files.py",
+    "installed.py",
     "lineage.py",
     "packages.py",
     "parameters",

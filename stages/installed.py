@@ -77,7 +77,11 @@ def described(error: BaseException) -> str:
 
 def place(thing: Any) -> str:
     """`file:line` of a class, function, method or of an instance's class; its name where there is no source."""
-    subject = inspect.unwrap(thing) if callable(thing) else thing
+    subject = getattr(thing, "func", thing)  # a partial's function
+    owner = getattr(subject, "__self__", None)
+    if owner is not None and getattr(subject, "__module__", "").startswith("stages."):
+        subject = type(owner)  # what a class inherits from here is the class's own to mend
+    subject = inspect.unwrap(subject) if callable(subject) else subject
     if not (inspect.isclass(subject) or inspect.isroutine(subject) or inspect.ismodule(subject)):
         subject = type(subject)
     try:

@@ -55,7 +55,7 @@ def _merger(method: str, found: Any) -> Merger:
     if lacking:
         raise MergeError(
             f"merge.method '{method}': {GROUP.place(made)} is no merger, it lacks {', '.join(lacking)}; "
-            "inherit from stages.plugins.Merge or DeltaMethod (docs/extending.md)"
+            "inherit from stages.plugins.DeltaMethod, or see Merger there (docs/extending.md)"
         )
     return made
 

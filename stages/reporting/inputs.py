@@ -49,6 +49,7 @@ NODE_COLUMNS = (
 
 NO_EFFECT = (
     "__init__.py",
+    "checking.py",
     "checkpoints.py",
     "command.py",
     "costs.py",

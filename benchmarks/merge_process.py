@@ -56,11 +56,9 @@ def disk_bytes() -> dict[str, int]:
 def ours(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:
     from stages.merging.settings import MergeSettings
     from stages.merging.streaming import merge_folders
-    from stages.params import Ram, Ties
 
-    settings = MergeSettings(
-        weights=(1.0,) * len(models), density=DENSITY, ram=Ram(eps=EPSILON, scope="global"), ties=Ties(scope="tensor")
-    )
+    given = {"density": DENSITY, "ram": {"eps": EPSILON, "scope": "global"}, "ties": {"scope": "tensor"}}
+    settings = MergeSettings((1.0,) * len(models), given)
     return lambda: merge_folders(method, models, base, out, settings, seed=0, out_dtype="float32")
 
 

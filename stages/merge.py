@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from stages.merging.streaming import MergeResult
 
 
-HARDLY_ANY = 0.01
-"""Share of changed entries below which a merge is not worth the name."""
-
-
 def base_folder(context: StageContext) -> Path:
     """The model deltas are taken against: the SFT policy, or the base model itself."""
     if context.params.merge.base == "sft":
@@ -56,30 +52,16 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, settin
     )
 
 
-def scan_summary(method: str, result: MergeResult, settings: MergeSettings, domains: list[str]) -> dict[str, Any]:
-    """What the first pass found, as far as it says something to people: RAM+'s counts and enlargements per domain."""
-    if method != "ram_plus" or result.totals is None:
-        return {}
-    from stages.merging.ram import enlargement
+def remarks(method: str, settings: MergeSettings, result: MergeResult, changed: dict[str, float | None]) -> dict[str, Any]:
+    """What the method tells people of its first pass, for the report; what it warns of goes to standard error. `changed`: domain
+    -> share of its weights that count as changed."""
+    from stages.merging.registry import bind, get_merger
 
-    shared, unique = result.totals["shared"], result.totals["unique"]
-    scale = enlargement(shared, unique, settings.ram.r, settings.ram.alpha)
-    return {
-        domain: {"shared": int(shared[i]), "unique": int(unique[i]), "enlargement": scale[i]} for i, domain in enumerate(domains)
-    }
-
-
-def warn_of_empty_deltas(method: str, eps: float, changed: dict[str, float | None]) -> None:
-    """RAM takes changes of at most eps for none. Where that is nearly all that a specialist learned, say so."""
-    if not method.startswith("ram"):
-        return
-    for domain, share in changed.items():
-        if share is not None and share < HARDLY_ANY:
-            print(
-                f"merge: merge.ram.eps {eps:g} counts {share:.1%} of rl@{domain}'s weights as changed, so the merged model takes "
-                "next to nothing from it; lower merge.ram.eps",
-                file=sys.stderr,
-            )
+    merger: Any = get_merger(method)
+    params = bind(method, settings)
+    for warning in merger.warnings(params, changed) if hasattr(merger, "warnings") else ():
+        print(f"merge: {warning}", file=sys.stderr)
+    return merger.told(result.totals, params, list(changed)) if hasattr(merger, "told") else {}
 
 
 def run(context: StageContext) -> None:
@@ -92,7 +74,7 @@ def run(context: StageContext) -> None:
     base = base_folder(context)
     settings = MergeSettings.of(merge, domains)
     # What tunes another method (a factor on deltas, a missing division) means nothing to the average it is compared with.
-    average = replace(settings, lam=1.0, normalize=None)
+    average = replace(settings, given={}, own={})
     method = merge.method
     if len(domains) == 1:
         method, settings = "linear", average
@@ -103,7 +85,6 @@ def run(context: StageContext) -> None:
     models = [context.data / "models" / "rl" / domain for domain in domains]
     diagnostics = measure(domains, models, base, merge.ram.eps, context.progress)
     changed = {domain: diagnostics["models"][domain]["changed_fraction"] for domain in domains}
-    warn_of_empty_deltas(method, merge.ram.eps, changed)
     merged, linear = context.data / "models" / "merged", context.data / "models" / "merged_linear"
     report = {
         "method": method,
@@ -114,7 +95,7 @@ def run(context: StageContext) -> None:
         "linear_parameters": used_parameters("linear", average),
         "tensors": result.tensors,
         "entries": result.entries,
-        "scan": scan_summary(method, result, settings, domains),
+        "scan": remarks(method, settings, result, changed),
         "distance_to_linear": relative_distance(merged, linear, base),
         "diagnostics": diagnostics,
     }

@@ -25,6 +25,8 @@ from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
 from stages.command import command
 from stages.files import atomic_file
+from stages.merging.methods import dare, ram, slerp, ties
+from stages.merging.registry import check_method, own_settings
 from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
@@ -118,43 +120,30 @@ class Rollout(Section):
     sampling: SamplingParams = SamplingParams()
 
 
-class Ram(Section):
-    eps: Positive = 1e-3
-    r: NonNegative = 0.1
-    alpha: NonNegative = 1.0
-    scope: Literal["global", "tensor"] = "global"
+class Merge(ties.Settings, dare.Settings, slerp.Settings, ram.Settings):
+    """How the specialists become one model: what all methods have, and the keys of those shipped here."""
 
-
-class Ties(Section):
-    scope: Literal["global", "tensor"] = "tensor"
-
-
-class Slerp(Section):
-    t: Share = 0.5
-    gradient: list[Share] = []
-    """t over depth, first layer to last, in place of one t for all; evenly spaced and interpolated. Empty: t everywhere."""
-    dot_threshold: Share = 0.9995
-
-
-MergeMethod = Literal["linear", "task_arithmetic", "slerp", "ties", "dare", "dare_ties", "ram", "ram_plus"]
-
-
-class Merge(Section):
-    method: MergeMethod = "ram_plus"
+    method: str = "ram_plus"
+    """A module of stages/merging/methods, or a method of another package (docs/extending.md)."""
     base: Literal["sft", "base"] = "sft"
     """What deltas are taken against."""
     weights: dict[str, Positive] = {}
     """Per domain; 1 where not given."""
-    normalize: bool | None = None
-    """null: the method's own default."""
-    lam: NonNegative = 1.0
-    density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    rescale: Literal["inverse_density", "l1", "none"] = "inverse_density"
-    ties: Ties = Ties()
-    slerp: Slerp = Slerp()
-    ram: Ram = Ram()
+    settings: dict[str, Any] = {}
+    """Keys of a method that have no place in this section: those of methods from other packages."""
     out_dtype: Literal["float32", "bfloat16"] = "float32"
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        check_method(value)
+        return value
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Merge:
+        own_settings(self.method, self.model_dump(exclude={"settings"}), self.settings)
+        return self
 
 
 class BestOf(Section):

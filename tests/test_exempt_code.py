@@ -36,6 +36,7 @@ TAKEN = {
     "stages.files.atomic_files": WHOLE,
     "stages.files.atomic_folder": WHOLE,
     "stages.files.atomic_text": WHOLE,
+    "stages.installed.Group": "finds plugins, whose code data/packages sees change",
     "stages.params.load_params": "reads the file",
     "stages.progress.Progress": "shows",
     "stages.runtime.StageContext": "paths, and what it tells of a run",

@@ -6,22 +6,21 @@ or its COMPOSITION.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
 
 from stages.algorithms import methods
 from stages.algorithms.card import Card, Composition
+from stages.installed import Group, place
 from stages.validation import ParamsError
 
-GROUP = "bellwether.algorithms"
+GROUP = Group("bellwether.algorithms", "rl.algorithm")
 
 
 def names() -> list[str]:
     """Every known name, sorted. Looks at file names and package metadata alone."""
     own = {module.name for module in pkgutil.iter_modules(methods.__path__)}
-    return sorted(own | {entry.name for entry in entry_points(group=GROUP)})
+    return sorted(own | set(GROUP.points()))
 
 
 def composition(name: str) -> Composition:
@@ -30,16 +29,10 @@ def composition(name: str) -> Composition:
     if any(module.name == name for module in pkgutil.iter_modules(methods.__path__)):
         found = importlib.import_module(f"{methods.__name__}.{name}")
     else:
-        entry = next(iter(entry_points(group=GROUP, name=name)), None)
-        if entry is None:
-            known = names()
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise ParamsError(f"unknown rl.algorithm '{name}'; {hint}")
-        found = entry.load()
+        found = GROUP.load(name, names())
     made = getattr(found, "COMPOSITION", found)
     if not isinstance(made, Composition):
-        raise ParamsError(f"rl.algorithm '{name}': {found!r} has no COMPOSITION (stages.algorithms.card.Composition)")
+        raise ParamsError(f"rl.algorithm '{name}': {place(found)} has no COMPOSITION; set it to a stages.plugins.Composition")
     return made
 
 

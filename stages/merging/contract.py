@@ -1,23 +1,34 @@
 """The contract of every merge method: tensors stream by name, one at a time; deltas are float32.
 
-A method is a `Merger`: an optional `scan` (first pass, integers or small sums only) and `merge_tensor` (second pass).
+A method is a `Merger`: an optional `scan` (first pass, integers or small sums only) and `merge_tensor` (second pass). Its module
+imports torch inside functions, since params.yaml is checked with `Settings`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Generator, Tensor
+from stages.cards import Card
+from stages.merging.settings import MergeParams
+from stages.validation import Section
 
-from stages.algorithms.card import Card
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 
 class Merger(Protocol):
+    """Optional: `told(totals, params, domains) -> dict` (what the first pass found, for reports/merge.json) and
+    `warnings(params, changed) -> list[str]` (`changed`: domain -> share of its weights that differ from the base's)."""
+
     card: Card
+    Settings: type[Section]
+    """Keys that the method reads beside the weights."""
+    weighted: bool
+    """Whether it reads `merge.weights`."""
     needs_base: bool
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: Any) -> Mapping[str, Any] | None:
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         """Statistics of one tensor, added up over all tensors before the second pass; None if the method has no first pass."""
         ...
 
@@ -26,7 +37,7 @@ class Merger(Protocol):
         name: str,
         base: Tensor | None,
         models: Sequence[Tensor],
-        params: Any,
+        params: MergeParams,
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Generator, Tensor
+from stages.merging.settings import MergeError, MergeParams
 
-from stages.merging.settings import MergeError, MergeSettings
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 
 class DeltaMethod(ABC):
     """What delta methods have in common: they need a base and, unless they say otherwise, no first pass."""
 
     needs_base = True
+    weighted = True
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         return None
 
     def merge_tensor(
@@ -29,7 +30,7 @@ class DeltaMethod(ABC):
         name: str,
         base: Tensor | None,
         models: Sequence[Tensor],
-        params: MergeSettings,
+        params: MergeParams,
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
@@ -39,12 +40,14 @@ class DeltaMethod(ABC):
         return self.merged_delta(deltas, params, rng, totals).add_(base.float())
 
     @abstractmethod
-    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         """deltas [N, *shape] -> [*shape]: what is added to the base; `totals`: what the first pass counted, if any."""
 
 
 def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
     """t: [N, *shape] float32, model i minus base. Raises MergeError without a base."""
+    import torch
+
     if base is None:
         raise MergeError(f"tensor {name}: this merge method works on deltas and needs a base model (merge.base)")
     origin = base.float()
@@ -56,11 +59,15 @@ def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Te
 
 def weight_column(weights: Sequence[float], like: Tensor) -> Tensor:
     """Weights as [N, 1, ..., 1], to broadcast over `like`: [N, *shape]."""
+    import torch
+
     return torch.tensor(weights, dtype=torch.float32).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def combine(deltas: Tensor, weights: Sequence[float], *, elect: bool, normalize: bool, lam: float) -> Tensor:
     """lam * sum_i w_i t_i (/ divisor): deltas [N, *shape] -> [*shape]; `elect` keeps only entries of the elected sign."""
+    import torch
+
     column = weight_column(weights, deltas)
     weighted = deltas * column
     if elect:

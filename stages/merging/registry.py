@@ -1,56 +1,102 @@
-"""Merge methods by name, and the check that a setting which a method has no use for is refused rather than ignored."""
+"""Merge methods by name, and the check that a setting which a method has no use for is refused rather than ignored.
+
+A method is a module of stages/merging/methods with a MERGER; its file's name is its name. Those of other packages are found
+through the entry-point group `bellwether.mergers`, whose entries name such a module, its MERGER or the class. Light to import.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import ValidationError
 
+from stages.cards import Card
+from stages.installed import Group
+from stages.merging import methods
 from stages.merging.contract import Merger
-from stages.merging.dare import Dare, DareTies
-from stages.merging.linear import Linear
-from stages.merging.ram import Ram, RamPlus
-from stages.merging.settings import MergeError, MergeSettings
-from stages.merging.slerp import Slerp
-from stages.merging.task_arithmetic import TaskArithmetic
-from stages.merging.ties import Ties
+from stages.merging.settings import MergeError, MergeParams, MergeSettings
+from stages.validation import ParamsError, explain
+
+GROUP = Group("bellwether.mergers", "merge.method")
+LOADED: dict[str, Merger] = {}
+"""Methods in use, by name."""
 
 
-class RegisteredMerger(Merger, Protocol):
-    """A merger that also says which fields of `MergeSettings` it reads."""
-
-    parameters: tuple[str, ...]
-
-
-MERGERS: dict[str, RegisteredMerger] = {
-    merger.card.slug: merger for merger in (Linear(), TaskArithmetic(), Slerp(), Ties(), Dare(), DareTies(), Ram(), RamPlus())
-}
+def shipped() -> list[str]:
+    """Names of this repository's methods, sorted. Looks at file names alone."""
+    return sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
 
 
-def get_merger(method: str) -> RegisteredMerger:
-    """The merger called `method`. Raises MergeError with the known names."""
-    if method not in MERGERS:
-        raise MergeError(f"merge.method '{method}' is unknown; known: {', '.join(MERGERS)}")
-    return MERGERS[method]
+def get_merger(method: str) -> Merger:
+    """The merger called `method`. Raises MergeError with the known names, and for a plugin that can't be used."""
+    if method not in LOADED:
+        if method in shipped():
+            found = importlib.import_module(f"{methods.__name__}.{method}")
+        else:
+            try:
+                found = GROUP.load(method, shipped())
+            except ParamsError as error:
+                raise MergeError(str(error)) from error
+        LOADED[method] = _merger(method, found)
+    return LOADED[method]
 
 
-def check_settings(method: str, settings: MergeSettings) -> None:
-    """Raise MergeError if a setting that is not neutral means nothing to `method`."""
-    used = get_merger(method).parameters
-    if "weights" not in used and any(weight != 1.0 for weight in settings.weights):
+def _merger(method: str, found: Any) -> Merger:
+    made = getattr(found, "MERGER", found)
+    if isinstance(made, type):
+        try:
+            made = made()
+        except Exception as error:
+            raise MergeError(GROUP.fault(method, error)) from error
+    lacking = [name for name in ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor") if not hasattr(made, name)]
+    if lacking:
+        raise MergeError(
+            f"merge.method '{method}': {GROUP.place(made)} is no merger, it lacks {', '.join(lacking)}; "
+            "inherit from stages.plugins.DeltaMethod, or see Merger there (docs/extending.md)"
+        )
+    return made
+
+
+def check_method(method: str) -> None:
+    """Raise MergeError with the known names if no method is called so; imports nothing."""
+    if method not in LOADED and method not in shipped() and method not in GROUP.points():
+        raise MergeError(f"is unknown{GROUP.hint(method, shipped())}")
+
+
+def own_settings(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    """An instance of the method's `Settings`: of the keys of section `merge` (`given`) where the method is shipped here and they
+    are there, and of `merge.settings` (`own`). Raises MergeError with the known names, or the range."""
+    model = get_merger(method).Settings
+    shared = {key: given[key] for key in (model.model_fields if method in shipped() else ()) if key in given}
+    if placed := sorted(set(shared) & set(own)):
+        raise MergeError(f"gives {', '.join(placed)}, which merge.method {method} reads from section merge itself; move it")
+    try:
+        return model(**shared, **own)
+    except ValidationError as error:
+        raise MergeError(explain(error, model, f"merge.method {method}", "merge.settings.")) from error
+
+
+def bind(method: str, settings: MergeSettings, layers: int = 1) -> MergeParams:
+    """`settings` as `method` gets them. Raises MergeError for a setting that means nothing to it, or a bad value."""
+    merger = get_merger(method)
+    fields = merger.Settings.model_fields if method in shipped() else {}
+    if not merger.weighted and any(weight != 1.0 for weight in settings.weights):
         raise MergeError(f"params.yaml: merge.weights has no meaning for merge.method {method}; remove the weights")
-    if "normalize" not in used and settings.normalize is not None:
-        raise MergeError(f"params.yaml: merge.normalize has no meaning for merge.method {method}; set it to null")
-    if "lam" not in used and settings.lam != 1.0:
-        raise MergeError(f"params.yaml: merge.lam has no meaning for merge.method {method}; set it to 1.0")
+    for key, neutral, shown in (("normalize", None, "null"), ("lam", 1.0, "1.0")):
+        if key not in fields and settings.given.get(key, neutral) != neutral:
+            raise MergeError(f"params.yaml: merge.{key} has no meaning for merge.method {method}; set it to {shown}")
+    return MergeParams(settings.weights, own_settings(method, settings.given, settings.own), layers)
 
 
 def used_parameters(method: str, settings: MergeSettings) -> dict[str, Any]:
     """The settings that `method` reads, as plain values for a report."""
-    values: dict[str, Any] = {}
-    for field in get_merger(method).parameters:
-        value = getattr(settings, field)
-        if isinstance(value, BaseModel):
-            value = value.model_dump(mode="json")
-        values[field] = list(value) if isinstance(value, tuple) else value
-    return values
+    weights = {"weights": list(settings.weights)} if get_merger(method).weighted else {}
+    return {**weights, **bind(method, settings).settings.model_dump(mode="json")}
+
+
+def cards() -> list[Card]:
+    """The cards of the shipped methods, by name."""
+    return [get_merger(name).card for name in shipped()]

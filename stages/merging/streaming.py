@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from stages.files import atomic_folder
 from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary, open_folder
-from stages.merging.registry import check_settings, get_merger
-from stages.merging.settings import MergeError, MergeSettings
-from stages.merging.slerp import layer_index
+from stages.merging.layers import layer_index
+from stages.merging.registry import bind, get_merger
+from stages.merging.settings import MergeError, MergeParams, MergeSettings
 from stages.merging.writer import OutputTensor, copy_companions, plan_shards, write_weights
 from stages.progress import Progress
 from stages.seeding import key64
@@ -84,16 +84,14 @@ def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(key64("merge", seed, method, name) % 2**63)
 
 
-def scan_totals(
-    method: str, inputs: Inputs, settings: MergeSettings, progress: ProgressFactory = silent
-) -> dict[str, Any] | None:
+def scan_totals(method: str, inputs: Inputs, params: MergeParams, progress: ProgressFactory = silent) -> dict[str, Any] | None:
     """First pass: the method's statistics added up over all tensors; None if it has no first pass."""
     merger = get_merger(method)
     totals: dict[str, Any] | None = None
     names = inputs.mergeable()
     with progress("scan", len(names), "tensor") as bar:
         for name in names:
-            found = merger.scan(name, *inputs.load(name), settings)
+            found = merger.scan(name, *inputs.load(name), params)
             if found is None:
                 return None
             totals = {key: totals[key] + value for key, value in found.items()} if totals is not None else dict(found)
@@ -113,20 +111,20 @@ def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> T
 
 
 def merged_tensor(
-    method: str, inputs: Inputs, name: str, settings: MergeSettings, seed: int, totals: Mapping[str, Any] | None
+    method: str, inputs: Inputs, name: str, params: MergeParams, seed: int, totals: Mapping[str, Any] | None
 ) -> Tensor:
     """One tensor of the second pass: float32, or a buffer's own dtype. Raises MergeError if it comes out not finite."""
     base, models = inputs.load(name)
     if not inputs.models[0].infos[name].mergeable:
         return copied_buffer(name, base, models)
-    merged = get_merger(method).merge_tensor(name, base, models, settings, tensor_generator(seed, method, name), totals)
+    merged = get_merger(method).merge_tensor(name, base, models, params, tensor_generator(seed, method, name), totals)
     if not bool(torch.isfinite(merged).all()):
         raise MergeError(f"tensor {name} is not finite after merging; one of the models holds NaN or infinity there")
     return merged
 
 
 def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, settings: MergeSettings) -> None:
-    check_settings(method, settings)
+    bind(method, settings)
     if get_merger(method).needs_base and base is None:
         raise MergeError(f"merge.method {method} works on deltas and needs a base model (merge.base)")
     if len(settings.weights) != len(models) or not models:
@@ -156,8 +154,8 @@ def merge_folders(
     _check_call(method, models, base, out, settings)
     inputs = Inputs.open(models, base)
     layers = [index for index in map(layer_index, inputs.names) if index is not None]
-    settings = replace(settings, layers=max(layers, default=0) + 1)
-    totals = scan_totals(method, inputs, settings, progress)
+    params = bind(method, settings, max(layers, default=0) + 1)
+    totals = scan_totals(method, inputs, params, progress)
     stored, dtype = _STORED[out_dtype]
     infos = inputs.models[0].infos
     planned = [
@@ -167,7 +165,7 @@ def merge_folders(
     with atomic_folder(out) as partial, progress(f"merge by {method}", len(planned), "tensor") as bar:
 
         def produce(tensor: OutputTensor) -> Tensor:
-            merged = merged_tensor(method, inputs, tensor.name, settings, seed, totals)
+            merged = merged_tensor(method, inputs, tensor.name, params, seed, totals)
             bar.advance()
             return merged.to(dtype) if infos[tensor.name].mergeable else merged
 

@@ -84,7 +84,7 @@ def all_cards() -> dict[str, list[Card]]:
     """The cards of all methods by family: RL, values, design search, merging. Imports torch, through the methods."""
     from stages.algorithms.registry import composition, names
     from stages.designs import tree
-    from stages.merging.registry import MERGERS
+    from stages.merging.registry import cards as merge_cards
     from stages.values import heads, q_model
 
     families: dict[str, list[Card]] = {name: [] for name in FAMILIES}
@@ -92,7 +92,7 @@ def all_cards() -> dict[str, list[Card]]:
         method = composition(name)
         families[family(method)].append(method.card)
     families["Values and search"] = [heads.CARD, q_model.CARD, tree.CARD]
-    families["Merging"] = [MERGERS[name].card for name in MERGERS]
+    families["Merging"] = merge_cards()
     return families
 
 

@@ -49,12 +49,14 @@ NODE_COLUMNS = (
 
 NO_EFFECT = (
     "__init__.py",
+    "checking.py",
     "checkpoints.py",
     "command.py",
     "costs.py",
     "domains.py",
     "export.py",
     "files.py",
+    "installed.py",
     "lineage.py",
     "packages.py",
     "parameters",

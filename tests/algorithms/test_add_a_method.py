@@ -63,18 +63,18 @@ def test_one_module_is_all_it_takes(added: None, make_batch) -> None:
 
 
 def test_methods_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stages.algorithms import registry
+    from stages import installed
 
     class Entry:
-        name = "outside"
+        value = "outside"
 
         def load(self):
             return composition("gpg")
 
-    def entry_points(group: str, name: str | None = None) -> list[Entry]:
+    def found(group: str, search_path: tuple[str, ...]) -> dict[str, Entry]:
         assert group == "bellwether.algorithms"
-        return [Entry()] if name in (None, "outside") else []
+        return {"outside": Entry()}
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(installed, "_installed", found)
     assert "outside" in names()
     assert composition("outside").card.slug == "gpg"

@@ -8,24 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.merging.registry import get_merger
+from stages.merging.registry import bind, get_merger
 from stages.merging.settings import MergeSettings
 from stages.merging.streaming import tensor_generator
 
 
 def settings(count: int, **changes: Any) -> MergeSettings:
     """Settings for `count` models of weight 1."""
-    return MergeSettings(**({"weights": (1.0,) * count} | changes))
+    weights = changes.pop("weights", (1.0,) * count)
+    given = {key: value.model_dump() if isinstance(value, BaseModel) else value for key, value in changes.items()}
+    return MergeSettings(weights, given)
 
 
 def merge(method: str, models: Sequence[Any], base: Any = None, seed: int = 0, name: str = "x", **changes: Any) -> Tensor:
     """One tensor through a method, first pass included; base 0 unless given."""
     tensors = [torch.as_tensor(model, dtype=torch.float32) for model in models]
     origin = torch.zeros_like(tensors[0]) if base is None else torch.as_tensor(base, dtype=torch.float32)
-    merger, params = get_merger(method), settings(len(tensors), **changes)
+    layers = changes.pop("layers", 1)
+    merger, params = get_merger(method), bind(method, settings(len(tensors), **changes), layers)
     totals = merger.scan(name, origin, tensors, params)
     return merger.merge_tensor(name, origin, tensors, params, tensor_generator(seed, method, name), totals)
 

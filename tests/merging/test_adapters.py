@@ -16,7 +16,7 @@ from stages.agent.adapters import Adapter
 from stages.agent.policy import load_policy, save_policy
 from stages.merging.diagnostics import measure
 from stages.merging.folders import open_folder
-from stages.merging.registry import MERGERS
+from stages.merging.registry import shipped
 from stages.merging.settings import MergeError
 from stages.merging.streaming import merge_folders
 
@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("method", sorted(MERGERS))
+@pytest.mark.parametrize("method", shipped())
 def test_adapters_merge_as_the_models_they_stand_for(made: Path, tmp_path: Path, method: str) -> None:
     """Contract: weights, config and tokenizer are the same bytes whether the specialists come as adapters or whole."""
     for name, root in (("adapters", made), ("whole", made / "whole")):

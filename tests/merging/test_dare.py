@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from stages.merging.dare import drop_at_random, rescale_kept
+from stages.merging.methods.dare import drop_at_random, rescale_kept
+from stages.merging.registry import bind
 from stages.merging.streaming import tensor_generator
 
 from .helpers import merge, settings
@@ -56,7 +57,7 @@ def test_dare_ties_with_density_one_is_ties() -> None:
 def test_models_draw_in_model_order_from_one_generator() -> None:
     """Contract: each model has its own mask, the first model's the same whether or not others follow."""
     ones = torch.ones(1000)
-    params = settings(2, density=0.5, rescale="none")
+    params = bind("dare", settings(2, density=0.5, rescale="none"))
     both = drop_at_random(torch.stack([ones, ones]), params, tensor_generator(0, "dare", "w"))
     alone = drop_at_random(ones.unsqueeze(0), params, tensor_generator(0, "dare", "w"))
     assert torch.equal(both[0], alone[0])

@@ -2,10 +2,10 @@ import pytest
 import torch
 from by_hand import assert_near
 
-from stages.merging.ram import enlargement, overlap_counts
-from stages.merging.registry import get_merger
+from stages.merging.methods.ram import RamOptions as Ram
+from stages.merging.methods.ram import enlargement, overlap_counts
+from stages.merging.registry import bind, get_merger
 from stages.merging.streaming import tensor_generator
-from stages.params import Ram
 
 from .helpers import merge, settings
 
@@ -66,7 +66,7 @@ def test_global_counts_differ_from_tensor_counts() -> None:
     names = {"shared": (torch.ones(2), torch.ones(2)), "own": (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))}
     expected = {"global": 1.2, "tensor": 1.0}
     for scope, value in expected.items():
-        params = settings(2, ram=Ram(r=0.2, alpha=1.0, scope=scope))
+        params = bind("ram_plus", settings(2, ram=Ram(r=0.2, alpha=1.0, scope=scope)))
         totals = None
         for name, pair in names.items():
             found = merger.scan(name, torch.zeros(2), pair, params)

@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from stages.merging.layers import layer_index
+from stages.merging.methods.slerp import SlerpOptions as Slerp
+from stages.merging.methods.slerp import at_depth
 from stages.merging.settings import MergeError
-from stages.merging.slerp import at_depth, layer_index
-from stages.params import Slerp
 
 from .helpers import merge
 

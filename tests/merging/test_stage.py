@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from stages import merge
-from stages.merging.streaming import silent
+from stages.merging.streaming import MergeResult, silent
 from stages.params import Params
+
+from .helpers import settings
+
+RESULT = MergeResult(tensors=1, entries=1, shards=1, totals=None)
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
@@ -151,7 +155,7 @@ def test_deltas_against_the_base_model(tmp_path: Path) -> None:
 
 def test_an_eps_that_swallows_what_was_learned_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Contract: the message names the domain, the share and the parameter; nothing is said of what changed enough."""
-    merge.warn_of_empty_deltas("ram_plus", 1e-3, {"search": 0.0004, "textworld": 0.6})
+    merge.remarks("ram_plus", settings(2), RESULT, {"search": 0.0004, "textworld": 0.6})
     said = capsys.readouterr().err
     assert "rl@search" in said
     assert "0.0%" in said
@@ -161,5 +165,5 @@ def test_an_eps_that_swallows_what_was_learned_is_said(capsys: pytest.CaptureFix
 
 def test_other_methods_have_no_eps_to_warn_of(capsys: pytest.CaptureFixture[str]) -> None:
     """Contract: eps is RAM's own."""
-    merge.warn_of_empty_deltas("ties", 1e-3, {"search": 0.0})
+    merge.remarks("ties", settings(1), RESULT, {"search": 0.0})
     assert capsys.readouterr().err == ""

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from stages.merging import streaming
 from stages.merging.folders import TensorFolder
-from stages.merging.registry import MERGERS
+from stages.merging.methods.ram import RamOptions as Ram
+from stages.merging.methods.ties import TiesOptions as Ties
+from stages.merging.registry import LOADED, bind, shipped
 from stages.merging.settings import MergeError
 from stages.merging.streaming import merge_folders
-from stages.params import Ram, Ties
+from stages.validation import Section
 
 from .helpers import random_tensors, settings, write_folder
 
@@ -47,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("method", sorted(MERGERS))
+@pytest.mark.parametrize("method", shipped())
 def test_bytes_depend_neither_on_order_nor_on_sharding(tmp_path: Path, method: str) -> None:
     """Contract: the same tensors give the same bytes however the inputs are ordered and sharded, random methods included."""
     written = []
@@ -76,7 +78,9 @@ def test_visiting_order_changes_no_tensor(tmp_path: Path, monkeypatch: pytest.Mo
     inputs = streaming.Inputs.open(models, base)
     expected = load_file(tmp_path / "out" / "model.safetensors")
     for name in visit(inputs.names):
-        assert torch.equal(streaming.merged_tensor("dare_ties", inputs, name, settings(2), 0, None), expected[name])
+        assert torch.equal(
+            streaming.merged_tensor("dare_ties", inputs, name, bind("dare_ties", settings(2)), 0, None), expected[name]
+        )
 
 
 def test_files_are_what_safetensors_itself_writes(tmp_path: Path) -> None:
@@ -130,7 +134,8 @@ class _Watcher:
     """Counts, whenever a tensor is merged, the tensors read or made so far that are still alive."""
 
     needs_base = True
-    parameters = ("weights",)
+    Settings = Section
+    weighted = True
 
     def __init__(self) -> None:
         self.made: list[weakref.ref[Tensor]] = []
@@ -158,7 +163,7 @@ def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeyp
         tensors = random_tensors(0, {f"layers.{i}.w": (32, 16) for i in range(count)})
         paths = [write_folder(tmp_path / f"{count}-{name}", tensors, shards=2) for name in ("base", "a", "b")]
         watcher = _Watcher()
-        monkeypatch.setitem(MERGERS, "watcher", watcher)  # type: ignore[arg-type]
+        monkeypatch.setitem(LOADED, "watcher", watcher)  # type: ignore[arg-type]
         monkeypatch.setattr(TensorFolder, "tensor", lambda self, name, watcher=watcher: watcher.watch(read(self, name)))
         merge_folders("watcher", paths[1:], paths[0], tmp_path / f"{count}-out", settings(2), seed=0)
         assert len(watcher.made) == count * (3 + 3 + 1)

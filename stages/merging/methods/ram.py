@@ -1,16 +1,21 @@
-"""ram and ram_plus: average the entries several agents changed, keep (or enlarge) those only one agent changed."""
+"""ram: average the entries several agents changed, keep those only one agent changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Generator, Tensor
+from stages.cards import Card
+from stages.merging.deltas import DeltaMethod
+from stages.merging.settings import MergeParams, Scaled
+from stages.validation import NonNegative, Positive, Section
 
-from stages.algorithms.card import Card
-from stages.merging.deltas import DeltaMethod, task_vectors
-from stages.merging.settings import MergeSettings
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+HARDLY_ANY = 0.01
+"""Share of changed entries below which a merge is not worth the name."""
 
 
 def changed_masks(deltas: Tensor, eps: float) -> Tensor:
@@ -34,14 +39,16 @@ def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[
     ]
 
 
-def merge_deltas(deltas: Tensor, params: MergeSettings, scale: Sequence[float]) -> Tensor:
+def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) -> Tensor:
     """deltas [N, *shape] -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where several did."""
     # Model by model and in place: what this costs is memory traffic.
+    import torch
+
     total = torch.zeros_like(deltas[0])
     enlarged = torch.zeros_like(total) if any(factor != 1.0 for factor in scale) else None
     count = torch.zeros(total.shape, dtype=torch.int16)
     for delta, weight, factor in zip(deltas, params.weights, scale, strict=True):
-        changed = delta.abs() > params.ram.eps
+        changed = delta.abs() > params.settings.ram.eps
         weighted = (delta * changed).mul_(weight)
         total += weighted
         if enlarged is not None:
@@ -50,7 +57,18 @@ def merge_deltas(deltas: Tensor, params: MergeSettings, scale: Sequence[float]) 
     merged = total.div_(count.clamp(min=1))
     if enlarged is not None:
         merged = torch.where(count == 1, enlarged, merged)
-    return merged.mul_(params.lam)
+    return merged.mul_(params.settings.lam)
+
+
+class RamOptions(Section):
+    eps: Positive = 1e-3
+    r: NonNegative = 0.1
+    alpha: NonNegative = 1.0
+    scope: Literal["global", "tensor"] = "global"
+
+
+class Settings(Scaled):
+    ram: RamOptions = RamOptions()
 
 
 class Ram(DeltaMethod):
@@ -66,40 +84,23 @@ class Ram(DeltaMethod):
         tested_by="tests/merging/test_ram.py",
         switch="merge.method: ram",
     )
-    parameters: tuple[str, ...] = ("weights", "lam", "ram")
+    Settings = Settings
 
-    def scale(self, deltas: Tensor, params: MergeSettings, totals: Mapping[str, Any] | None) -> list[float]:
+    def scale(self, deltas: Tensor, params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
         """l_i, one per model: how much entries that only model i changed are enlarged."""
         return [1.0] * deltas.shape[0]
 
-    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         return merge_deltas(deltas, params, self.scale(deltas, params, totals))
 
+    def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
+        """Changes of at most eps count as none: say so where that is nearly all that a specialist learned."""
+        return [
+            f"merge.ram.eps {params.settings.ram.eps:g} counts {share:.1%} of rl@{domain}'s weights as changed, so the merged "
+            "model takes next to nothing from it; lower merge.ram.eps"
+            for domain, share in changed.items()
+            if share is not None and share < HARDLY_ANY
+        ]
 
-class RamPlus(Ram):
-    """RAM with unique entries enlarged by l_i; counts over all tensors (ram.scope global, two passes) or inside each tensor."""
 
-    card = Card(
-        slug="ram_plus",
-        title="RAM+: RAM with unique changes enlarged",
-        paper="arXiv 2601.13572",
-        equation="as ram, but l_i t_i where c = 1, l_i = 1 + r * clip(shared_i / unique_i, 0, alpha)",
-        assumptions="Those of RAM; the more an agent's changes overlap with others', the more its unique ones were diluted.",
-        reduces_to="r = 0, disjoint supports, or all entries changed by all: ram.",
-        tested_by="tests/merging/test_ram.py",
-        switch="merge.method: ram_plus",
-    )
-
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
-        """Integer counts of one tensor, {shared: [N], unique: [N]}; None for the tensor scope."""
-        if params.ram.scope == "tensor":
-            return None
-        shared, unique = overlap_counts(changed_masks(task_vectors(name, base, models), params.ram.eps))
-        return {"shared": shared, "unique": unique}
-
-    def scale(self, deltas: Tensor, params: MergeSettings, totals: Mapping[str, Any] | None) -> list[float]:
-        if params.ram.scope == "global" and totals is not None:
-            shared, unique = totals["shared"], totals["unique"]
-        else:
-            shared, unique = overlap_counts(changed_masks(deltas, params.ram.eps))
-        return enlargement(shared, unique, params.ram.r, params.ram.alpha)
+MERGER = Ram()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Generator, Tensor
-
-from stages.algorithms.card import Card
+from stages.cards import Card
 from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
-from stages.merging.settings import MergeSettings
+from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
+from stages.validation import Section
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 # Magnitudes are counted by the top 20 of the 31 bits that order non-negative float32: 2**20 bins, 2**-12 apart relatively.
 _DROPPED_BITS = 11
@@ -19,6 +20,8 @@ _BINS = 1 << 20
 
 def trim(delta: Tensor, density: float) -> Tensor:
     """`delta` with all but its int(density * n) largest magnitudes set to 0; of equal magnitudes the earlier entries stay."""
+    import torch
+
     flat = delta.reshape(-1)
     if flat.numel() == 0:
         return delta
@@ -33,6 +36,8 @@ def trim(delta: Tensor, density: float) -> Tensor:
 
 def magnitude_bins(delta: Tensor) -> Tensor:
     """Bin of each |entry|, [n] int64, ordered as the magnitudes are."""
+    import torch
+
     return (delta.reshape(-1).abs().view(torch.int32) >> _DROPPED_BITS).long()
 
 
@@ -42,10 +47,22 @@ def global_threshold(counts: Tensor, density: float) -> Tensor:
     It is the lower edge of the bin that holds the entry of rank int(density * n): at least that many entries stay, and those
     beyond it lie within 2**-12 of it.
     """
+    import torch
+
     at_least = counts.flip(0).cumsum(0)
     keep = kept_count(density, int(at_least[-1]))
     from_top = int(torch.searchsorted(at_least, torch.tensor(keep)))
     return torch.tensor((_BINS - 1 - from_top) << _DROPPED_BITS, dtype=torch.int32).view(torch.float32)
+
+
+class TiesOptions(Section):
+    scope: Literal["global", "tensor"] = "tensor"
+
+
+class Settings(Normalized, Scaled, Sparse):
+    """normalize null: true."""
+
+    ties: TiesOptions = TiesOptions()
 
 
 class Ties(DeltaMethod):
@@ -64,20 +81,27 @@ class Ties(DeltaMethod):
         tested_by="tests/merging/test_ties.py",
         switch="merge.method: ties",
     )
-    parameters: tuple[str, ...] = ("weights", "normalize", "lam", "density", "ties")
+    Settings = Settings
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         """Histograms of the magnitudes, [N, 2**20] int64, for the global scope; None for the tensor scope."""
-        if params.ties.scope == "tensor":
+        import torch
+
+        if params.settings.ties.scope == "tensor":
             return None
         deltas = task_vectors(name, base, models)
         return {"magnitudes": torch.stack([torch.bincount(magnitude_bins(delta), minlength=_BINS) for delta in deltas])}
 
-    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
-        if params.ties.scope == "global" and totals is not None:
-            limits = [global_threshold(counts, params.density) for counts in totals["magnitudes"]]
+    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        import torch
+
+        if params.settings.ties.scope == "global" and totals is not None:
+            limits = [global_threshold(counts, params.settings.density) for counts in totals["magnitudes"]]
             deltas = torch.stack([delta * (delta.abs() >= limit) for delta, limit in zip(deltas, limits, strict=True)])
         else:
-            deltas = torch.stack([trim(delta, params.density) for delta in deltas])
-        normalize = params.normalize is not False
-        return combine(deltas, params.weights, elect=True, normalize=normalize, lam=params.lam)
+            deltas = torch.stack([trim(delta, params.settings.density) for delta in deltas])
+        normalize = params.settings.normalize is not False
+        return combine(deltas, params.weights, elect=True, normalize=normalize, lam=params.settings.lam)
+
+
+MERGER = Ties()

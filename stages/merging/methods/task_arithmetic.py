@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator, Tensor
-
-from stages.algorithms.card import Card
+from stages.cards import Card
 from stages.merging.deltas import DeltaMethod, combine
-from stages.merging.settings import MergeSettings
+from stages.merging.settings import MergeParams, Normalized, Scaled
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+class Settings(Normalized, Scaled):
+    """normalize null: false."""
 
 
 class TaskArithmetic(DeltaMethod):
@@ -25,7 +30,10 @@ class TaskArithmetic(DeltaMethod):
         tested_by="tests/merging/test_task_arithmetic.py",
         switch="merge.method: task_arithmetic",
     )
-    parameters: tuple[str, ...] = ("weights", "normalize", "lam")
+    Settings = Settings
 
-    def merged_delta(self, deltas: Tensor, params: MergeSettings, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
-        return combine(deltas, params.weights, elect=False, normalize=bool(params.normalize), lam=params.lam)
+    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        return combine(deltas, params.weights, elect=False, normalize=bool(params.settings.normalize), lam=params.settings.lam)
+
+
+MERGER = TaskArithmetic()

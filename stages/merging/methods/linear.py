@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator, Tensor
+from stages.cards import Card
+from stages.merging.settings import MergeParams, Normalized
 
-from stages.algorithms.card import Card
-from stages.merging.settings import MergeSettings
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+class Settings(Normalized):
+    """null: true."""
 
 
 class Linear:
@@ -25,9 +30,10 @@ class Linear:
         switch="merge.method: linear",
     )
     needs_base = False
-    parameters: tuple[str, ...] = ("weights", "normalize")
+    Settings = Settings
+    weighted = True
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         return None
 
     def merge_tensor(
@@ -35,13 +41,16 @@ class Linear:
         name: str,
         base: Tensor | None,
         models: Sequence[Tensor],
-        params: MergeSettings,
+        params: MergeParams,
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
-        divisor = 1.0 if params.normalize is False else sum(params.weights)
+        divisor = 1.0 if params.settings.normalize is False else sum(params.weights)
         # The coefficient is taken first, so that a single model is multiplied by exactly 1.
         merged = models[0].float() * (params.weights[0] / divisor)
         for model, weight in zip(models[1:], params.weights[1:], strict=True):
             merged = merged + model.float() * (weight / divisor)
         return merged
+
+
+MERGER = Linear()

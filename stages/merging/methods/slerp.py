@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator, Tensor
+from stages.cards import Card
+from stages.merging.layers import layer_index
+from stages.merging.settings import MergeError, MergeParams
+from stages.validation import Section, Share
 
-from stages.algorithms.card import Card
-from stages.merging.settings import MergeError, MergeSettings
-
-_LAYER = re.compile(r"(?:^|\.)(\d+)\.")
-
-
-def layer_index(name: str) -> int | None:
-    """Layer a tensor belongs to, from the first number in its dotted name; None outside the layers."""
-    found = _LAYER.search(name)
-    return int(found.group(1)) if found else None
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 
 def at_depth(values: Sequence[float], depth: float) -> float:
@@ -29,6 +23,17 @@ def at_depth(values: Sequence[float], depth: float) -> float:
     lower = min(int(position), len(values) - 2)
     share = position - lower
     return values[lower] * (1.0 - share) + values[lower + 1] * share
+
+
+class SlerpOptions(Section):
+    t: Share = 0.5
+    gradient: list[Share] = []
+    """t over depth, first layer to last, in place of one t for all; evenly spaced and interpolated. Empty: t everywhere."""
+    dot_threshold: Share = 0.9995
+
+
+class Settings(Section):
+    slerp: SlerpOptions = SlerpOptions()
 
 
 class Slerp:
@@ -49,9 +54,10 @@ class Slerp:
         switch="merge.method: slerp",
     )
     needs_base = False
-    parameters: tuple[str, ...] = ("slerp",)
+    Settings = Settings
+    weighted = False
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeSettings) -> Mapping[str, Any] | None:
+    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         return None
 
     def merge_tensor(
@@ -59,19 +65,22 @@ class Slerp:
         name: str,
         base: Tensor | None,
         models: Sequence[Tensor],
-        params: MergeSettings,
+        params: MergeParams,
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
         if len(models) != 2:
             raise MergeError(f"merge.method slerp joins exactly two models, and {len(models)} were given")
-        t = params.slerp.t
-        if params.slerp.gradient:
-            t = at_depth(params.slerp.gradient, (layer_index(name) or 0) / max(params.layers - 1, 1))
+        t = params.settings.slerp.t
+        if params.settings.slerp.gradient:
+            t = at_depth(params.settings.slerp.gradient, (layer_index(name) or 0) / max(params.layers - 1, 1))
         first, second = models[0].float(), models[1].float()
         norms = float(first.norm()) * float(second.norm())
         cosine = max(-1.0, min(1.0, float((first * second).sum()) / norms)) if norms > 0 else 1.0
-        if abs(cosine) > params.slerp.dot_threshold:
+        if abs(cosine) > params.settings.slerp.dot_threshold:
             return (1.0 - t) * first + t * second
         angle = math.acos(cosine)
         return (math.sin((1.0 - t) * angle) * first + math.sin(t * angle) * second) / math.sin(angle)
+
+
+MERGER = Slerp()

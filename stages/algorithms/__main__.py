@@ -1,0 +1,9 @@
+"""`python -m stages.algorithms check NAME` plays the contract of a method through."""
+
+from stages.algorithms.check import check
+from stages.checking import run_checks
+
+main = run_checks("method", check)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

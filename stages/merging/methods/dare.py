@@ -1,0 +1,67 @@
+"""dare: drop entries of each task vector at random, enlarge the rest, then add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from stages.cards import Card
+from stages.merging.deltas import DeltaMethod, combine
+from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+def rescale_kept(delta: Tensor, mask: Tensor, density: float, rescale: str) -> Tensor:
+    """`delta` where `mask` (0 elsewhere), enlarged: by 1/density, to the tensor's former L1 norm, or not at all."""
+    kept = delta * mask
+    if rescale == "inverse_density":
+        return kept / density
+    if rescale == "l1":
+        left = kept.abs().sum()
+        return kept * (delta.abs().sum() / left) if left > 0 else kept
+    return kept
+
+
+def drop_at_random(deltas: Tensor, params: MergeParams, rng: Generator) -> Tensor:
+    """deltas [N, *shape] with every entry kept with probability `density`; model by model from one generator."""
+    import torch
+
+    dropped = []
+    for delta in deltas:
+        mask = torch.rand(delta.shape, generator=rng) < params.settings.density
+        dropped.append(rescale_kept(delta, mask, params.settings.density, params.settings.rescale))
+    return torch.stack(dropped)
+
+
+class Settings(Normalized, Scaled, Sparse):
+    """normalize null: false."""
+
+    rescale: Literal["inverse_density", "l1", "none"] = "inverse_density"
+
+
+class Dare(DeltaMethod):
+    """theta_0 + lam sum_i w_i d_i, where d_i keeps entries of t_i with probability p = density and divides them by p."""
+
+    card = Card(
+        slug="dare",
+        title="DARE",
+        paper="Yu et al., arXiv 2311.03099",
+        equation="theta = theta_0 + lam * sum_i w_i (m_i * t_i) / p, m_i ~ Bernoulli(p)",
+        assumptions="Deltas are small and redundant, as after supervised tuning; l1 rescaling is biased.",
+        reduces_to="density 1: task arithmetic. In expectation (inverse_density): task arithmetic.",
+        tested_by="tests/merging/test_dare.py",
+        switch="merge.method: dare",
+    )
+    Settings = Settings
+    elect = False
+
+    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+        deltas = drop_at_random(deltas, params, rng)
+        return combine(
+            deltas, params.weights, elect=self.elect, normalize=bool(params.settings.normalize), lam=params.settings.lam
+        )
+
+
+MERGER = Dare()

@@ -1,0 +1,96 @@
+"""What packages outside this repository import: the names that authors of environments, methods and merge methods need. Stable.
+
+**Environments** (entry points of `bellwether.domains`): a class with `name`, `Settings` (a `DomainSettings`) and the methods of
+`Domain`, called with an instance of its settings; it makes `Environment`s, which play `Task`s and answer with `Observation` and
+`Step`. `RecipeDomain`, `ValueEnvironment` and `AnsweringEnvironment` have what most of them share; `splits_in_turn`, `Mix` and
+`check_fields` help with recipes; random numbers come from `stream`, `key64` and `permutation`. Check: `python -m
+stages.environments check NAME`.
+
+**Methods** (`bellwether.algorithms`): a module with a `COMPOSITION` (`Composition`), which opens with a `Card`. Pieces work on a
+`TrajectoryBatch`; `settings` is a `Section`. Check: `python -m stages.algorithms check NAME`.
+
+**Merge methods** (`bellwether.mergers`): a class like `Merger`, with a `Card` and its `Settings`. `DeltaMethod` works on
+differences to the base; `MergeParams` is what it gets, and `combine` adds task vectors up. Check: `python -m stages.merging check
+NAME`.
+
+**All**: `Section` (settings: unknown keys are refused), `Count`, `Positive`, `NonNegative` and `Share` (ranges), `ParamsError`.
+Importing this imports neither torch nor transformers; import them inside functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from stages.algorithms.card import Composition, Stored
+from stages.cards import Card
+from stages.environments.base_domain import Mix, RecipeDomain, check_fields, parse_record, splits_in_turn, world_by_world
+from stages.environments.base_environment import AnsweringEnvironment, AnswerState, ValueEnvironment
+from stages.environments.protocol import SPLITS, SUCCESS_TERM, Domain, DomainSettings, Environment, Observation, Split, Step, Task
+from stages.merging.contract import Merger
+from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
+from stages.merging.settings import MergeError, MergeParams
+from stages.seeding import key64, permutation, stream
+from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share
+
+if TYPE_CHECKING:
+    from stages.algorithms.advantage import episode_advantages
+    from stages.algorithms.contract import TrajectoryBatch, masked_mean, masked_whiten
+
+_WITH_TORCH = {
+    "TrajectoryBatch": "stages.algorithms.contract",
+    "episode_advantages": "stages.algorithms.advantage",
+    "masked_mean": "stages.algorithms.contract",
+    "masked_whiten": "stages.algorithms.contract",
+}
+"""Names whose modules import torch: found when they are asked for."""
+
+__all__ = [
+    "SPLITS",
+    "SUCCESS_TERM",
+    "AnswerState",
+    "AnsweringEnvironment",
+    "Card",
+    "Composition",
+    "Count",
+    "DeltaMethod",
+    "Domain",
+    "DomainSettings",
+    "Environment",
+    "MergeError",
+    "MergeParams",
+    "Merger",
+    "Mix",
+    "NonNegative",
+    "Observation",
+    "ParamsError",
+    "Positive",
+    "RecipeDomain",
+    "Section",
+    "Share",
+    "Split",
+    "Step",
+    "Stored",
+    "Task",
+    "TrajectoryBatch",
+    "ValueEnvironment",
+    "check_fields",
+    "combine",
+    "episode_advantages",
+    "kept_count",
+    "key64",
+    "masked_mean",
+    "masked_whiten",
+    "parse_record",
+    "permutation",
+    "splits_in_turn",
+    "stream",
+    "task_vectors",
+    "world_by_world",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"stages.plugins has no '{name}'; it has {', '.join(__all__)}")

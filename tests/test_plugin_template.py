@@ -1,0 +1,111 @@
+"""The template package of examples/plugin: found by its entry points, checked, and what is wrong with a class is said."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = ROOT / "examples" / "plugin"
+
+
+RESET = """class MazeEnvironment(ValueEnvironment[MazeState]):
+    def reset(self, task):
+        super().reset(task)
+        return ""
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with a copy of the template, its entry points as an installed distribution lists them."""
+    shutil.copytree(TEMPLATE / "maze_plugin", tmp_path / "maze_plugin")
+    project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]
+    info = tmp_path / "maze_plugin-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def checked(package: Path, part: str, name: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"stages.{part}", "check", name]
+    environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("part", "name"), [("environments", "maze"), ("algorithms", "rank_pg"), ("merging", "largest")])
+def test_the_template_keeps_the_contracts(package: Path, part: str, name: str) -> None:
+    done = checked(package, part, name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failed" in done.stdout
+
+
+def test_the_template_imports_the_stable_names_alone() -> None:
+    for path in (TEMPLATE / "maze_plugin").glob("*.py"):
+        for line in path.read_text().splitlines():
+            if line.startswith("from stages"):
+                assert line.startswith("from stages.plugins import"), f"{path}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "part", "name", "said"),
+    [
+        ("maze", "    Settings = MazeSettings\n", "", "environments", "maze", "it has no `Settings`"),
+        ("maze", "class MazeDomain(", "class class MazeDomain(", "environments", "maze", "can't be loaded: SyntaxError"),
+        ("maze", "    def make(", "    def made(", "environments", "maze", "it lacks make"),
+        ("maze", 'name = "maze"\n    Settings', 'name = "mazes"\n    Settings', "environments", "maze", "its `name` is 'mazes'"),
+        ("maze", "class MazeEnvironment(ValueEnvironment[MazeState]):\n", RESET, "environments", "maze", "reset returned str"),
+        ("maze", '"east" if self._state.x < self._goal[0] else "north"', '"west"', "environments", "maze", "does not succeed"),
+        ("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
+        ("rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'"),
+        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "it made"),
+        ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
+    ],
+)
+def test_mistakes_are_said_with_file_and_line(
+    package: Path, module: str, old: str, new: str, part: str, name: str, said: str
+) -> None:
+    """Contract: what is wrong with an outside class is never a raw traceback; the message names file and line."""
+    path = package / "maze_plugin" / f"{module}.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    done = checked(package, part, name)
+    output = done.stdout + done.stderr
+    assert done.returncode in (1, 2), output
+    assert said in output, output
+    assert f"{module}.py:" in output, output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(("part", "group"), [("environments", "domains"), ("algorithms", "algorithms"), ("merging", "mergers")])
+def test_an_unknown_name_says_how_to_install_a_plugin(package: Path, part: str, group: str) -> None:
+    done = checked(package, part, "nothing_of_the_kind")
+    assert done.returncode == 2
+    assert "Known: " in done.stdout
+    assert f"bellwether.{group}" in done.stdout
+    assert "pip install -e" in done.stdout
+
+
+def test_settings_of_an_outside_merger_are_checked(package: Path) -> None:
+    """Contract: `merge.settings` holds the method's own keys; a misspelt one is named with those that are known."""
+    code = (
+        "import yaml; from stages.params import parse_params; v = yaml.safe_load(open('params.yaml'))\n"
+        "for given in ({'scale': 2.0}, {'scael': 2.0}):\n"
+        "    try: print(parse_params({**v, 'merge': {'method': 'largest', 'settings': given}}).merge.settings)\n"
+        "    except ValueError as error: print(error)\n"
+        "import sys; print('torch' in sys.modules)"
+    )
+    environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "{'scale': 2.0}" in done.stdout
+    assert "'merge.settings.scael'. Did you mean 'scale'?" in done.stdout
+    assert done.stdout.endswith("False\n")

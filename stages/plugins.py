@@ -34,12 +34,12 @@ from stages.seeding import key64, permutation, stream
 from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share
 
 if TYPE_CHECKING:
-    from stages.algorithms.advantage import episode_advantages
     from stages.algorithms.contract import TrajectoryBatch, masked_mean, masked_whiten
+    from stages.algorithms.parts.advantage import episode_advantages
 
 _WITH_TORCH = {
     "TrajectoryBatch": "stages.algorithms.contract",
-    "episode_advantages": "stages.algorithms.advantage",
+    "episode_advantages": "stages.algorithms.parts.advantage",
     "masked_mean": "stages.algorithms.contract",
     "masked_whiten": "stages.algorithms.contract",
 }

@@ -108,7 +108,10 @@ def test_all_commands_begin_that_way() -> None:
         if path == Path("stages/runtime.py"):
             assert "command" in names["stage_run"]
             continue
+        # run_checks, which makes the commands that check plugins, decorates them.
         called = ast.unparse(tree.body[-1])
+        if "main = run_checks(" in ast.unparse(tree):
+            continue
         through_stage_run = "stage_run(" in called or (path.name == "merge.py" and "main()" in called)
         assert through_stage_run or ("main()" in called and "command" in names["main"]), f"{path}: decorate main with command"
 

@@ -26,6 +26,7 @@ DELEGATE = "return section_of(self, name, domain)"
 LISTED_BY_KEY = {"PerDomain"}
 """Sections whose keys dvc.yaml lists one by one, which DVC refuses to do without."""
 MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/units.py)"
+PLAYED = "part of the command `check`, which no stage runs"
 WHOLE = "a whole file or none, whatever is in it"
 TAKEN = {
     "stages.checkpoints.Checkpoints": "an output is the same with and without them",
@@ -36,7 +37,12 @@ TAKEN = {
     "stages.files.atomic_files": WHOLE,
     "stages.files.atomic_folder": WHOLE,
     "stages.files.atomic_text": WHOLE,
-    "stages.installed.Group": "finds plugins, whose code data/packages sees change",
+    "stages.checking.Findings": PLAYED,
+    "stages.checking.MistakeError": PLAYED,
+    "stages.checking.expect": PLAYED,
+    "stages.checking.run_checks": PLAYED,
+    "stages.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
+    "stages.installed.place": "a message",
     "stages.params.load_params": "reads the file",
     "stages.progress.Progress": "shows",
     "stages.runtime.StageContext": "paths, and what it tells of a run",

@@ -22,7 +22,7 @@ GROUPS, SIZE, LENGTH = 3, 2, 4
 def check(name: str, found: Findings) -> None:
     """Raises ParamsError for a name that is unknown, and for a module that is no method."""
     from stages.algorithms.compose import resolve
-    from stages.parameters.rl import Rl
+    from stages.algorithms.settings import Rl
 
     method = composition(name)
     at = next(iter(method.pieces.values()), method.settings or Composition)

@@ -13,12 +13,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.parts.credit import Credit
+
+if TYPE_CHECKING:
+    from stages.algorithms.parts.credit import Credit
 
 _ROUNDING = 1e-6
 """A mean below this share of the group's largest |A| is rounding: advantages that cancel give exactly 0."""

@@ -11,11 +11,15 @@ for a turn that changes nothing. What the contributions lack of the return `resi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from stages.algorithms.contract import TrajectoryBatch
-from stages.algorithms.parts.credit import Credit
+
+if TYPE_CHECKING:
+    from stages.algorithms.parts.credit import Credit
 
 
 def left_out(rewards: Tensor, group: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from stages.algorithms.settings import Rl
 from stages.command import command
 from stages.files import atomic_file
 from stages.merging.methods import dare, ram, slerp, ties
-from stages.merging.registry import check_method, own_settings
+from stages.merging.registry import bind, check_method, own_settings
+from stages.merging.settings import MergeError, MergeSettings
 from stages.parameters.across import check_judges, check_launch, check_sections
 from stages.parameters.annotate import Annotate
 from stages.parameters.design import Design
@@ -286,6 +287,10 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
         check_sections(params, domain, source)
     check_judges(params, source)
+    try:
+        bind(params.merge.method, MergeSettings.of(params.merge, params.domains))
+    except MergeError as error:
+        raise ParamsError(str(error)) from error
     return params
 
 

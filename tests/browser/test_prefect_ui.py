@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from served import free_port, until
 
+from flows.auth import API, SERVER
 from screenshots.chromium import Browser
 from screenshots.servers import HOST, serving
 
@@ -31,7 +31,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     """A server as `make serve` starts it, with one flow in its database."""
     home = tmp_path_factory.mktemp("prefect")
     address = f"http://{HOST}:{(port := free_port())}"
-    environment = {name: "" for name in os.environ if name.startswith("PREFECT_") and "LOGGING" not in name}
+    environment = {API: "", SERVER: ""}  # of this process; the server makes a password of its own
     environment |= {"PREFECT_HOME": str(home), "PREFECT_API_URL": f"{address}/api", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = address
     command = [sys.executable, "-m", "flows.local_server", "prefect", "--port", str(port)]

@@ -51,7 +51,7 @@ def test_however_it_is_ended_its_parts_end_too(number: signal.Signals, tmp_path:
     pids = children(tmp_path)
     process.send_signal(number)
     process.wait()
-    assert all(gone(pid) for pid in pids)
+    until(lambda: all(gone(pid) for pid in pids), "the end of the parts", 60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 0)
 
 

@@ -98,7 +98,7 @@ serve-stop:
 # AGENT_ARGS='--port 8010' for another port.
 MODEL ?= merged
 agent: install
-	@exec python -m stages.serve --model '$(MODEL)' $(AGENT_ARGS)
+	@exec python -m stages.serving --model '$(MODEL)' $(AGENT_ARGS)
 
 # Afterwards the report shows the kept run's times, and what changed since the one before it.
 keep: install

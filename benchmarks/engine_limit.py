@@ -24,8 +24,8 @@ def prompts(rows: int, vocabulary: int) -> list[list[int]]:
 
 def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
     """Turns of `decoded` tokens by sessions whose prompts are in the cache already, a first token drawn."""
-    from stages.agent.engine import Sampling
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.engine import Sampling
+    from stages.engine.torch_engine import TorchEngine
 
     model, tokenizer = load(make_model(options, size), "sdpa")
     engine = TorchEngine(model, [], rows, PROMPT + decoded + 8)

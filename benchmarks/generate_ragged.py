@@ -39,8 +39,8 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
 
 
 def ours(options: Options, size: str, table: list[int], slots: int) -> Side:
-    from stages.agent.engine import Sampling
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.engine import Sampling
+    from stages.engine.torch_engine import TorchEngine
     from stages.seeding import key64
 
     model, tokenizer = load(make_model(options, size), "sdpa")

@@ -220,7 +220,7 @@ def main() -> int:
     if arguments.device == "cpu" and not arguments.quick:
         parser.error("a CPU would take hours for this model: add --quick, or take a CUDA device")
     from stages.params import load_params
-    from stages.workers import quiet_environment
+    from stages.runtime.workers import quiet_environment
 
     root = Path.cwd()
     threads = load_params(root / "params.yaml").resources.threads

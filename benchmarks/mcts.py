@@ -26,7 +26,7 @@ PARTS = ("search_s", "labels_s", "value_model_s")
 
 
 class OneByOne:
-    """`stages.agent.engine.Engine` without a cache, slots or batches."""
+    """`stages.engine.engine.Engine` without a cache, slots or batches."""
 
     def __init__(self, model: Any, end_of_turn: int, pad: int, cache: str | None) -> None:
         self.model, self.end_of_turn, self.pad, self.cache = model, end_of_turn, pad, cache
@@ -64,7 +64,7 @@ class OneByOne:
         import torch
         from transformers import GenerationConfig
 
-        from stages.agent.engine import Turn
+        from stages.engine.engine import Turn
 
         if not self._queue:
             return []
@@ -115,7 +115,7 @@ def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, opt
 
 def ours(options: Options, tasks: SearchTasks, count: int) -> Side:
     from stages.agent.chat import Chat
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.torch_engine import TorchEngine
 
     model, tokenizer = load(tasks.weights, "eager")
     chat, params = Chat(tokenizer), tasks.params
@@ -146,7 +146,7 @@ def annotation(options: Options) -> list[dict[str, float]]:
     """Seconds of what the stage annotate does with TASKS tasks of `search` at ITERATIONS iterations: the trees, labels and pairs,
     the step-value model; a row for each of at most three runs."""
     from stages.agent.chat import Chat
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.torch_engine import TorchEngine
 
     tasks = search_tasks(options, weights(options))
     params = tasks.params.section("annotate", "search")
@@ -159,13 +159,13 @@ def annotation(options: Options) -> list[dict[str, float]]:
 
 
 def _annotated(tasks: SearchTasks, params: Any, model: Any, engine: Any, chat: Any, seed: int) -> dict[str, float]:
-    from stages.agent.attention import use_attention
     from stages.agent.rollout import EnvironmentPool
     from stages.annotation.labels import label_rows
     from stages.annotation.pairs import pair_rows
     from stages.annotation.paths import value_paths
     from stages.annotation.search import Search
     from stages.annotation.units import value_head
+    from stages.engine.attention import use_attention
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel, fit
 

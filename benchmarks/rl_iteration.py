@@ -47,14 +47,14 @@ def restore(model: Any) -> Callable[[], None]:
 
 def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     """The rl stage's job with tracking off and the algorithm's parts set to what TRL is set to."""
-    from stages.agent.episode import write_json, write_tasks
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
-    from stages.algorithms.compose import resolve
-    from stages.runtime import StageContext
-    from stages.tracking import Tracker
+    from stages.algorithms.algorithm import resolve
+    from stages.records.episode import write_json, write_tasks
+    from stages.runtime.stage import StageContext
+    from stages.runtime.tracker import Tracker
     from stages.training.loop import make_processes
-    from stages.training.reinforcement import RlJob
+    from stages.training.rl.reinforcement import RlJob
 
     write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
     write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
@@ -80,7 +80,7 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
 
 def drawn(tasks: SearchTasks, rl: Any, step: int) -> list[Any]:
     """The tasks of a step, as the stage's sampler draws them."""
-    from stages.training.curriculum import TaskSampler
+    from stages.training.rl.curriculum import TaskSampler
 
     by_id = {task.task_id: task for task in tasks.tasks}
     sampler = TaskSampler(by_id, {}, rl.curriculum, rl.tasks_per_step)

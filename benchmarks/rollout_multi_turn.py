@@ -44,9 +44,9 @@ def work(options: Options) -> Work:
 
 
 def ours(options: Options, size: str, work: Work, slots: int | None = None) -> Side:
-    from stages.agent.engine import Sampling
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.engine import Sampling
+    from stages.engine.torch_engine import TorchEngine
     from stages.training.batches import trajectory_batch
 
     model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)

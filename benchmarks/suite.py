@@ -57,7 +57,7 @@ def measure(name: str, options: Options) -> dict[str, Any]:
 
 def child(name: str, options: Options, out: Path) -> int:
     """What the scenario's own process does: measure, and write the outcome to `out`."""
-    from stages.workers import quiet_environment
+    from stages.runtime.workers import quiet_environment
 
     quiet_environment(options.threads)
     try:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.agent.chat import Chat
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 from stages.seeding import stream
 
 FRAME = 3

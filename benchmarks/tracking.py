@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Result, Sample
 from benchmarks.startup import environment, run
-from stages.files import locked
+from stages.runtime.files import locked
 from stages.tracking.spool import spools
 
 LIMIT_S = 3.0

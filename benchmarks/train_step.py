@@ -33,7 +33,7 @@ class DisagreementError(RuntimeError):
 
 def trajectories(vocabulary: int, prompt: int, answer: int, tasks: int, group: int) -> list[Any]:
     """Episodes of random tokens: `tasks` prompts with `group` answers each; rewards 0 and 1, no group without signal."""
-    from stages.agent.episode import Episode, Owner, TurnRecord
+    from stages.records.episode import Episode, Owner, TurnRecord
 
     rng = stream("benchmarks.trajectories", prompt, answer, tasks, group)
     episodes = []
@@ -69,15 +69,16 @@ class Ours:
     def __init__(
         self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int, method: Method = Method()
     ) -> None:
-        from stages.algorithms.compose import resolve
-        from stages.params import Lora, load_params
+        from stages.agent.settings import Lora
+        from stages.algorithms.algorithm import resolve
+        from stages.params import load_params
         from stages.training.adapters import prepare_model, weight_precision
         from stages.training.batches import trajectory_batch
         from stages.training.ledger import Ledger
         from stages.training.loop import Learner, make_processes
-        from stages.training.models import Models
         from stages.training.optimiser import make_optimiser, warmup_constant
-        from stages.training.policy_updates import PolicyUpdates
+        from stages.training.rl.models import Models
+        from stages.training.rl.policy_updates import PolicyUpdates
 
         params = load_params(options.root / "params.yaml")
         section = params.rl.model_copy(update={"algorithm": "grpo", "group_size": group})
@@ -191,7 +192,7 @@ class Theirs:
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """As `Ours.gradient`."""
-        from stages.agent.adapters import PREFIX
+        from stages.engine.adapters import PREFIX
 
         return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model, PREFIX)
 
@@ -211,7 +212,7 @@ def adapters(method: Method) -> Any:
 
 def take_over(model: Any, factors: Mapping[str, Any]) -> None:
     """Copy our LoRA factors into TRL's model."""
-    from stages.agent.adapters import PREFIX
+    from stages.engine.adapters import PREFIX
 
     theirs = {name.removeprefix(PREFIX): value for name, value in model.named_parameters() if value.requires_grad}
     if factors and set(theirs) != set(factors):

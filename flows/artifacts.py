@@ -26,7 +26,7 @@ from flows.pages import REPORT_URL, mlflow_page
 from flows.pipeline import Done
 
 PROGRESS = Path(".bellwether") / "progress"
-"""Where stages/progress.py keeps how far each stage is: one JSON file per stage at work."""
+"""Where stages/runtime/progress.py keeps how far each stage is: one JSON file per stage at work."""
 RESULTS = Path("reports") / "evaluation.csv"
 REPORT = Path("reports") / "report.html"
 

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.pipeline import ROOT
-from stages.command import command
+from stages.runtime.command import command
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""

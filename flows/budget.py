@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
 from flows.pipeline import ROOT, StageFailedError, read_params
-from stages.command import command
+from stages.runtime.command import command
 
 
 class Split(BaseModel):

@@ -17,7 +17,7 @@ from pydantic import WithJsonSchema
 
 from flows.lifecycle import echo
 from flows.pipeline import ROOT, Done, StageFailedError, run_stage
-from stages.command import command
+from stages.runtime.command import command
 
 PIPELINE = Path("reports/claims/dvc.yaml")
 

@@ -28,8 +28,8 @@ from flows.experiments import experiment_name, left_tidy, results, run_experimen
 from flows.lifecycle import echo
 from flows.overrides import check_files, check_overrides
 from flows.pipeline import BAD_PARAMETERS, ROOT, Children, StageFailedError, read_params
-from stages.command import command
-from stages.files import atomic_text
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]

@@ -1,7 +1,7 @@
 """Search over agent designs as a Prefect flow: `python -m flows.design`, `python -m flows.design design.method=random`.
 
 One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. What is evaluated next, and
-what came of it, `python -m stages.design` says; section `design` of params.yaml holds the search's settings. A search that was
+what came of it, `python -m stages.designs` says; section `design` of params.yaml holds the search's settings. A search that was
 stopped goes on where it was, and what was evaluated before, by whatever method, is not played again.
 """
 
@@ -26,7 +26,7 @@ from flows.checkout import only_run
 from flows.experiments import environment
 from flows.lifecycle import can_be_retried, echo, gpu
 from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
-from stages.command import command
+from stages.runtime.command import command
 
 LOCK = Path(".bellwether") / "design" / "search.lock"
 CHANGE = r"^[\w.]+=.+$"
@@ -87,8 +87,8 @@ def run_quietly(command: Sequence[str], folder: Path, say: Callable[[str], None]
 
 
 def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
-    """What `python -m stages.design` says. Raises StageFailedError with its message."""
-    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.design", *news]
+    """What `python -m stages.designs` says. Raises StageFailedError with its message."""
+    command = [sys.executable, "-m", "flows.supervise", sys.executable, "-m", "stages.designs", *news]
     command += ["--set", *changes] if changes else []
     with subprocess.Popen(
         command,
@@ -105,7 +105,7 @@ def next_step(root: Path, changes: Sequence[str], *news: str) -> dict[str, Any]:
             child.terminate()
             raise
     if child.returncode:
-        raise StageFailedError(complaints.strip() or f"stages.design ended with {child.returncode}", child.returncode)
+        raise StageFailedError(complaints.strip() or f"stages.designs.__main__ ended with {child.returncode}", child.returncode)
     print(complaints, end="", file=sys.stderr, flush=True)
     return json.loads(out.splitlines()[-1])
 

@@ -38,7 +38,7 @@ from flows.pipeline import (
     stage_items,
 )
 from flows.tracked import run_environment, tell_mlflow
-from stages.command import command
+from stages.runtime.command import command
 
 GPU = "gpu"
 """The concurrency limit that flows/bootstrap.py makes on a server; a run without that server has the stages' own file lock."""

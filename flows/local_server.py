@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from flows.auth import HOSTS
 from flows.pipeline import ROOT
-from stages.command import command
+from stages.runtime.command import command
 
 REPORT = "report.html"
 

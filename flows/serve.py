@@ -27,8 +27,8 @@ import psutil
 from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
 from flows.pipeline import ROOT
-from stages.command import command
-from stages.files import atomic_text
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 
 FOLDER = ROOT / ".bellwether" / "serve"
 STATE = FOLDER / "serve.json"

@@ -17,7 +17,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.states import State
 
-from stages.command import command
+from stages.runtime.command import command
 
 RETRIES = 2
 BAD_PARAMETERS = 2

@@ -19,7 +19,7 @@ import time
 
 import psutil
 
-from stages.command import command
+from stages.runtime.command import command
 
 GRACE_S = 5.0
 """Between asking the processes to end and making them."""

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.pipeline import ROOT
-from stages.command import command
-from stages.files import atomic_text
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 
 WATCHED = ("params.yaml", "data/raw")
 SEEN = Path(".bellwether") / "watch.json"

@@ -11,26 +11,29 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.agent.attention import use_attention
-from stages.agent.episode import read_json, read_rows, read_tasks, write_json, write_table
+from stages import params
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
+from stages.annotation.settings import Annotate
 from stages.annotation.summary import Forest, choose_tasks, summary
 from stages.annotation.units import reads_values, value_head, value_range
-from stages.checkpoints import Checkpoints
-from stages.environments.protocol import Domain, Task
+from stages.engine.attention import use_attention
+from stages.environments.protocol import Domain
 from stages.environments.registry import open_domain
-from stages.parameters.annotate import Annotate
-from stages.runtime import StageContext, stage_run
+from stages.records.episode import read_json, read_rows, read_tasks, write_json, write_table
+from stages.records.task import Task
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.stage import StageContext, stage_run
 from stages.seeding import key64
+from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
     from stages.agent.engines import Player
     from stages.agent.policy import Policy
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
-    from stages.shards import Shard
+    from stages.runtime.shards import Shard
     from stages.values.fitting import TaskSplit
     from stages.values.step_value import StepValueModel
 
@@ -73,8 +76,8 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     if not reads_values(params.evaluation):
         return None
     from stages.agent.policy import load_policy
-    from stages.agent.torch_engine import TorchEngine
     from stages.annotation.leaf_values import HeadReader, episode_paths, fit_leaf_model, leaf_model, stored
+    from stages.engine.torch_engine import TorchEngine
 
     resources = context.params.resources
     own = params.evaluation.backbone == "own"
@@ -159,7 +162,7 @@ def fit_others(
     split: TaskSplit,
 ) -> dict[str, Any]:
     """The Q-model and the progress estimator, where they are asked for; what the report says of them."""
-    from stages.values.fitted import fit_progress, fit_q_model
+    from stages.annotation.fit_models import fit_progress, fit_q_model
     from stages.values.q_model import save_none
 
     assert context.domain is not None
@@ -232,4 +235,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("annotate", run, per_domain=True, sharded=True))
+    raise SystemExit(stage_run("annotate", run, params, open_tracker, per_domain=True, sharded=True))

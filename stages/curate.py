@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 
-from stages.agent.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
+from stages import params
 from stages.curation.assemble import assemble
 from stages.curation.datareport import data_report, shortages
 from stages.curation.demonstrations import DemonstrationPlan, Demonstrations, check_expert, demonstrate_all
@@ -13,11 +13,13 @@ from stages.curation.games import read_games
 from stages.curation.imports import Importer, Imports
 from stages.curation.panel import make_panel, write_panel
 from stages.curation.raw import make_raw, read_raw, unlike_settings
-from stages.environments.protocol import SPLITS, Split
+from stages.curation.settings import Curate
 from stages.environments.registry import open_domain
-from stages.params import Curate
-from stages.progress import Progress
-from stages.runtime import StageContext, stage_run
+from stages.records.episode import PREFERENCE_SCHEMA, write_episodes, write_json, write_table, write_tasks
+from stages.records.task import SPLITS, Split
+from stages.runtime.progress import Progress
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import open_tracker
 
 
 def run(context: StageContext) -> None:
@@ -71,7 +73,7 @@ def run(context: StageContext) -> None:
     if played.exists():
         games = read_games(played, domain, worlds, [task for task in tasks if task.split == "train"])
         for reason, count in sorted(games.rejected.items()):
-            again = f"; make it again with 'python -m stages.curation.games {name} --count N > data/raw/{name}.games.jsonl'"
+            again = f"; make it again with 'python -m stages.curation games {name} --count N > data/raw/{name}.games.jsonl'"
             print(f"curate@{name}: data/raw/{name}.games.jsonl: {count} left out: {reason}{again}", file=sys.stderr)
 
     # What comes from elsewhere: more demonstrations, and preference pairs.
@@ -108,4 +110,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("curate", run, per_domain=True))
+    raise SystemExit(stage_run("curate", run, params, open_tracker, per_domain=True))

@@ -12,20 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.agent.engine import Sampling
+from stages import params
 from stages.agent.engines import EngineSettings
-from stages.agent.episode import write_json, write_table
 from stages.agent.named import CHOICES, model_folder, model_names
 from stages.agent.scaffold import Scaffold
-from stages.checkpoints import Checkpoints
-from stages.domains import keep_only
+from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.judges import judged
 from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
 from stages.evaluation.summary import csv_lines, headline, report
-from stages.files import atomic_text
-from stages.runtime import StageContext, stage_run
-from stages.tracking import flatten
+from stages.records.episode import write_json, write_table
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.domains import keep_only
+from stages.runtime.files import atomic_text
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import flatten, open_tracker
 
 
 def model_folders(context: StageContext) -> dict[str, Path]:
@@ -155,4 +156,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run, sharded=True))
+    raise SystemExit(stage_run("evaluate", run, params, open_tracker, sharded=True))

@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.domains import keep_only
-from stages.files import atomic_text
-from stages.runtime import StageContext, stage_run
+from stages import params
+from stages.runtime.domains import keep_only
+from stages.runtime.files import atomic_text
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
     from stages.merging.settings import MergeSettings
@@ -109,7 +111,7 @@ def run(context: StageContext) -> None:
 
 
 def main() -> int:
-    return stage_run("merge", run)
+    return stage_run("merge", run, params, open_tracker)
 
 
 if __name__ == "__main__":

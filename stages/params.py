@@ -7,184 +7,36 @@ An unknown key fails with the nearest known name, a bad value with its range, a 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import io
-import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from stages.agent.named import CHOICES, model_names
-from stages.agent.thinking import Thinking
+from stages.agent.settings import Model, Rollout
 from stages.algorithms.parts.horizon import limits
+from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
-from stages.command import command
-from stages.files import atomic_file
-from stages.merging.methods import dare, ram, slerp, ties
-from stages.merging.registry import bind, check_method, own_settings
+from stages.annotation.settings import Annotate
+from stages.annotation.units import is_return, reads_values, value_head
+from stages.curation.settings import Curate
+from stages.designs.settings import Design
+from stages.evaluation.settings import Evaluate
+from stages.merging.registry import bind
+from stages.merging.section import Merge
 from stages.merging.settings import MergeError, MergeSettings
-from stages.parameters.across import check_judges, check_launch, check_sections
-from stages.parameters.annotate import Annotate
-from stages.parameters.design import Design
-from stages.parameters.shared import SamplingParams
-from stages.resources import Resources
-from stages.sections import params_hash, section_of
-from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share, explain, parse_yaml, watched
+from stages.records.sections import params_hash, section_of
+from stages.runtime.command import command
+from stages.runtime.overlay import overlaid, write_params
+from stages.runtime.resources import Resources
+from stages.runtime.validation import ParamsError, Section, explain, parse_yaml
+from stages.training.settings import Sft
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Lora(Section):
-    """Low-rank factors are trained beside frozen weights, through peft. Without dropout: sampling and training log-probs would
-    part."""
-
-    rank: Annotated[int, Field(ge=0, le=1024)] = 0
-    """0: no LoRA, all weights are trained."""
-    alpha: Count = 32
-    """Factors' product is scaled by alpha / rank."""
-    targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get factors: all linear ones but the output layer, or those whose names end so."""
-
-    @model_validator(mode="after")
-    def _peft(self) -> Lora:
-        if self.rank and importlib.util.find_spec("peft") is None:
-            raise ValueError(
-                f"rank {self.rank} needs peft, which is not installed: pip install 'bellwether[lora]', or set rank to 0"
-            )
-        return self
-
-
-class Model(Section):
-    path: str = "data/base"
-    """A local `save_pretrained` folder, or a hub name (`hub:org/name`), the only thing that may download."""
-    max_length: Annotated[int, Field(ge=64)] = 640
-    """Longest episode in tokens."""
-    gradient_checkpointing: bool = False
-    """Recompute layers in the backward pass: less memory, more time in training, the same gradient."""
-    lora: Lora = Lora()
-    thinking: Thinking | None = None
-    """For models that reason before they act: marks around the thought, which the environment does not get. null: none, a turn is
-    the action."""
-
-
-class Curate(Section):
-    train: Count = 192
-    valid: Count = 24
-    test: Annotated[int, Field(ge=2)] = 200
-    expert_demonstrations: Annotated[int, Field(ge=0)] = 1
-    """Per training task."""
-    noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
-    noise: Share = 0.25
-    """Chance that a noisy demonstration's action is a random admissible one."""
-    near_duplicate: Share = 0.97
-    """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
-    imports: list[str] = []
-    """Conversations and preference pairs from elsewhere: files below data/raw, which is what DVC watches for curate."""
-
-    @field_validator("imports")
-    @classmethod
-    def _watched(cls, value: list[str]) -> list[str]:
-        for name in value:
-            if not watched(name) or PurePosixPath(name).suffix not in (".jsonl", ".parquet"):
-                raise ValueError(f"names {name}; imports are .jsonl or .parquet files below data/raw, where DVC sees them change")
-        if len(set(value)) != len(value):
-            raise ValueError(f"lists a file twice: {value}")
-        return value
-
-
-class Sft(Section):
-    demonstrations: Annotated[int, Field(ge=0)] | None = None
-    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
-    epochs: Positive = 4.0
-    batch_tokens: Annotated[int, Field(ge=256)] = 2048
-    """Tokens of whole demonstrations in one optimiser step, about."""
-    learning_rate: Positive = 5e-4
-    warmup: Share = 0.1
-    weight_decay: NonNegative = 0.01
-    max_grad_norm: Positive = 1.0
-    eval_every: Count = 50
-    patience: Count = 4
-    checkpoint_every: Count = 100
-
-
-class Rollout(Section):
-    attempts: Annotated[int, Field(ge=1, le=256)] = 4
-    tasks: Count = 96
-    """Training tasks to try (all, if there are fewer)."""
-    chunk: Count = 192
-    """Episodes between checkpoints."""
-    sampling: SamplingParams = SamplingParams()
-
-
-class Merge(ties.Settings, dare.Settings, slerp.Settings, ram.Settings):
-    """How the specialists become one model: what all methods have, and the keys of those shipped here."""
-
-    method: str = "ram_plus"
-    """A module of stages/merging/methods, or a method of another package (docs/extending.md)."""
-    base: Literal["sft", "base"] = "sft"
-    """What deltas are taken against."""
-    weights: dict[str, Positive] = {}
-    """Per domain; 1 where not given."""
-    settings: dict[str, Any] = {}
-    """Keys of a method that have no place in this section: those of methods from other packages."""
-    out_dtype: Literal["float32", "bfloat16"] = "float32"
-    shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
-
-    @field_validator("method")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        check_method(value)
-        return value
-
-    @model_validator(mode="after")
-    def _own_keys(self) -> Merge:
-        own_settings(self.method, self.model_dump(exclude={"settings"}), self.settings)
-        return self
-
-
-class BestOf(Section):
-    n: Annotated[int, Field(ge=2, le=64)] = 5
-    """Actions drawn at each turn of the models in evaluate.models that choose."""
-    per_token: bool = False
-    """+value, +logprob: scores per token in place of sums, which favour short actions."""
-
-
-class ScaffoldParams(Section):
-    """What surrounds the model while it is evaluated: stages/agent/scaffold.py."""
-
-    window: Annotated[int, Field(ge=1)] | None = None
-    """Newest turns that the model sees, with the task; null: all."""
-    recall: Literal["none", "action", "task", "both"] = "none"
-    """What observations end with: the action that they answer, the task, or both."""
-    think: Literal["none", "plan", "reflect", "both"] = "none"
-    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or
-    both."""
-    note: str = ""
-    """What stands before every task."""
-    max_turns: Count | None = None
-    """Turns that the agent allows itself, thoughts included; null: as many as the environment does."""
-
-
-class Evaluate(Section):
-    models: Annotated[list[str], Field(min_length=1)] | None = None
-    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
-    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn; the
-    first two on the panels of those domains that have a Q-model or values."""
-    best_of: BestOf = BestOf()
-    attempts: Annotated[int, Field(ge=1, le=256)] = 2
-    """Attempts per panel task; success is their mean, pass@k is taken from them."""
-    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
-    chunk: Count = 400
-    sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
-    scaffold: ScaffoldParams = ScaffoldParams()
-    split: Literal["test", "valid"] = "test"
-    """valid: the validation tasks in place of the frozen panels; for choosing settings without a look at the panels."""
 
 
 class Report(Section):
@@ -285,13 +137,153 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
             resolve_section(params.section("rl", domain), params.model.max_length)
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
-        check_sections(params, domain, source)
+        cross_checks(params, domain, source)
     check_judges(params, source)
     try:
         bind(params.merge.method, MergeSettings.of(params.merge, params.domains))
     except MergeError as error:
         raise ParamsError(str(error)) from error
     return params
+
+
+def cross_checks(params: Params, domain: str, source: str) -> None:
+    """Raise ParamsError where sections of `domain`, each right for itself, contradict one another."""
+    where = f"{source}: in per_domain.{domain}"
+    method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
+    annotate = params.section("annotate", domain)
+    if rl.credit.kind == "progress" and rl.credit.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
+        raise ParamsError(
+            f"{where}: rl.credit.kind: progress needs the estimator that annotate fits, and annotate.progress.kind is none: set "
+            f"it to spa"
+        )
+    _check_value_model(rl, annotate, params.model.lora.rank, where)
+    if learns_token_values(method) and params.model.lora.rank:
+        raise ParamsError(
+            f"{where}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, and model.lora.rank is "
+            f"{params.model.lora.rank}: set it to 0"
+        )
+    leaves, engine = annotate.evaluation, params.resources.engine.kind
+    whole = method.data == "pairs" and rl.preference.level == "trajectory"
+    if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
+        raise ParamsError(
+            f"{where}: rl.preference.level: trajectory learns from whole episodes, which "
+            f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
+        )
+    if reads_values(leaves) and leaves.backbone == "policy" and engine != "torch":
+        raise ParamsError(
+            f"{where}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
+            f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
+        )
+    pairs_of = rl.preference.source
+    if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
+        raise ParamsError(
+            f"{where}: rl.preference.source is {pairs_of}, and curate.imports names no file that pairs could come from"
+        )
+    if rl.selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
+        raise ParamsError(
+            f"{where}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
+            f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
+        )
+
+
+def check_judges(params: Params, source: str) -> None:
+    """Raise ParamsError where a model would choose by what no domain has."""
+    there = {
+        "q": any(params.section("annotate", domain).q_model.kind != "none" for domain in params.domains),
+        "value": any(learns_token_values(composition(params.section("rl", domain).algorithm)) for domain in params.domains),
+    }
+    algorithms = ", ".join(sorted({params.section("rl", domain).algorithm for domain in params.domains}))
+    lacking = {
+        "q": "the Q-model of a domain, and in every domain annotate.q_model.kind is none: set it to step_dpo or regression",
+        "value": "the values of tokens that rl learns in a domain, and rl.algorithm is "
+        f"{algorithms}: set it to b_coder, or leave out the models with +value",
+    }
+    for model in params.evaluate.models or []:
+        choice = model.partition("+")[2]
+        if not there.get(choice, True):
+            raise ParamsError(f"{source}: evaluate.models: {model} chooses by {lacking[choice]}")
+
+
+def check_launch(params: Params, root: Path) -> None:
+    """Raise ParamsError if the file that `resources.launch` names is not there, or splits networks that must stay whole."""
+    config = params.resources.launch
+    if config is None:
+        return
+    if not (root / config).is_file():
+        raise ParamsError(
+            f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
+            "profiles/accelerate/ddp.yaml, or null for one process"
+        )
+    said = yaml.safe_load((root / config).read_text(encoding="utf-8"))
+    if not isinstance(said, dict) or said.get("distributed_type") != "FSDP":
+        return
+    for domain in params.domains:
+        if resolve_section(params.section("rl", domain))[1].advantage.estimator == "utterance":
+            raise ParamsError(
+                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network beside the "
+                f"critic, and under resources.launch: {config} FSDP splits networks over processes: use "
+                f"profiles/accelerate/ddp.yaml"
+            )
+
+
+def _check_value_model(rl: Rl, annotate: Annotate, lora_rank: int, where: str) -> None:
+    """Raise ParamsError where rl would take the step-value model's word for something that it does not say."""
+    _check_meaning(rl, annotate, where)
+    critic = rl.critic
+    if critic.init != "value_model":
+        return
+    fitted = value_head(annotate)
+    if critic.head != fitted:
+        raise ParamsError(
+            f"{where}: rl.critic.init: value_model takes over the model that annotate fits with head "
+            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump()}; make them equal"
+        )
+    if lora_rank:
+        raise ParamsError(
+            f"{where}: rl.critic.init: value_model is a model with weights of its own, and with "
+            f"model.lora.rank {lora_rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
+        )
+
+
+NO_RETURN = {"hard": "whether a success is in reach", "process": "how near one is"}
+"""What the values of labels.q say that are no rewards still to come."""
+
+
+def _check_meaning(rl: Rl, annotate: Annotate, where: str) -> None:
+    """Raise ParamsError for a step-value model that is no reward still to come, or a discounted one, where rl adds it up with
+    rewards or compares it with returns."""
+    readers = {
+        "rl.credit.kind: annotated": ("outcome", rl.credit.kind == "annotated"),
+        "rl.critic.init: value_model": ("policy", rl.critic.init == "value_model"),
+        "rl.curriculum.kind: value": ("difficulty", rl.curriculum.kind == "value"),
+    }
+    for reader, (other, reads) in readers.items():
+        if not reads:
+            continue
+        instead = f"{reader.split(': ')[0].rpartition('.')[2]} to {other}"
+        if not is_return(annotate.labels):
+            said = NO_RETURN[annotate.labels.q]
+            raise ParamsError(
+                f"{where}: {reader} takes the step-value model's word for the reward still to come, and with "
+                f"annotate.labels.q '{annotate.labels.q}' it says {said}: set that to rollout, tree or best, or {instead}"
+            )
+        if annotate.gamma != 1.0:
+            raise ParamsError(
+                f"{where}: {reader} takes the step-value model's word for the undiscounted reward still to come, and "
+                f"annotate.gamma is {annotate.gamma:g}: set that to 1, or {instead}"
+            )
+    returns = annotate.returns
+    if rl.curriculum.kind == "value" and returns != [0.0, 1.0]:
+        raise ParamsError(
+            f"{where}: rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
+            f"{returns}: set kind to difficulty"
+        )
+    if rl.credit.kind == "annotated" and not rl.reward.environments_own:
+        raise ParamsError(
+            f"{where}: rl.credit.kind: annotated adds differences of the environment's reward still to come to rewards, and "
+            f"rl.reward puts others in the place of the environment's: set rl.reward.kind and density to environment and correct "
+            f"and wrong to null, or credit.kind to outcome"
+        )
 
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
@@ -344,56 +336,12 @@ def check_model(params: Params) -> None:
 
 def check_architecture(params: Params, root: Path) -> None:
     """Raise ParamsError if the torch engine does not serve the model of `model.path`, as far as its configuration is at hand."""
-    from stages.agent.architectures import check_path
+    from stages.engine.architectures import check_path
 
     try:
         check_path(params.model.path, root, params.model.max_length)
     except ValueError as error:
         raise ParamsError(f"params.yaml: model.path: {error}") from error
-
-
-def overlaid(path: Path, overlay: Path) -> str:
-    """The text of `path` with the values of `overlay` in it, comments kept. Raises ParamsError for a file that can't be read."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    yaml_io = YAML()
-    # Nothing but what was overlaid is to look different afterwards.
-    yaml_io.width, yaml_io.preserve_quotes = 4096, True
-    yaml_io.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null"))
-
-    def write_over(target: Any, values: Any) -> None:
-        for key, value in values.items():
-            if isinstance(value, dict) and isinstance(target.get(key), dict):
-                write_over(target[key], value)
-            else:
-                target[key] = value
-
-    try:
-        for file in (path, overlay):
-            parse_yaml(file.read_bytes(), file, may_be_empty=file == overlay)
-        values = yaml_io.load(path.read_bytes())
-        write_over(values, yaml_io.load(overlay.read_bytes()) or {})
-    except OSError as error:
-        raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
-    except YAMLError as error:
-        raise ParamsError(f"{overlay} can't be written into {path}: {error}") from error
-    text = io.StringIO()
-    yaml_io.dump(values, text)
-    return text.getvalue()
-
-
-def write_params(path: Path, text: str) -> None:
-    """Replace params.yaml by `text`, all of it or nothing. A link stays a link, and the file's permissions stay as they are."""
-    target = path.resolve()
-    with atomic_file(target) as partial:
-        partial.write_text(text, encoding="utf-8")
-        shutil.copymode(target, partial)
-
-
-def apply_overlay(path: Path, overlay: Path) -> None:
-    """Write the values of `overlay` into params.yaml, keeping its comments. Raises ParamsError; checks no values."""
-    write_params(path, overlaid(path, overlay))
 
 
 def check_all(params: Params) -> None:

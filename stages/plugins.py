@@ -23,25 +23,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stages.algorithms.card import Composition, Stored
-from stages.cards import Card
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, parse_record, splits_in_turn, world_by_world
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState, ValueEnvironment
-from stages.environments.protocol import SPLITS, SUCCESS_TERM, Domain, DomainSettings, Environment, Observation, Split, Step, Task
+from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
 from stages.merging.contract import Merger
 from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
 from stages.merging.settings import MergeError, MergeParams
+from stages.records.card import Card
+from stages.records.task import SPLITS, SUCCESS_TERM, Split, Task
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Section, Share
 from stages.seeding import key64, permutation, stream
-from stages.validation import Count, NonNegative, ParamsError, Positive, Section, Share
 
 if TYPE_CHECKING:
-    from stages.algorithms.contract import TrajectoryBatch, masked_mean, masked_whiten
+    from stages.algorithms.batch import TrajectoryBatch, masked_mean, masked_whiten
     from stages.algorithms.parts.advantage import episode_advantages
 
 _WITH_TORCH = {
-    "TrajectoryBatch": "stages.algorithms.contract",
+    "TrajectoryBatch": "stages.algorithms.batch",
     "episode_advantages": "stages.algorithms.parts.advantage",
-    "masked_mean": "stages.algorithms.contract",
-    "masked_whiten": "stages.algorithms.contract",
+    "masked_mean": "stages.algorithms.batch",
+    "masked_whiten": "stages.algorithms.batch",
 }
 """Names whose modules import torch: found when they are asked for."""
 

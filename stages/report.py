@@ -7,13 +7,15 @@ Only reports/evaluation.json has to exist.
 
 from __future__ import annotations
 
-from stages.domains import keep_only
-from stages.files import atomic_text
+from stages import params
 from stages.reporting.blocks import Section
 from stages.reporting.episodes import browser_data
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY, render_page
-from stages.runtime import StageContext, stage_run
+from stages.runtime.domains import keep_only
+from stages.runtime.files import atomic_text
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import open_tracker
 
 FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rollout", "reports/annotate", "reports/rl"]
 """Folders with an entry for each domain."""
@@ -46,4 +48,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("report", run))
+    raise SystemExit(stage_run("report", run, params, open_tracker))

@@ -16,20 +16,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.agent.episode import EPISODE_SCHEMA, Episode, TurnRecord, write_json, write_table
+from stages import params
 from stages.algorithms.parts.critic import check_returns
-from stages.checkpoints import Checkpoints
+from stages.algorithms.settings import Rl
 from stages.environments.registry import load_domain, open_domain, returns_of
-from stages.params import Rl
-from stages.runtime import StageContext, stage_run
-from stages.sections import seed_of
+from stages.records.episode import EPISODE_SCHEMA, Episode, TurnRecord, write_json, write_table
+from stages.records.sections import seed_of
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
-    from stages.algorithms.compose import Algorithm
+    from stages.algorithms.algorithm import Algorithm
     from stages.environments.protocol import Domain
-    from stages.training.models import Models
     from stages.training.processes import Processes
+    from stages.training.rl.models import Models
     from stages.values.token_q import TokenQ
 
 START = "data/models/sft"
@@ -54,7 +56,7 @@ def learn_by_playing(
     """Train on episodes that the policy plays."""
     from stages.agent.rollout import EnvironmentPool
     from stages.training.loop import run_loop
-    from stages.training.reinforcement import RlJob
+    from stages.training.rl.reinforcement import RlJob
 
     assert context.domain is not None
     worlds = context.data / "curated" / context.domain / "worlds"
@@ -83,7 +85,7 @@ def learn_from_pairs(
 ) -> Learnt:
     """Train on stored pairs; no samples."""
     from stages.training.loop import run_loop
-    from stages.training.preference import PreferenceJob
+    from stages.training.rl.preference import PreferenceJob
 
     job = PreferenceJob(context, algorithm, policy, processes)
     history = run_loop(context, checkpoints, job, algorithm.rl.steps, algorithm.rl.checkpoint_every, "training")
@@ -103,7 +105,7 @@ def learn_from_stored(
 ) -> Learnt:
     """Train on stored episodes; no samples."""
     from stages.training.loop import run_loop
-    from stages.training.stored import StoredJob
+    from stages.training.rl.stored import StoredJob
 
     assert context.domain is not None
     job = StoredJob(context, algorithm, policy, processes, domain)
@@ -122,7 +124,7 @@ def learn_from_records(
 ) -> Learnt:
     """Train on recorded episodes; no samples."""
     from stages.training.loop import run_loop
-    from stages.training.recorded import RecordedJob
+    from stages.training.rl.recorded import RecordedJob
 
     assert context.domain is not None
     check_returns(algorithm.rl, *returns_of(domain))
@@ -153,7 +155,7 @@ def run(context: StageContext) -> None:
     import pyarrow as pa
 
     from stages.agent.policy import load_policy, save_policy
-    from stages.algorithms.compose import resolve
+    from stages.algorithms.algorithm import resolve
     from stages.training.adapters import prepare_model, save_adapters, weight_precision
     from stages.training.loop import make_processes, write_history
 
@@ -198,4 +200,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rl", run, per_domain=True, launched=True))
+    raise SystemExit(stage_run("rl", run, params, open_tracker, per_domain=True, launched=True))

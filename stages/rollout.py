@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from stages import seeding
-from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, TurnRecord, episode_row, read_tasks, write_episodes, write_json
-from stages.checkpoints import Checkpoints
+from stages import params, seeding
 from stages.curation.model_aware import histogram
-from stages.environments.protocol import Task
+from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.statistics import pass_at_k
-from stages.progress import Progress
-from stages.runtime import StageContext, stage_run
-from stages.sections import params_hash
+from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks, write_episodes, write_json
+from stages.records.sections import params_hash
+from stages.records.task import Task
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.progress import Progress
+from stages.runtime.stage import StageContext, stage_run
+from stages.tracking import open_tracker
 
 
 def successes(episodes: Sequence[Episode]) -> dict[str, list[bool]]:
@@ -159,4 +160,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rollout", run, per_domain=True, sharded=True))
+    raise SystemExit(stage_run("rollout", run, params, open_tracker, per_domain=True, sharded=True))

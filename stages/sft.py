@@ -7,12 +7,14 @@ Training stops early when the loss on demonstrations of validation tasks no long
 
 from __future__ import annotations
 
-from stages.agent.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
-from stages.checkpoints import Checkpoints
-from stages.domains import keep_only
-from stages.params import Sft
-from stages.runtime import StageContext, stage_run
+from stages import params
+from stages.records.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.domains import keep_only
+from stages.runtime.stage import StageContext, stage_run
 from stages.seeding import permutation
+from stages.tracking import open_tracker
+from stages.training.settings import Sft
 
 
 def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
@@ -45,8 +47,8 @@ def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]
 
 def keep_base(context: StageContext) -> None:
     """With no demonstrations to learn from, the base model is what the next stages start from."""
-    from stages.agent.architectures import check_served
     from stages.agent.policy import load_policy, save_policy
+    from stages.engine.architectures import check_served
     from stages.training.loop import write_history
 
     policy = load_policy(context.params.model.path, root=context.root)
@@ -59,10 +61,10 @@ def keep_base(context: StageContext) -> None:
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.adapters import fold
-    from stages.agent.architectures import check_served
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy, save_policy
+    from stages.engine.adapters import fold
+    from stages.engine.architectures import check_served
     from stages.training.adapters import deltas, prepare_model, weight_precision
     from stages.training.loop import run_loop, write_history
     from stages.training.supervised import SftJob
@@ -123,4 +125,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("sft", run, launched=True))
+    raise SystemExit(stage_run("sft", run, params, open_tracker, launched=True))

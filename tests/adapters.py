@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from stages.agent.policy import Policy, load_policy
-from stages.params import Lora
+from stages.agent.settings import Lora
 from stages.training.adapters import adapted, add_adapters, save_adapters
 
 

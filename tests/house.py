@@ -14,7 +14,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from tests.source_imports import ROOT, direct_imports, source_files
+from stages.runtime.deps import ROOT, direct_imports, source_files
 
 PARTS = ("stages", "flows")
 MODULE, FUNCTION, README, MEDIAN = 400, 60, 250, 100
@@ -37,7 +37,9 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def room(path: Path) -> str:
-    """The folder of a module below stages/, or the module itself where it lies beside them."""
+    """The folder of a module below stages/, or the module itself where it lies beside them or is its folder's command."""
+    if path.name == "__main__.py":
+        return str(path)
     return "/".join(path.parts[:2]).removesuffix(".py")
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from stages.agent.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
 from stages.annotation.labels import LABEL_SCHEMA, label_rows
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
+from stages.annotation.settings import Annotate
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.params import Annotate, Params, parse_params
+from stages.params import Params, parse_params
+from stages.records.episode import EPISODE_SCHEMA, NODE_SCHEMA, write_json, write_table
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import Run, append
 from stages.reporting.this_run import this_run

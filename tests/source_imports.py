@@ -1,63 +1,13 @@
-"""What a module of this repository imports, read from its source: the basis of the tests on dependencies and arrows."""
+"""What modules of this repository import, packages that they lie in included: for the tests on arrows."""
 
 from __future__ import annotations
 
-import ast
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from stages.runtime.deps import ROOT, direct_imports, exempt, module_path, source_files, type_checking_lines
 
-
-def module_path(name: str) -> Path | None:
-    """File of module `name` ("stages.agent.chat"), relative to the root; None if it is not one of ours."""
-    base = Path(*name.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if (ROOT / path).exists():
-            return path
-    return None
-
-
-def module_name(path: Path) -> str:
-    parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _type_checking_lines(tree: ast.Module) -> set[int]:
-    """Lines of `if TYPE_CHECKING:` blocks, which import nothing when the program runs."""
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for child in node.body:
-                lines.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
-    return lines
-
-
-@cache
-def direct_imports(path: Path) -> frozenset[Path]:
-    """Files of ours that the file `path` (relative to the root) imports anywhere, inside functions too; not the packages that
-    they lie in, unless it imports from these."""
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    skipped = _type_checking_lines(tree)
-    package = module_name(path).split(".")
-    if path.name != "__init__.py":
-        package = package[:-1]
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and node.lineno not in skipped:
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.lineno not in skipped:
-            base = (
-                ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
-                if node.level
-                else node.module or ""
-            )
-            parts = {f"{base}.{alias.name}" for alias in node.names}
-            names.update(parts)
-            if not all(module_path(name) for name in parts):
-                names.add(base)
-    found = {module_path(name) for name in names if name.split(".")[0] in ("stages", "flows", "tests")}
-    return frozenset({item for item in found if item is not None} - {path})
+__all__ = ["ROOT", "closure", "direct_imports", "exempt", "imports", "module_path", "source_files", "type_checking_lines"]
 
 
 @cache
@@ -68,18 +18,13 @@ def imports(path: Path) -> frozenset[Path]:
     return frozenset((ours | packages) - {path, Path("__init__.py")})
 
 
-def closure(path: Path, without: frozenset[Path] = frozenset()) -> set[Path]:
-    """All files of ours that `path` imports, directly or not, itself included; does not look into `without`."""
+def closure(path: Path) -> set[Path]:
+    """All files of ours that `path` imports, directly or not, itself included; does not look into exempt ones."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
         item = waiting.pop()
-        if item in seen or item in without:
-            continue
-        seen.add(item)
-        waiting.extend(imports(item))
+        if item not in seen and not exempt(item):
+            seen.add(item)
+            waiting.extend(imports(item))
     return seen
-
-
-def source_files(folder: str) -> list[Path]:
-    return sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))

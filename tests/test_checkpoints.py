@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
-from stages.checkpoints import Checkpoints
 from stages.params import parse_params
-from stages.runtime import StageContext
-from stages.tracking import Tracker
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
 
 PARAMS = {"domains": ["search"], "rl": {"steps": 3}, "per_domain": {"search": {}}}
 PIPELINE = {"stages": {"rl": {"cmd": "-", "deps": ["data/in"], "params": ["rl", "per_domain.${item.domain}.rl"]}}}

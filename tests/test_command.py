@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from source_imports import ROOT, source_files
 
-from stages.command import OUTPUT_CLOSED, command
+from stages.runtime.command import OUTPUT_CLOSED, command
 
 IN_THE_SANDBOX = {Path("stages/sandbox/locked.py"), Path("stages/sandbox/inside/server.py")}
 """Started by the sandbox, whose end of the pipe they answer to."""
 STAGE = """
-from stages import runtime
-from stages.tracking import Tracker
+from stages.runtime import stage as runtime
+from stages.runtime.tracker import Tracker
 
 class Told(Tracker):
     def close(self, status):
@@ -102,10 +102,13 @@ def commands() -> dict[Path, ast.Module]:
 
 def test_all_commands_begin_that_way() -> None:
     """Each `if __name__ == "__main__":` calls a function that is decorated with `command`, or `stage_run`, which is."""
-    for path, tree in {**commands(), Path("stages/runtime.py"): ast.parse((ROOT / "stages/runtime.py").read_text())}.items():
+    for path, tree in {
+        **commands(),
+        Path("stages/runtime/stage.py"): ast.parse((ROOT / "stages/runtime/stage.py").read_text()),
+    }.items():
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         names = {node.name: [ast.unparse(item) for item in node.decorator_list] for node in functions}
-        if path == Path("stages/runtime.py"):
+        if path == Path("stages/runtime/stage.py"):
             assert "command" in names["stage_run"]
             continue
         # run_checks, which makes the commands that check plugins, decorates them.

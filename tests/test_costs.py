@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.costs import cost_file, machine, measured, read_cost
+from stages.runtime.costs import cost_file, machine, measured, read_cost
 
 
 def test_a_run_taken_up_again_counts_as_one(tmp_path: Path) -> None:

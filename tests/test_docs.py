@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
-from stages.params import ROOT, Annotate, ParamsError, check_domains, load_params, parse_params
-from stages.sections import deep_merge
+from stages.annotation.settings import Annotate
+from stages.params import ROOT, ParamsError, check_domains, load_params, parse_params
+from stages.records.sections import deep_merge
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -73,7 +74,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("stages/runtime.py", "is not among `domains` in params.yaml"),
+        ("stages/runtime/stage.py", "is not among `domains` in params.yaml"),
         ("stages/agent/policy.py", "is truncated: it has"),
         ("stages/agent/policy.py", "does not exist; check model.path in params.yaml, or restore it"),
         ("stages/agent/policy.py", "CUDA devices here; set it to cpu, or"),
@@ -84,7 +85,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/sandbox/probe.py", "sandbox: WARNING: sandbox.backend is unsafe_subprocess"),
         ("stages/environments/code/domain.py", "does not pass its tests"),
         ("stages/curation/raw.py", "must be a non-empty string, not"),
-        ("stages/checkpoints.py", "cannot be read"),
+        ("stages/runtime/checkpoints.py", "cannot be read"),
         ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
         ("stages/reporting/keep.py", "nothing was added"),
         ("stages/reporting/sections/cost.py", "No times yet: make keep keeps this run with what was measured."),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.domains import keep_only
+from stages.runtime.domains import keep_only
 
 
 def test_entries_of_other_domains_are_removed_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import BaseModel
-from source_imports import ROOT, _type_checking_lines, module_path, source_files
-from test_pipeline_contracts import NO_EFFECT, STAGES, code
+from source_imports import ROOT, exempt, module_path, type_checking_lines
+from test_pipeline_contracts import STAGES
 
 from stages.params import Params
+from stages.runtime import deps
 
-SETTINGS = [Path("stages/params.py"), Path("stages/resources.py"), *source_files("stages/parameters")]
+SETTINGS = [Path("stages/params.py"), Path("stages/runtime/resources.py")]
 """Exempt files that hold the shape of params.yaml."""
 HANDS_ON = {"parse_params", "load_params", "overlaid", "main"}
 """Functions of stages/params.py that check and print the file and hand it on."""
@@ -26,41 +27,36 @@ DELEGATE = "return section_of(self, name, domain)"
 LISTED_BY_KEY = {"PerDomain"}
 """Sections whose keys dvc.yaml lists one by one, which DVC refuses to do without."""
 MOVE = "no stage depends on this file (head of dvc.yaml): move it into a part that dvc.yaml lists (as stages/annotation/units.py)"
-PLAYED = "part of the command `check`, which no stage runs"
 WHOLE = "a whole file or none, whatever is in it"
 TAKEN = {
-    "stages.checkpoints.Checkpoints": "an output is the same with and without them",
-    "stages.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
-    "stages.command.command": "how a closed output ends a program",
-    "stages.files.atomic_bytes": WHOLE,
-    "stages.files.atomic_file": WHOLE,
-    "stages.files.atomic_files": WHOLE,
-    "stages.files.atomic_folder": WHOLE,
-    "stages.files.atomic_text": WHOLE,
-    "stages.checking.Findings": PLAYED,
-    "stages.checking.MistakeError": PLAYED,
-    "stages.checking.expect": PLAYED,
-    "stages.checking.run_checks": PLAYED,
-    "stages.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
-    "stages.installed.place": "a message",
-    "stages.params.load_params": "reads the file",
-    "stages.progress.Progress": "shows",
-    "stages.runtime.StageContext": "paths, and what it tells of a run",
-    "stages.workers.quiet_environment": "threads and offline switches",
-    "stages.runtime.stage_run": "starts a stage",
+    "stages.runtime.checkpoints.Checkpoints": "an output is the same with and without them",
+    "stages.runtime.domains.keep_only": "stages read the domains that params.yaml lists, whatever else there is",
+    "stages.runtime.files.atomic_bytes": WHOLE,
+    "stages.runtime.files.atomic_file": WHOLE,
+    "stages.runtime.files.atomic_files": WHOLE,
+    "stages.runtime.files.atomic_folder": WHOLE,
+    "stages.runtime.files.atomic_text": WHOLE,
+    "stages.runtime.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
+    "stages.runtime.installed.place": "a message",
+    "stages.runtime.progress.Progress": "shows",
+    "stages.runtime.stage.StageContext": "paths, and what it tells of a run",
+    "stages.runtime.workers.quiet_environment": "threads and offline switches",
+    "stages.runtime.stage.stage_run": "starts a stage",
+    "stages.tracking.open_tracker": "what is shown of a run",
     "stages.tracking.flatten": "names of what MLflow is told",
-    "stages.validation.brief": "a message",
-    "stages.validation.Checked": "the base of settings",
-    "stages.validation.Count": "a range",
-    "stages.validation.NonNegative": "a range",
-    "stages.validation.ParamsError": "a message",
-    "stages.validation.Positive": "a range",
-    "stages.validation.Section": "the base of settings",
-    "stages.validation.Share": "a range",
-    "stages.validation.explain": "a message",
-    "stages.validation.shortened": "a message",
-    "stages.validation.watched": "a check",
-    "stages.workers.worker_pool": "hands out work; who asks orders the results",
+    "stages.runtime.validation.brief": "a message",
+    "stages.runtime.validation.Checked": "the base of settings",
+    "stages.runtime.validation.Count": "a range",
+    "stages.runtime.validation.NonNegative": "a range",
+    "stages.runtime.validation.ParamsError": "a message",
+    "stages.runtime.validation.Positive": "a range",
+    "stages.runtime.validation.Section": "the base of settings",
+    "stages.runtime.validation.Share": "a range",
+    "stages.runtime.validation.explain": "a message",
+    "stages.runtime.validation.refuse_idle": "a check",
+    "stages.runtime.validation.shortened": "a message",
+    "stages.runtime.validation.watched": "a check",
+    "stages.runtime.workers.worker_pool": "hands out work; who asks orders the results",
 }
 """What listed code takes of exempt code beside settings, and why no output depends on it."""
 
@@ -115,7 +111,7 @@ def faults(source: str, hands_on: frozenset[str] = frozenset()) -> list[str]:
 @pytest.mark.parametrize("path", SETTINGS, ids=str)
 def test_settings_are_fields_ranges_and_messages(path: Path) -> None:
     """Contract: DVC says up to date only if it is: what makes values of settings is code that some stage lists."""
-    assert path in NO_EFFECT
+    assert exempt(path)
     hands_on = frozenset(HANDS_ON if path == Path("stages/params.py") else ())
     found = faults((ROOT / path).read_text(encoding="utf-8"), hands_on)
     assert not found, "\n".join(f"{path}:{fault}; {MOVE}" for fault in found)
@@ -169,20 +165,18 @@ def test_defaults_that_apply_lie_in_listed_parts() -> None:
     assert {"rl.reward.prs", "rl.critic.head"} <= found.keys()
     for place, section in found.items():
         path = Path(inspect.getfile(section)).relative_to(ROOT)
-        assert path not in NO_EFFECT, f"{place}: the defaults of {section.__name__} apply, and {path} is exempt; {MOVE}"
+        assert not exempt(path), f"{place}: the defaults of {section.__name__} apply, and {path} is exempt; {MOVE}"
 
 
 def test_listed_code_takes_no_values_from_exempt_code() -> None:
     """Contract: parts of the pipeline import settings, checks and what runs a stage of exempt code, nothing that makes values."""
     taken: dict[str, Path] = {}
-    for path in {path for stage in STAGES if stage != "report" for path in code(stage)}:
+    for path in {path for stage in STAGES if stage != "report" for path in deps.code(stage)}:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        skipped = _type_checking_lines(tree)
+        skipped = type_checking_lines(tree)
         for node in ast.walk(tree):
-            exempt = isinstance(node, ast.ImportFrom) and module_path(node.module or "") in NO_EFFECT - {
-                Path("stages/__init__.py")
-            }
-            if exempt and node.lineno not in skipped:
+            source = module_path(node.module or "") if isinstance(node, ast.ImportFrom) else None
+            if source and exempt(source) and source != Path("stages/__init__.py") and node.lineno not in skipped:
                 taken |= {f"{node.module}.{alias.name}": path for alias in node.names}
     for name, path in sorted(taken.items()):
         module, _, attribute = name.rpartition(".")

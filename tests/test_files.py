@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from source_imports import ROOT, source_files
 
-from stages import files
-from stages.files import atomic_bytes, atomic_file, atomic_files, atomic_folder, atomic_text
+from stages.runtime import files
+from stages.runtime.files import atomic_bytes, atomic_file, atomic_files, atomic_folder, atomic_text
 
 WRITERS = frozenset(
     (
@@ -142,7 +142,7 @@ def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path: Path, monke
 
 KILLED = """
 import os, signal, sys
-from stages.files import atomic_file
+from stages.runtime.files import atomic_file
 with atomic_file(sys.argv[1]) as partial, partial.open("w") as handle:
     handle.write("new, and not whole")
     handle.flush()
@@ -197,7 +197,7 @@ def writes(call: ast.Call) -> bool:
 
 
 def guarded(call: ast.Call, around: list[ast.AST]) -> bool:
-    """Whether the call stands in a block of stages/files.py, or writes to what a caller got from one."""
+    """Whether the call stands in a block of stages/runtime/files.py, or writes to what a caller got from one."""
     blocks = [item.context_expr for node in around if isinstance(node, ast.With) for item in node.items]
     if any(isinstance(block, ast.Call) and root_name(block) in ATOMIC for block in blocks):
         return True
@@ -205,20 +205,20 @@ def guarded(call: ast.Call, around: list[ast.AST]) -> bool:
 
 
 def test_nothing_is_written_in_place() -> None:
-    """A reader, or a run after a power cut, must find a whole file: writes go through stages/files.py.
+    """A reader, or a run after a power cut, must find a whole file: writes go through stages/runtime/files.py.
 
     A function that is given the path inside one of its blocks calls it `partial`.
     """
     found: dict[str, list[int]] = {}
     for path in [*source_files("stages"), *source_files("flows")]:
-        if path == Path("stages/files.py"):
+        if path == Path("stages/runtime/files.py"):
             continue
         for function, node, around in functions(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
             own_name = isinstance(node, ast.Assign) and "partial" in {root_name(item) for item in node.targets}
             if own_name or (isinstance(node, ast.Call) and writes(node) and not guarded(node, around)):
                 found.setdefault(f"{path} {function}", []).append(node.lineno)
     in_place = {place: lines for place, lines in found.items() if place not in EXEMPT}
-    assert not in_place, f"write these through stages/files.py: {in_place}"
+    assert not in_place, f"write these through stages/runtime/files.py: {in_place}"
     assert set(EXEMPT) <= set(found), f"no such write: {sorted(set(EXEMPT) - set(found))}"
 
 

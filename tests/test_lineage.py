@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from stages.lineage import came_before, dvc_hash, locked_stages
+from stages.runtime.lineage import came_before, dvc_hash, locked_stages
 
 LOCK = """
 schema: '2.0'

@@ -15,7 +15,7 @@ import yaml
 from outside import install_editable, python_path, write_package
 from source_imports import ROOT
 
-from stages import packages
+from stages.runtime import packages
 
 pytestmark = [pytest.mark.long(40)]
 

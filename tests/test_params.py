@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import params
-from stages.parameters.across import check_launch
-from stages.params import apply_overlay, check_architecture, check_domains, load_params, parse_params
-from stages.sections import deep_merge, params_hash
+from stages.params import check_architecture, check_domains, check_launch, load_params, parse_params
+from stages.records.sections import deep_merge, params_hash
+from stages.runtime.overlay import apply_overlay
+from stages.runtime.validation import ParamsError
 from stages.tracking import flatten
-from stages.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[1]
 MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"search": {}, "textworld": {}}}

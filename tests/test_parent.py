@@ -15,7 +15,7 @@ from stages.params import ROOT
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG and pidfd are Linux's")
 STAGE = (
     "import os, time\n"
-    "from stages.parent import die_with_parent; die_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+    "from stages.runtime.parent import die_with_parent; die_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
 )
 STARTER = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from stages import progress as module
-from stages.progress import progress
+from stages.runtime import progress as module
+from stages.runtime.progress import progress
 
 
 @pytest.fixture

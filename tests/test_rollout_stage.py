@@ -14,12 +14,12 @@ import yaml
 from tiny import make_tiny_policy
 
 from stages import rollout
-from stages.agent.episode import Episode, TurnRecord, read_episodes, write_tasks
 from stages.params import parse_params
-from stages.runtime import StageContext
-from stages.shards import Shard
-from stages.tracking import Tracker
-from stages.validation import ParamsError
+from stages.records.episode import Episode, TurnRecord, read_episodes, write_tasks
+from stages.runtime.shards import Shard
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
+from stages.runtime.validation import ParamsError
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
 from toys import CountingEnvironment, toy_tasks

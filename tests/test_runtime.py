@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stages import runtime
 from stages.params import parse_params
-from stages.runtime import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
-from stages.validation import ParamsError
+from stages.runtime import stage as runtime
+from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
+from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -99,7 +99,7 @@ def test_asking_for_help_imports_nothing_heavy() -> None:
 
 HOLD = """
 import sys, time
-from stages.runtime import own_gpu
+from stages.runtime.stage import own_gpu
 
 with own_gpu(sys.argv[1], "rl@search"):
     print("holds", flush=True)

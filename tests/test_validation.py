@@ -9,8 +9,8 @@ import pytest
 from stages.curation.raw import Rejection
 from stages.environments.registry import load_domain
 from stages.params import ParamsError, parse_params
-from stages.sections import deep_merge
-from stages.validation import brief, shortened
+from stages.records.sections import deep_merge
+from stages.runtime.validation import brief, shortened
 
 MINIMAL: dict[str, Any] = {"domains": ["search"], "per_domain": {"search": {}}}
 HALF = "a\ud800"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from stages.agent.episode import Owner
 from stages.agent.template import alternatives, format_marks, prompt_date, renderer
-from stages.agent.thinking import Said, Thinking, take_apart
+from stages.records.episode import Owner
+from stages.records.thinking import Said, Thinking, take_apart
 
 ENCODED = 4096
 """Texts whose tokens are remembered."""
@@ -24,7 +24,7 @@ _USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
 
 @dataclass
 class Encoded:
-    """A conversation as an episode's token lists, all of the same length (see `stages.agent.episode.Episode`)."""
+    """A conversation as an episode's token lists, all of the same length (see `stages.records.episode.Episode`)."""
 
     token_ids: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Engine, EngineError
-from stages.agent.thinking import Thinking
+from stages.engine.engine import Engine, EngineError
+from stages.records.thinking import Thinking
 
 if TYPE_CHECKING:
-    from stages.resources import Resources
+    from stages.runtime.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
 
     if settings.kind == "torch":
-        from stages.agent.torch_engine import TorchEngine
+        from stages.engine.torch_engine import TorchEngine
 
         policy = load_policy(folder, device=settings.device, precision=settings.precision)
         chat = Chat(policy.tokenizer, settings.thinking)
         engine = TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
         return Player(engine, chat, policy.hash, policy)
-    from stages.agent.checked_backend import CheckedBackend
-    from stages.agent.token_sessions import Backend, TokenEngine
+    from stages.engine.checked_backend import CheckedBackend
+    from stages.engine.token_sessions import Backend, TokenEngine
 
     check_folder(folder)
     chat = Chat(load_tokenizer(folder), settings.thinking)
@@ -92,11 +92,11 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
             "log-probabilities. Set it to false, with a server that returns them, or resources.engine.kind to torch"
         )
     if settings.kind == "vllm":
-        from stages.agent.vllm_engine import VllmBackend
+        from stages.engine.vllm_engine import VllmBackend
 
         backend = VllmBackend(folder, chat.end_of_turn, settings)
     else:
-        from stages.agent.openai_engine import OpenAIBackend, make_client
+        from stages.engine.openai_engine import OpenAIBackend, make_client
 
         client = make_client(settings.base_url)
         options: dict[str, Any] = {"dialect": settings.dialect, "text": as_text, "requests": settings.requests}

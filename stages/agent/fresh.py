@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stages.agent.engine import Engine, Sampling, Turn
+from stages.engine.engine import Engine, Sampling, Turn
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 if TYPE_CHECKING:
     from stages.params import Params

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stages.agent.episode import Episode
-from stages.environments.protocol import Environment, Task
+from stages.environments.protocol import Environment
+from stages.records.episode import Episode
+from stages.records.task import Task
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from stages.agent.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
-from stages.agent.attention import use_attention
 from stages.agent.template import DATE_KEY, prompt_date
-from stages.files import atomic_folder
+from stages.engine.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
+from stages.engine.attention import use_attention
+from stages.runtime.files import atomic_folder
 
 HUB = "hub:"
 _PARTS: tuple[str, ...] = (

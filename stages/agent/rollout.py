@@ -16,12 +16,13 @@ from typing import Any
 from stages import seeding
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat
-from stages.agent.engine import Engine, Sampling, Turn
-from stages.agent.episode import Episode, Owner, TurnRecord
 from stages.agent.play import Mark, Play, Request, exchange
 from stages.agent.rounds import Group, Rounds
-from stages.agent.thinking import Said
-from stages.environments.protocol import Environment, Step, Task, opening
+from stages.engine.engine import Engine, Sampling, Turn
+from stages.environments.protocol import Environment, Step
+from stages.records.episode import Episode, Owner, TurnRecord
+from stages.records.task import Task, opening
+from stages.records.thinking import Said
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import row_succeeded
+from stages.records.episode import row_succeeded
 from stages.seeding import permutation
 
 Row = Mapping[str, Any]

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.environments.protocol import Environment, Observation, Step, Task
+from stages.environments.protocol import Environment, Observation, Step
+from stages.records.task import Task
 
 if TYPE_CHECKING:
-    from stages.agent.episode import TurnRecord
+    from stages.records.episode import TurnRecord
 
 ASK_PLAN = "First write a plan in one line."
 ASK_WHY = "That was not understood. Write in one line why."

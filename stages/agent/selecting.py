@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stages.agent.engine import Engine, Pause, Sampling, Turn
+from stages.engine.engine import Engine, Pause, Sampling, Turn
 from stages.seeding import key64
 
 Same = Callable[[Sequence[int]], str]
@@ -87,7 +87,7 @@ def _check_draws(n: int) -> None:
 
 
 class SelectingEngine:
-    """`stages.agent.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own; without
+    """`stages.engine.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own; without
     `rank` they vote. Raises ValueError for n below 1."""
 
     def __init__(self, engine: Engine, n: int, rank: Ranking | None, same: Same) -> None:

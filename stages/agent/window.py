@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.agent.engine import Engine, Pause, Sampling, Turn
+from stages.engine.engine import Engine, Pause, Sampling, Turn
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _Session:
 
 
 class WindowEngine:
-    """`stages.agent.engine.Engine` over another one; the model sees `window` exchanges at most. Raises ValueError for fewer than
+    """`stages.engine.engine.Engine` over another one; the model sees `window` exchanges at most. Raises ValueError for fewer than
     one."""
 
     def __init__(self, engine: Engine, window: int) -> None:

@@ -1,7 +1,7 @@
 """`python -m stages.algorithms check NAME` plays the contract of a method through."""
 
 from stages.algorithms.check import check
-from stages.checking import run_checks
+from stages.runtime.checking import run_checks
 
 main = run_checks("method", check)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stages.algorithms.contract import Denominators, TrajectoryBatch
+from stages.algorithms.batch import Denominators, TrajectoryBatch
 
 
 def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators:

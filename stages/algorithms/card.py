@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stages.cards import Card as Card
-from stages.validation import Section
+from stages.records.card import Card as Card
+from stages.runtime.validation import Section
 
 PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "preference")
 """Parts that a method can bring a function of its own for; its name in the parameters is then `own`."""

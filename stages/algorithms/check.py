@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from stages.algorithms.card import Composition
 from stages.algorithms.registry import composition
-from stages.cards import Card
-from stages.checking import Findings, expect
-from stages.validation import Section
+from stages.records.card import Card
+from stages.runtime.checking import Findings, expect
+from stages.runtime.validation import Section
 
 if TYPE_CHECKING:
-    from stages.algorithms.compose import Algorithm
-    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.algorithm import Algorithm
+    from stages.algorithms.batch import TrajectoryBatch
 
 GROUPS, SIZE, LENGTH = 3, 2, 4
 """The batch that is tried: groups, episodes of each, policy tokens of each."""
@@ -21,7 +21,7 @@ GROUPS, SIZE, LENGTH = 3, 2, 4
 
 def check(name: str, found: Findings) -> None:
     """Raises ParamsError for a name that is unknown, and for a module that is no method."""
-    from stages.algorithms.compose import resolve
+    from stages.algorithms.algorithm import resolve
     from stages.algorithms.settings import Rl
 
     method = composition(name)
@@ -71,7 +71,7 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes in one turn; a prompt token, then policy tokens. Returns differ in two groups of three."""
     import torch
 
-    from stages.algorithms.contract import ENDED, TrajectoryBatch
+    from stages.algorithms.batch import ENDED, TrajectoryBatch
 
     count, width = GROUPS * SIZE, 1 + LENGTH
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +109,7 @@ def _prepare(algorithm: Algorithm, batch: TrajectoryBatch) -> TrajectoryBatch:
 
 
 def _prepared(algorithm: Algorithm, method: Composition) -> TrajectoryBatch:
-    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.batch import TrajectoryBatch
 
     for part in ("reward", "filling", "advantage", "credit"):
         if part in method.pieces and part == "advantage":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import Advantage, turn_sums
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch
 
 
 def places(group: Tensor) -> tuple[Tensor, int]:

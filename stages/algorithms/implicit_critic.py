@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.groups import sums_by_group
 from stages.algorithms.parts.filling import trained_rows
 from stages.algorithms.settings import Rl

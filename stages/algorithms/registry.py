@@ -11,8 +11,8 @@ import pkgutil
 
 from stages.algorithms import methods
 from stages.algorithms.card import Card, Composition
-from stages.installed import Group, place
-from stages.validation import ParamsError
+from stages.runtime.installed import Group, place
+from stages.runtime.validation import ParamsError
 
 GROUP = Group("bellwether.algorithms", "rl.algorithm")
 

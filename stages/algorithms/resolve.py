@@ -14,7 +14,7 @@ from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:

@@ -22,8 +22,8 @@ from stages.algorithms.parts.preference import Preference
 from stages.algorithms.parts.replay import Replay
 from stages.algorithms.parts.reward import Reward
 from stages.algorithms.parts.selection import Selection
-from stages.parameters.shared import SamplingParams
-from stages.validation import Count, NonNegative, Positive, Section, Share
+from stages.engine.settings import SamplingParams
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
 
 
 class Rl(Layered):

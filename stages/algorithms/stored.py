@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from stages.validation import Count, NonNegative, Section, Share
+from stages.runtime.validation import Count, NonNegative, Section, Share
 
 
 class StoredSettings(Section):

@@ -10,7 +10,7 @@ from stages.annotation import units
 from stages.annotation.selection import critic_ranks, mixed
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 
 def backed_up(

@@ -35,7 +35,7 @@ from stages.annotation.pooling import pooled_values
 from stages.annotation.units import pools_rollouts, unit
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 LABEL_SCHEMA = pa.schema(
     [

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stages.agent.attention import use_attention
 from stages.annotation.tree import returns_to_go
 from stages.annotation.units import value_head
+from stages.engine.attention import use_attention
 from stages.values.step_value import FitReport, StepValueModel, ValuePath, fit
 
 if TYPE_CHECKING:
-    from stages.agent.torch_engine import TorchEngine
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
+    from stages.engine.torch_engine import TorchEngine
 
 BLOCK = 4
 """States that the head is applied to at once: matrix products of other sizes may sum in another order."""

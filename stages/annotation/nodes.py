@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.agent.episode import NODE_SCHEMA
 from stages.annotation.backup import backed_up, with_critic
 from stages.annotation.units import plain
+from stages.records.episode import NODE_SCHEMA
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 Row = Mapping[str, Any]
 

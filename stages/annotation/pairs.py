@@ -25,7 +25,7 @@ from stages.annotation.nodes import Row, children_of, ended, totals_of, trees_of
 from stages.annotation.tree import normal
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 PAIR_SCHEMA = pa.schema(
     [

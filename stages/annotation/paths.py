@@ -11,7 +11,7 @@ from stages.annotation.units import return_of
 from stages.values.step_value import ValuePath
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 
 def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:

@@ -26,7 +26,7 @@ import numpy as np
 from stages.annotation.nodes import Row, children_of, ended
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 STRENGTHS = 2.0 ** np.arange(-3, 9.01, 0.25)
 """Values of s_d that are tried: rollouts that the parent's value counts as."""

@@ -23,17 +23,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stages.agent.engine import Engine, Sampling, Turn
 from stages.annotation.plans import plan_of
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import reads_values, worth
 from stages.annotation.work import Plan, Play, Read
-from stages.environments.protocol import SUCCESS_TERM, Environment, Task, opening
+from stages.engine.engine import Engine, Sampling, Turn
+from stages.environments.protocol import Environment
+from stages.records.task import SUCCESS_TERM, Task, opening
 from stages.seeding import key64
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 
 class ChatFormat(Protocol):

@@ -30,7 +30,7 @@ from stages.annotation.units import lowest_worth, unvisited_score
 if TYPE_CHECKING:
     from random import Random
 
-    from stages.parameters.annotate import Annotate, OmegaScore
+    from stages.annotation.settings import Annotate, OmegaScore
 
 BONUS = 1.0
 UNVISITED_FIRST = ("first", "random")

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.annotation.nodes import ended, trees_of
 from stages.annotation.tree import Tree
-from stages.environments.protocol import Task
+from stages.records.task import Task
 from stages.seeding import permutation
 
 

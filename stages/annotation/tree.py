@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from stages.annotation import units
 from stages.annotation.backup import backed_up, with_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
-from stages.environments.protocol import SUCCESS_TERM, succeeded
+from stages.records.task import SUCCESS_TERM, succeeded
 from stages.seeding import stream
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Edge:
     accepted: bool = True
     """Whether the environment understood the action."""
     success: float | None = None
-    """The environment's term of that name, where it reports one (see `stages.environments.protocol.succeeded`)."""
+    """The environment's term of that name, where it reports one (see `stages.records.task.succeeded`)."""
 
     def solves(self, total: float) -> bool:
         """Whether an episode of return `total` that ends with this turn has solved the task."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate, Labels, LeafEvaluation
+    from stages.annotation.settings import Annotate, Labels, LeafEvaluation
     from stages.values.settings import HeadParams
 
 MEASURING = ("flat", "omega")

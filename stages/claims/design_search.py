@@ -18,12 +18,9 @@ from typing import Any
 
 import yaml
 
-from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
-from stages.agent.episode import read_json, write_json
 from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
-from stages.command import command
 from stages.curation.panel import Panel
 from stages.designs.places import Evaluated, summarise
 from stages.designs.search import Search
@@ -31,13 +28,16 @@ from stages.designs.session import best_so_far
 from stages.designs.space import Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel, describe
+from stages.engine.engine import Sampling
 from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play, start_worker
 from stages.params import Params, parse_params
-from stages.parent import die_with_parent
-from stages.sections import deep_merge, params_hash
+from stages.records.episode import read_json, write_json
+from stages.records.sections import deep_merge, params_hash
+from stages.runtime.command import command
+from stages.runtime.parent import die_with_parent
+from stages.runtime.validation import ParamsError
+from stages.runtime.workers import worker_pool
 from stages.seeding import permutation
-from stages.validation import ParamsError
-from stages.workers import worker_pool
 
 PANEL_TASKS = 64
 ENOUGH = 0.95

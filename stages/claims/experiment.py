@@ -20,8 +20,8 @@ from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
 from stages.control.settings import OfflineQ
 from stages.params import Params, check_domains, parse_params
-from stages.sections import deep_merge
-from stages.validation import Count, ParamsError, Section, explain
+from stages.records.sections import deep_merge
+from stages.runtime.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
 OFFLINE = "guessing"

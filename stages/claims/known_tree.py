@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from stages import seeding
-from stages.agent.engine import Sampling, Turn
 from stages.annotation.nodes import Row
 from stages.annotation.tree import Tree
-from stages.environments.protocol import Observation, Step, Task
+from stages.engine.engine import Sampling, Turn
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 
 ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
 SURE = 0.3

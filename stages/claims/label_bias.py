@@ -20,10 +20,10 @@ from stages.annotation.labels import label_rows
 from stages.annotation.nodes import ended, trees_of
 from stages.annotation.search import Search
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
-from stages.command import command
+from stages.runtime.command import command
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 COLUMNS = {"counted": "q_rollout", "label": "q"}
 """What is judged -> its column of labels.parquet."""

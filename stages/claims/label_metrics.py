@@ -12,7 +12,7 @@ from stages.annotation.nodes import Row, ended, trees_of
 from stages.annotation.pairs import pair_rows
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 WORLDS = ("known", "keydoor")
 METRICS = (

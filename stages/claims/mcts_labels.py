@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from stages.agent.episode import Episode, read_json, read_tasks, write_json
 from stages.annotation.nodes import Row
 from stages.annotation.search import Search
 from stages.annotation.tree import normal
@@ -26,15 +25,16 @@ from stages.annotation.units import reads_values
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import judge
 from stages.claims.step_credit import policy_table
-from stages.command import command
-from stages.files import atomic_text, locked
 from stages.params import Params, parse_params
-from stages.parent import die_with_parent
+from stages.records.episode import Episode, read_json, read_tasks, write_json
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text, locked
+from stages.runtime.parent import die_with_parent
+from stages.runtime.validation import ParamsError
 from stages.seeding import permutation
-from stages.validation import ParamsError
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 GAMMA = 0.95
 """Of Q* on keydoor: its turn limit forgives detours, which would make nearly all actions equally good without a discount."""
@@ -85,8 +85,8 @@ class Keydoor:
         return EnvironmentPool(lambda: self.domain.make(Path("data/curated") / self.name / "worlds"))
 
     def _play(self) -> list[Episode]:
-        from stages.agent.engine import Sampling
         from stages.agent.rollout import Labels, attempts, collect
+        from stages.engine.engine import Sampling
 
         sampling = Sampling(**self.params.section("annotate", self.name).sampling.model_dump())
         with self._pool() as pool:

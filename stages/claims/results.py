@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import read_json, write_json
 from stages.claims.design_metrics import METRICS as DESIGN_METRICS
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.settings import OfflineQ
 from stages.evaluation.aggregates import claim_verdict, paired_difference
 from stages.params import parse_params
+from stages.records.episode import read_json, write_json
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")

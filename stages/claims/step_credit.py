@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.agent.episode import Episode, read_json, read_tasks, write_json
 from stages.claims.experiment import FOLDER, load_experiment, run_values
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
-from stages.command import command
-from stages.environments.protocol import Task
 from stages.params import Params, parse_params
-from stages.parent import die_with_parent
+from stages.records.episode import Episode, read_json, read_tasks, write_json
+from stages.records.task import Task
+from stages.runtime.command import command
+from stages.runtime.parent import die_with_parent
+from stages.runtime.validation import ParamsError, parse_yaml
 from stages.seeding import permutation
-from stages.validation import ParamsError, parse_yaml
 
 if TYPE_CHECKING:
-    from stages.algorithms.contract import TrajectoryBatch
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.environments.keydoor.exact import ExactValues
 
 SLUG = "step_credit"
@@ -134,11 +134,11 @@ class Bench:
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
         """`groups` groups of every task, as the method plays them."""
         from stages.agent.chat import Chat
-        from stages.agent.engine import Sampling
         from stages.agent.play import Request
         from stages.agent.rollout import EnvironmentPool, Labels, collect
-        from stages.agent.torch_engine import TorchEngine
-        from stages.algorithms.compose import resolve
+        from stages.algorithms.algorithm import resolve
+        from stages.engine.engine import Sampling
+        from stages.engine.torch_engine import TorchEngine
 
         rl, length = params.section("rl", self.name), params.model.max_length
         chat = Chat(self.policy.tokenizer, params.model.thinking)
@@ -161,9 +161,9 @@ class Bench:
 
     def prepared(self, params: Params, episodes: Sequence[Episode]) -> TrajectoryBatch:
         """The episodes as a batch with the method's advantages."""
-        from stages.algorithms.compose import resolve
+        from stages.algorithms.algorithm import resolve
         from stages.training.batches import trajectory_batch
-        from stages.training.models import Models
+        from stages.training.rl.models import Models
 
         algorithm = resolve(params.section("rl", self.name), params.model.max_length)
         annotated = self.folder / "data/annotated" / self.name

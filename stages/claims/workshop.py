@@ -21,16 +21,16 @@ from typing import Any
 
 import yaml
 
-from stages.agent.episode import read_json, write_json
 from stages.claims.experiment import digest, start_values
-from stages.files import atomic_text
+from stages.records.episode import read_json, write_json
+from stages.runtime.files import atomic_text
 
 PLACE = Path(".bellwether/claims")
 SOURCES = ("data/base", "data/packages", "data/raw", "stages", "dvc.yaml", "params.yaml")
 """What is copied of the commit."""
 START = "start.json"
 """In a start's copy: what the evaluation of its SFT policy found."""
-DVC = "from stages.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
+DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with the one that started it, as stages do by themselves: a killed `make claims` leaves nobody
 behind who writes into the copy that the next one makes anew."""
 _TAIL = 2000

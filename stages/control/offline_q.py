@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.agent.episode import write_json
-from stages.command import command
 from stages.control.guessing import Games, Guessing
 from stages.control.settings import OfflineQ
-from stages.parent import die_with_parent
+from stages.records.episode import write_json
+from stages.runtime.command import command
+from stages.runtime.parent import die_with_parent
 from stages.seeding import key64, seed_torch
 from stages.values.conservative import conservative
 from stages.values.heads import C51Head, make_head

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.validation import Count, NonNegative, Positive, Section, Share
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
 from stages.values.settings import HeadParams
 from stages.values.supports import check_support
 

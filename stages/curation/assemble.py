@@ -13,8 +13,9 @@ from typing import Any
 from stages.curation.cleaning import drop_duplicate_records, reject_faulty, task_faults
 from stages.curation.raw import RawRecord, Rejection
 from stages.curation.selection import order_by_mix
-from stages.environments.protocol import SPLITS, Domain, Split, Task
-from stages.progress import Progress
+from stages.environments.protocol import Domain
+from stages.records.task import SPLITS, Split, Task
+from stages.runtime.progress import Progress
 
 ShowBuilding = Callable[[int], AbstractContextManager[Progress]]
 """Number of records -> a progress bar for building them."""

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 
-from stages.agent.episode import Episode
 from stages.curation.raw import RawRecord, Rejection
-from stages.environments.protocol import Domain, Task
+from stages.environments.protocol import Domain
+from stages.records.episode import Episode
+from stages.records.task import Task
 
 _PIECE = re.compile(r"\w+|[^\w\s]")
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import EXPERT, NOISY, Episode
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import Demonstrations
 from stages.curation.panel import Panel
 from stages.curation.raw import Rejection
-from stages.environments.protocol import SPLITS, Split, Task
+from stages.records.episode import EXPERT, NOISY, Episode
+from stages.records.task import SPLITS, Split, Task
 
 
 def histogram(values: Iterable[float]) -> dict[str, int]:

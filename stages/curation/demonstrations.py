@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.curation.cleaning import episode_length, is_near_duplicate
-from stages.environments.protocol import Domain, Environment, Task, opening
+from stages.curation.settings import Curate
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
-from stages.params import Curate
-from stages.sections import params_hash
+from stages.records.episode import EXPERT, NOISY, Episode, TurnRecord
+from stages.records.sections import params_hash
+from stages.records.task import Task, opening
+from stages.runtime.workers import worker_pool
 from stages.seeding import stream
-from stages.workers import worker_pool
 
 DRAWS = 6
 """Tries for one noisy demonstration, since random actions may spoil the task or never come up."""

@@ -2,30 +2,24 @@
 
 One JSON object a line of data/raw/<domain>.games.jsonl: task_id, player, game (its number), actions, and settings, a hash of
 those of the domain's that a game depends on. Rewards and what is shown are those of today's settings, since records are played
-again. `python -m stages.curation.games DOMAIN --count N --seed S > data/raw/DOMAIN.games.jsonl` lets a domain's players play the
+again. `python -m stages.curation games DOMAIN --count N --seed S > data/raw/DOMAIN.games.jsonl` lets a domain's players play the
 training tasks that curate takes of data/raw/DOMAIN.jsonl.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages.agent.episode import Episode
-from stages.command import command
 from stages.curation.demonstrations import play_out
-from stages.curation.raw import configured_domain, read_raw, record_line
-from stages.curation.selection import order_by_mix
-from stages.environments.protocol import Domain, DomainSettings, Environment, Task
+from stages.environments.protocol import Domain, DomainSettings, Environment
 from stages.exchange.records import parse_object
-from stages.params import Curate, load_params
-from stages.sections import params_hash
+from stages.records.episode import Episode
+from stages.records.sections import params_hash
+from stages.records.task import Task
 from stages.seeding import stream
 
 PLAYER = "player:"
@@ -134,32 +128,3 @@ def replay(environment: Environment, task: Task, record: Mapping[str, Any]) -> E
         raise ValueError("its actions do not end with the episode")
     episode.params_hash = record["settings"]
     return episode
-
-
-@command
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write game records of a domain's players to standard output, one a line.")
-    parser.add_argument("domain")
-    parser.add_argument("--count", type=int, required=True, help="games to play")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    if options.count < 1 or options.seed < 0:
-        parser.error("--count must be at least 1 and --seed at least 0")
-    try:
-        params = load_params()
-        domain = configured_domain(options.domain, params)
-        curate: Curate = params.section("curate", options.domain)
-        records, _ = read_raw(Path("data/raw") / f"{options.domain}.jsonl", "raw", domain)
-        chosen = order_by_mix([record for record in records if record.split == "train"], domain)[: curate.train]
-        with TemporaryDirectory() as folder:
-            tasks = domain.build([record.record for record in chosen], Path(folder), 1)
-            for game in make_games(domain, Path(folder), tasks, options.count, options.seed):
-                sys.stdout.write(record_line(game) + "\n")
-    except (ValueError, FileNotFoundError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

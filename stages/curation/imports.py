@@ -16,17 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import IMPORTED, Episode, TurnRecord
-from stages.agent.messages import Messages
-from stages.agent.thinking import Thinking, take_apart
 from stages.curation.cleaning import episode_length, pieces
 from stages.curation.demonstrations import play_out
 from stages.curation.leakage import PanelPrompts
 from stages.curation.raw import Rejection
-from stages.environments.protocol import Domain, Environment, Task
+from stages.environments.protocol import Domain, Environment
 from stages.exchange.episodes import conversation
 from stages.exchange.parsing import Demonstration, Preference, parse
 from stages.exchange.records import read_records
+from stages.records.episode import IMPORTED, Episode, TurnRecord
+from stages.records.messages import Messages
+from stages.records.task import Task
+from stages.records.thinking import Thinking, take_apart
 
 
 class _RefusedError(ValueError):

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import read_json, read_tasks, write_json
-from stages.environments.protocol import Domain, Split, Task
+from stages.environments.protocol import Domain
+from stages.records.episode import read_json, read_tasks, write_json
+from stages.records.task import Split, Task
 
 
 class PanelMismatchError(ValueError):

@@ -1,25 +1,21 @@
 """Raw records: one JSON object per line of data/raw/<domain>.jsonl. Nothing is dropped silently.
 
-`python -m stages.curation.raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes,
+`python -m stages.curation raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes,
 with the settings that params.yaml has for it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.command import command
-from stages.environments.protocol import SPLITS, Domain, Split
-from stages.environments.registry import load_domain
+from stages.environments.protocol import Domain
 from stages.exchange.records import parse_object
-from stages.params import Params, load_params
-from stages.validation import brief
+from stages.records.task import SPLITS, Split
+from stages.runtime.validation import brief
 
 
 @dataclass(frozen=True)
@@ -127,36 +123,8 @@ def unlike_settings(records: Sequence[RawRecord], domain: Domain, file: str) -> 
         differences.append(f"records have {', '.join(sorted(found - wanted))}, which the settings do not name")
     if not differences:
         return []
-    command = f"python -m stages.curation.raw {domain.name} --count {len(records)} --seed 0 > {file}"
+    command = f"python -m stages.curation raw {domain.name} --count {len(records)} --seed 0 > {file}"
     return [
         f"{file} was made with other settings than those of per_domain.{domain.name}.environment in params.yaml: "
         f"{'; '.join(differences)}; make it again with '{command}'"
     ]
-
-
-def configured_domain(name: str, params: Params) -> Domain:
-    """The domain with its settings of params.yaml; with its defaults if params.yaml has no entry for it. Raises ValueError."""
-    return load_domain(name, params.per_domain[name].environment if name in params.per_domain else None)
-
-
-@command
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write raw records of a domain to standard output, one JSON object per line.")
-    parser.add_argument("domain")
-    parser.add_argument("--count", type=int, required=True, help="records to make")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    if options.count < 1 or options.seed < 0:
-        parser.error("--count must be at least 1 and --seed at least 0")
-    try:
-        domain = configured_domain(options.domain, load_params())
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    for record in domain.recipes(options.count, options.seed):
-        sys.stdout.write(record_line(record) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

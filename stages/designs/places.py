@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from stages.agent.episode import read_json, read_rows, write_json, write_tasks
 from stages.designs.space import Design, Space
 from stages.designs.tasks import Chosen, choose_tasks
 from stages.designs.value_model import describe
-from stages.environments.protocol import Task
-from stages.files import atomic_text
-from stages.lineage import dvc_hash, identity, input_hashes
 from stages.params import Params
-from stages.sections import deep_merge, params_hash
+from stages.records.episode import read_json, read_rows, write_json, write_tasks
+from stages.records.sections import deep_merge, params_hash
+from stages.records.task import Task
+from stages.runtime.files import atomic_text
+from stages.runtime.lineage import dvc_hash, identity, input_hashes
 
 FOLDER = Path(".bellwether") / "design"
 PLACES = ("search", "confirm")

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from stages.designs.covering import covering_array
+from stages.designs.settings import Design as Settings
 from stages.designs.space import COMPONENTS, DECODING, FACTORS, Design, Space
 from stages.designs.tree import Node, node_probabilities
 from stages.designs.value_model import ValueModel, acquisition
-from stages.parameters.design import Design as Settings
 from stages.seeding import stream
 
 DUPLICATES = 40

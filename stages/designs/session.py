@@ -13,17 +13,17 @@ from typing import Any
 import yaml
 from scipy.stats import spearmanr
 
-from stages.agent.episode import read_json, write_json
 from stages.agent.named import model_names
 from stages.designs.places import Evaluated, Places
 from stages.designs.search import Proposal, Search
+from stages.designs.settings import Design as Settings
 from stages.designs.space import Design
 from stages.designs.tree import Node, visits
 from stages.designs.value_model import FittedValueModel
 from stages.evaluation.summary import compare_models
-from stages.parameters.design import Design as Settings
-from stages.sections import params_hash, seed_of
-from stages.validation import ParamsError
+from stages.records.episode import read_json, write_json
+from stages.records.sections import params_hash, seed_of
+from stages.runtime.validation import ParamsError
 
 RESULTS = Path("reports") / "design"
 DIGITS = 6

@@ -16,9 +16,9 @@ from typing import Any
 
 from stages.agent.named import model_names
 from stages.algorithms.registry import composition, learns_token_values
-from stages.parameters.design import DesignSpace
+from stages.designs.settings import DesignSpace
 from stages.params import Params
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 LARGEST = 100_000
 """Designs that a space may have, since all of them are listed."""

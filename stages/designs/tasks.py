@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from stages.agent.episode import read_tasks
 from stages.curation.assemble import assemble
 from stages.curation.cleaning import task_faults
 from stages.curation.panel import Panel, read_panel
 from stages.curation.raw import check_lines, record_line
-from stages.environments.protocol import Domain, Task
+from stages.environments.protocol import Domain
 from stages.environments.registry import load_domain
 from stages.params import Params
+from stages.records.episode import read_tasks
+from stages.records.task import Task
+from stages.runtime.validation import ParamsError
 from stages.seeding import permutation
-from stages.validation import ParamsError
 
 FEWEST = 2
 """Worlds that a score may be taken over."""

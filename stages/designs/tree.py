@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stages.cards import Card
+from stages.designs.settings import DesignTree
 from stages.designs.space import Design
-from stages.parameters.design import DesignTree
+from stages.records.card import Card
 
 CARD = Card(
     slug="agentswift",

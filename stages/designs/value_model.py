@@ -17,7 +17,7 @@ import numpy as np
 
 from stages.designs.space import Design, Space, features
 from stages.designs.tree import Node
-from stages.environments.protocol import Task
+from stages.records.task import Task
 
 FEWEST = 4
 """Evaluated designs from which a model is fitted; with fewer, the mean and BROAD."""

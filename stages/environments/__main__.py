@@ -1,7 +1,7 @@
 """`python -m stages.environments check NAME` plays the contract of an environment through."""
 
-from stages.checking import run_checks
 from stages.environments.check import check
+from stages.runtime.checking import run_checks
 
 main = run_checks("environment", check)
 

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from stages.environments.base_environment import ValueEnvironment
-from stages.environments.protocol import SPLITS, DomainSettings, Environment, Split, Task
-from stages.files import atomic_files
+from stages.environments.protocol import DomainSettings, Environment
+from stages.records.task import SPLITS, Split, Task
+from stages.runtime.files import atomic_files
 from stages.seeding import permutation
 
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}

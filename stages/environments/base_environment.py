@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 
 
 class State(Protocol):

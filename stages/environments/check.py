@@ -8,10 +8,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stages.checking import Findings, MistakeError, expect
-from stages.environments.protocol import SPLITS, Domain, Environment, Observation, Step, Task, succeeded
+from stages.environments.protocol import Domain, Environment, Observation, Step
 from stages.environments.registry import load_domain
-from stages.workers import worker_pool
+from stages.records.task import SPLITS, Task, succeeded
+from stages.runtime.checking import Findings, MistakeError, expect
+from stages.runtime.workers import worker_pool
 
 RECORDS = 52
 """How many are made: all splits are in as many."""

@@ -28,7 +28,8 @@ import gymnasium
 from gymnasium.spaces import Discrete, Text
 from pydantic import Field
 
-from stages.environments.protocol import SPLITS, DomainSettings, Observation, Split, Step, Task
+from stages.environments.protocol import DomainSettings, Observation, Step
+from stages.records.task import SPLITS, Split, Task
 from stages.seeding import key64
 
 SHARES: dict[Split, int] = {"train": 192, "valid": 24, "test": 200}

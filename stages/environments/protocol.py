@@ -11,32 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
-from stages.validation import Checked, shortened
-
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-SUCCESS_TERM = "success"
-"""The reward term by which an environment tells success where returns do not: 1 in the step that solves the task, 0 in others."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One thing to do. `spec` is plain JSON and holds all that the environment needs to start it."""
-
-    task_id: str
-    domain: str
-    split: Split
-    seed: int
-    prompt: str
-    spec: Mapping[str, Any]
-    difficulty: float
-    """A number that grows with difficulty, in the domain's own units (hops, quest length, ...)."""
-    cluster: str = ""
-    """Tasks that share a world (a compiled game, an encyclopaedia article) share a cluster; never split across splits."""
+from stages.records.task import Task
+from stages.runtime.validation import Checked, shortened
 
 
 @dataclass(frozen=True)
@@ -44,17 +24,6 @@ class Observation:
     """What the agent reads. Plain text; the chat template turns it into tokens."""
 
     text: str
-
-
-def succeeded(reward: float, terms: Mapping[str, float]) -> bool:
-    """Whether an episode with this return and these terms solved its task: by its term `SUCCESS_TERM`, or where it has none by a
-    return that reaches 1."""
-    return terms.get(SUCCESS_TERM, reward) >= 1.0 - 1e-9
-
-
-def opening(prompt: str, observation: str) -> str:
-    """The first user message of an episode: the task's prompt, then the first observation where there is one."""
-    return "\n".join(part for part in (prompt, observation) if part)
 
 
 @dataclass(frozen=True)
@@ -210,6 +179,6 @@ class Domain(Protocol):
     # - `world_files(task) -> list[str]` (files that the task is played in, relative to the `folder` of `build`): the panel's hash
     #   covers those of its tasks; without this method it covers every file below `folder`;
     # - `players() -> dict[str, float]` (name -> weight) and `player_action(player, environment, rng) -> str` (that player's next
-    #   action, refused ones included): `python -m stages.curation.games` writes records of their games;
+    #   action, refused ones included): `python -m stages.curation games` writes records of their games;
     # - a keyword parameter `built: Callable[[int], None] | None = None` of `build`, called with the number of records that were
     #   finished since the last call: curation shows a progress bar.

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
-from stages.installed import Group, place
-from stages.validation import ParamsError, explain
+from stages.runtime.installed import Group, place
+from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.domains", "domain")
 METHODS = ("recipes", "build", "check", "make", "expert", "entities")

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.agent.engine import Engine, Sampling
 from stages.agent.engines import EngineSettings, Player, open_player
-from stages.agent.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
-from stages.environments.protocol import Domain, Split, Task
+from stages.engine.engine import Engine, Sampling
+from stages.environments.protocol import Domain
 from stages.environments.registry import load_domain
-from stages.workers import worker_pool
+from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
+from stages.records.task import Split, Task
+from stages.runtime.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.agent.selecting import Ranking
-    from stages.params import Evaluate
+    from stages.evaluation.settings import Evaluate
 
 STREAM = "evaluate"
 SAMPLES = 2
@@ -291,7 +292,7 @@ def play(job: Job, settings: Settings) -> Outcome:
 
 def start_worker(threads: int) -> None:
     """Of a pool of processes that play."""
-    from stages.workers import quiet_environment
+    from stages.runtime.workers import quiet_environment
 
     quiet_environment(threads)
     import torch

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import Episode, Owner
-from stages.agent.messages import Messages
-from stages.environments.protocol import Task
+from stages.records.episode import Episode, Owner
+from stages.records.messages import Messages
+from stages.records.task import Task
 
 Row = dict[str, Any]
 ABILITY = "agent"

@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-from stages.agent.adapters import Adapter, is_adapter
 from stages.agent.policy import check_folder, load_policy, save_policy
-from stages.files import atomic_folder
+from stages.engine.adapters import Adapter, is_adapter
+from stages.runtime.files import atomic_folder
 
 
 def write_model(folder: Path, target: Path) -> None:

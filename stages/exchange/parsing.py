@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.agent.messages import ROLES, Messages, plain_messages, plain_text
+from stages.records.messages import ROLES, Messages, plain_messages, plain_text
 
 SHAPES = "messages; prompt and completion; or chosen and rejected, with or without prompt"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.agent.messages import Messages
 from stages.annotation.continuations import continuation, path_below, path_to
 from stages.annotation.labels import steps_to
 from stages.annotation.nodes import Row, trees_of
-from stages.environments.protocol import Task, opening
+from stages.records.messages import Messages
+from stages.records.task import Task, opening
 
 
 def turns_of(tree: Sequence[Row], path: Sequence[int]) -> Messages:

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.agent.episode import undamaged
-from stages.files import atomic_file, atomic_text
+from stages.records.episode import undamaged
+from stages.runtime.files import atomic_file, atomic_text
 
 KINDS = (".jsonl", ".parquet")
 DEPTH = 100

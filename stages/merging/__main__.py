@@ -1,7 +1,7 @@
 """`python -m stages.merging check NAME` plays the contract of a merge method through."""
 
-from stages.checking import run_checks
 from stages.merging.check import check
+from stages.runtime.checking import run_checks
 
 main = run_checks("merge method", check)
 

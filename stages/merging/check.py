@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from stages.cards import Card
-from stages.checking import Findings, expect
 from stages.merging.contract import Merger
 from stages.merging.registry import bind, get_merger
 from stages.merging.settings import MergeError, MergeSettings
-from stages.validation import ParamsError, Section
+from stages.records.card import Card
+from stages.runtime.checking import Findings, expect
+from stages.runtime.validation import ParamsError, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stages.cards import Card
 from stages.merging.settings import MergeParams
-from stages.validation import Section
+from stages.records.card import Card
+from stages.runtime.validation import Section
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from stages.agent.adapters import Adapter, is_adapter
+from stages.engine.adapters import Adapter, is_adapter
 from stages.merging.settings import MergeError
 
 INDEX = "model.safetensors.index.json"

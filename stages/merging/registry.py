@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stages.cards import Card
-from stages.installed import Group
 from stages.merging import methods
 from stages.merging.contract import Merger
 from stages.merging.settings import MergeError, MergeParams, MergeSettings
-from stages.validation import ParamsError, explain
+from stages.records.card import Card
+from stages.runtime.installed import Group
+from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")
 LOADED: dict[str, Merger] = {}

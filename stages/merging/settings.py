@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from stages.validation import NonNegative, Section
+from stages.runtime.validation import NonNegative, Section
 
 if TYPE_CHECKING:
-    from stages.params import Merge
+    from stages.merging.section import Merge
 
 
 class MergeError(ValueError):

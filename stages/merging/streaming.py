@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stages.files import atomic_folder
 from stages.merging.folders import TensorFolder, check_same_tensors, check_same_vocabulary, open_folder
 from stages.merging.layers import layer_index
 from stages.merging.registry import bind, get_merger
 from stages.merging.settings import MergeError, MergeParams, MergeSettings
 from stages.merging.writer import OutputTensor, copy_companions, plan_shards, write_weights
-from stages.progress import Progress
+from stages.runtime.files import atomic_folder
+from stages.runtime.progress import Progress
 from stages.seeding import key64
 
 OutDtype = Literal["float32", "bfloat16"]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from stages.environments.protocol import Domain, Task, opening
+from stages.environments.protocol import Domain
 from stages.environments.search.world import KINDS, RELATIONS, names_of
 from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.records.task import Task, opening
 from stages.seeding import stream
 
 NOUNS = ("lamp", "cup", "jar", "coin", "ring", "book", "rope", "bell", "drum", "vase")

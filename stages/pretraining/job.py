@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat as ChatFormat
-from stages.agent.episode import Owner
-from stages.algorithms.contract import LossTerms
+from stages.algorithms.batch import LossTerms
 from stages.pretraining.corpus import Chat
 from stages.pretraining.settings import Settings
+from stages.records.episode import Owner
 from stages.seeding import seed_torch
 from stages.training.loop import Learner, Sums, Update
 from stages.training.optimiser import make_optimiser, warmup_stable_decay

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from stages.validation import ParamsError, Section, explain
+from stages.runtime.validation import ParamsError, Section, explain
 
 
 class Phase(Section):

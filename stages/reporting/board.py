@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import read_json
 from stages.claims.experiment import FOLDER, Claim, Experiment, load_experiment, slugs
 from stages.claims.results import result_path
-from stages.validation import ParamsError
+from stages.records.episode import read_json
+from stages.runtime.validation import ParamsError
 
 PAGE = FOLDER / "README.md"
 NOTHING = "–"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stages.agent.episode import read_json
-from stages.command import command
 from stages.evaluation.aggregates import Bounded, iqm, probability_of_improvement, stratified_bootstrap
 from stages.evaluation.statistics import StatisticsError
-from stages.files import atomic_text
+from stages.records.episode import read_json
 from stages.reporting.style import colour, drawing, to_svg
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

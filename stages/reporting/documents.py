@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from stages.agent.episode import read_json
-from stages.command import command
 from stages.params import load_params
+from stages.records.episode import read_json
 from stages.reporting import annotation_uses, board, step_credit_page
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
 from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, write_or_check
 from stages.reporting.results import check_evaluation, comparisons_list, markdown_table
 from stages.reporting.style import drawing, to_svg
-from stages.validation import ParamsError
+from stages.runtime.command import command
+from stages.runtime.validation import ParamsError
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Card, Composition

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.episode import Owner
 from stages.agent.samples import choose, outcome
+from stages.records.episode import Owner
 
 BYTES = 1_500_000
 """Limit of the browser's data on the page, shared by the domains; what does not fit is left out and the page says so."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stages.files import atomic_text
+from stages.runtime.files import atomic_text
 
 DOCUMENTS = ("*.md", "docs/*.md")
 """Where blocks may stand, relative to the checkout."""

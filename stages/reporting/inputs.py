@@ -9,13 +9,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stages.agent.episode import read_json, read_rows
-from stages.lineage import dvc_hash
-from stages.params import Params
+from stages.records.episode import read_json, read_rows
 from stages.reporting.kept import Run, read_kept
 from stages.reporting.results import check_evaluation
+from stages.runtime.deps import EXEMPT
+from stages.runtime.lineage import dvc_hash
+
+if TYPE_CHECKING:
+    from stages.params import Params
 
 History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
@@ -47,33 +50,8 @@ NODE_COLUMNS = (
 """Of nodes.parquet; the last two are there if not rollouts alone made the trees."""
 
 
-NO_EFFECT = (
-    "__init__.py",
-    "checking.py",
-    "checkpoints.py",
-    "command.py",
-    "costs.py",
-    "domains.py",
-    "export.py",
-    "files.py",
-    "installed.py",
-    "lineage.py",
-    "packages.py",
-    "parameters",
-    "params.py",
-    "progress.py",
-    "report.py",
-    "reporting",
-    "resources.py",
-    "runtime.py",
-    "serve.py",
-    "serving",
-    "shards.py",
-    "tracking",
-    "validation.py",
-    "workers.py",
-)
-"""What of stages/ changes no result (see the head of dvc.yaml)."""
+OF_NO_RESULT = {"__pycache__", "report.py", "reporting", "plugins.py"}
+"""What of stages/ shows results or names things, beside EXEMPT code."""
 OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
 
 
@@ -191,7 +169,11 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
 def code_hashes(root: Path) -> dict[str, str]:
     """Everything directly below stages/ that bears on results -> hash of it, sorted; {} without stages/."""
     parts = sorted((root / "stages").glob("*"))
-    return {f"stages/{part.name}": dvc_hash(part) for part in parts if part.name not in {*NO_EFFECT, "__pycache__"}}
+    return {
+        f"stages/{part.name}": dvc_hash(part)
+        for part in parts
+        if part.name not in OF_NO_RESULT and f"stages/{part.name}" not in EXEMPT
+    }
 
 
 def load_inputs(root: Path, params: Params) -> Inputs:

@@ -17,13 +17,13 @@ from typing import Any
 
 import yaml
 
-from stages.command import command
-from stages.costs import read_cost
-from stages.lineage import identity, input_hashes
 from stages.params import load_params
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import FILE, Measured, Run, append, itself
 from stages.reporting.this_run import this_run
+from stages.runtime.command import command
+from stages.runtime.costs import read_cost
+from stages.runtime.lineage import identity, input_hashes
 from stages.tracking import git_state
 
 PAGE = "report"

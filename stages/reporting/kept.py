@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from stages.sections import params_hash
-from stages.validation import Section, explain
+from stages.records.sections import params_hash
+from stages.runtime.validation import Section, explain
 
 FILE = Path("reports") / "runs.jsonl"
 

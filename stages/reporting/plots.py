@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stages.command import command
-from stages.files import atomic_text
+from stages.runtime.command import command
+from stages.runtime.files import atomic_text
 
 TEMPLATE = Path(".bellwether") / "plots.html"
 OUT = Path("dvc_plots")

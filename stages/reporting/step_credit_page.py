@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import read_json
 from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
 from stages.claims.step_credit import RESULT, SLUG
+from stages.records.episode import read_json
 from stages.reporting.style import colour, drawing, new_figure, to_svg
 
 PAGE = FOLDER / "step_credit_exact.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import Owner
+from stages.records.episode import Owner
 from stages.reporting.inputs import ROLLOUTS, Inputs
 from stages.reporting.kept import Run, Success, Work
 

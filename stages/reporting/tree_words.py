@@ -13,7 +13,7 @@ from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 LETTERS = 60
 """Of an action within a sentence."""

@@ -16,7 +16,7 @@ from stages.reporting.tree_words import Known, meanings, story
 from stages.seeding import permutation
 
 if TYPE_CHECKING:
-    from stages.parameters.annotate import Annotate
+    from stages.annotation.settings import Annotate
 
 BYTES = 600_000
 """Limit of the viewer's data on the page, shared by the domains; what does not fit is left out and the page says so."""

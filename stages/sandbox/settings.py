@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stages.validation import Checked
+from stages.runtime.validation import Checked
 
 Backend = Literal["auto", "bubblewrap", "sandlock", "unsafe_subprocess"]
 

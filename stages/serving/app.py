@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from stages.agent.chat import Chat
-from stages.agent.engine import EngineError, Sampling, Turn
-from stages.agent.messages import plain_messages
+from stages.engine.engine import EngineError, Sampling, Turn
+from stages.records.messages import plain_messages
 from stages.seeding import key64
 from stages.serving.choices import Choice
 from stages.serving.door import Door, error_reply

@@ -19,7 +19,7 @@ from stages.agent.selecting import Ranking, by_logprob
 from stages.evaluation.judges import LACKING, judges
 from stages.evaluation.panels import BestOf, ranking
 from stages.params import Params
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from stages.agent.engine import MAX_COUNT, MIN_TEMPERATURE
+from stages.engine.engine import MAX_COUNT, MIN_TEMPERATURE
 
 MAX_PROMPTS = 64
 MAX_TURNS = 256

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
-from stages.agent.engine import Sampling, Turn
 from stages.agent.selecting import SelectingEngine
+from stages.engine.engine import Sampling, Turn
 from stages.serving.choices import Choice
 
 

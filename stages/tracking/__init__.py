@@ -20,13 +20,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stages.lineage import dvc_hash, tracked_files
 from stages.params import ROOT, Params
+from stages.runtime.lineage import dvc_hash, tracked_files
+from stages.runtime.tracker import Tracker
 from stages.tracking.cached import note, tell_what_came_before
 from stages.tracking.header import Lifecycle, flatten, git_state
 from stages.tracking.spool import FOLDER, Spool, spools
 
-__all__ = ["REGISTERED_MODEL", "SpoolTracker", "Tracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
+__all__ = ["REGISTERED_MODEL", "SpoolTracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
 
 CLOSE_WAIT_S = 1.5
 """Longest wait for the follower when a stage ends; after that it goes on by itself, for a minute at most."""
@@ -34,43 +35,6 @@ FOLLOWERS = 3
 """How many followers a stage starts, one after the other, should they be killed."""
 REGISTERED_MODEL, MODEL_FILES, ROWS = "bellwether", "model", "rows.parquet"
 """Name of the registered model, and a version's files among its run's artifacts: their folder and the evaluation rows in it."""
-
-
-class Tracker:
-    """What a stage tells about itself. This class keeps nothing; it is what BELLWETHER_TRACKING=off gives."""
-
-    def params(self, values: Mapping[str, Any]) -> None:
-        """Parameters of the run; nested mappings are flattened to dotted names."""
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Tags of the run; a later value replaces an earlier one."""
-
-    def metric(self, name: str, value: float, step: int | None = None) -> None:
-        """One point of a curve."""
-
-    def headline(self, values: Mapping[str, float]) -> None:
-        """Numbers of the whole lifecycle: metrics of the parent run, so that lifecycles can be compared in one table."""
-
-    def inputs(self, hashes: Mapping[str, str]) -> None:
-        """Path -> hash of what the stage reads: tags `in:...`, and datasets for what lies below data/ and is no model."""
-
-    def outputs(self, hashes: Mapping[str, str]) -> None:
-        """Path -> hash of what the stage wrote: tags `out:...`."""
-
-    def artifact(self, path: Path) -> None:
-        """Attach a file or folder as it is now."""
-
-    def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
-        """Attach at most `count` episodes (rows of EPISODE_SCHEMA, with `advantages` where there are some) as traces."""
-
-    def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
-        """Register `folder` as the model's newest version, by its DVC hash, and let it challenge the champion.
-
-        `rows`: evaluation rows of it and of `sft`; `settings`: model (its name in the rows), confidence, resamples, seed.
-        """
-
-    def close(self, status: str) -> None:
-        """End the run: FINISHED, FAILED or KILLED."""
 
 
 def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.command import command
-from stages.lineage import locked_stages
 from stages.params import load_params
+from stages.runtime.command import command
+from stages.runtime.lineage import locked_stages
+from stages.runtime.validation import ParamsError
 from stages.tracking import tracking_is_off
 from stages.tracking.cached import noted, tell
 from stages.tracking.follower import follow
@@ -22,7 +23,6 @@ from stages.tracking.header import STATES, Lifecycle
 from stages.tracking.server import Server
 from stages.tracking.spool import spools
 from stages.tracking.sweep import replay, sweep
-from stages.validation import ParamsError
 
 
 def changed_stages(root: Path) -> set[str] | None:

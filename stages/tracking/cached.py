@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from stages.lineage import Locked, came_before, locked_stages, stage_entry
+from stages.runtime.lineage import Locked, came_before, locked_stages, stage_entry
 from stages.tracking.header import Lifecycle
 from stages.tracking.spool import FOLDER, Spool
 

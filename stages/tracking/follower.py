@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stages.files import locked
+from stages.runtime.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
 from stages.tracking.spool import FOLDER, Spool

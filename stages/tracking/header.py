@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.params import Params
-from stages.sections import params_hash
+from stages.records.sections import params_hash
 
 STATES = ("ran", "restored", "unchanged", "cached")
 """Tag `dvc.state`: executed; taken from DVC's run cache; up to date before; one of these two, not known which."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from stages.files import atomic_text
-from stages.lineage import tracked_files
+from stages.runtime.files import atomic_text
+from stages.runtime.lineage import tracked_files
 
 
 def write_pointer(target: Path, folder: Path, digest: str) -> Path:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.agent.episode import read_rows
+from stages.evaluation.promotion import Decision, decide, panels_of, rows_of
+from stages.records.episode import read_rows
 from stages.tracking import MODEL_FILES, ROWS
-from stages.tracking.promotion import Decision, decide, panels_of, rows_of
 from stages.tracking.server import Server
 
 ALIAS = "champion"

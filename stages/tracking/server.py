@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.files import atomic_file, locked
+from stages.runtime.files import atomic_file, locked
 from stages.tracking.place import ARTIFACTS, DATABASE, bring_up_to_date
 from stages.tracking.spool import FOLDER
 

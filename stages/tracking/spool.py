@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.files import atomic_bytes, atomic_text
+from stages.runtime.files import atomic_bytes, atomic_text
 
 FOLDER = Path(".bellwether") / "tracking"
 MAX_READ = 4_000_000

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages.files import locked
+from stages.runtime.files import locked
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server, refused
 from stages.tracking.spool import Spool, spools

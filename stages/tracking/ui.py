@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.command import command
-from stages.files import locked
+from stages.runtime.command import command
+from stages.runtime.files import locked
 from stages.tracking.place import DATABASE, bring_up_to_date
 from stages.tracking.spool import FOLDER
 

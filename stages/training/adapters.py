@@ -2,7 +2,7 @@
 
 The model object stays what it was for everything around it (engine, log-probabilities, critic); only its linear layers are
 wrapped. Without dropout, which would part sampling from training log-probabilities. Reading adapters is in
-stages/agent/adapters.py and needs no peft.
+stages/engine/adapters.py and needs no peft.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from stages.agent.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, low_rank
 from stages.agent.policy import write_folder
-from stages.params import Lora, Params
+from stages.agent.settings import Lora
+from stages.engine.adapters import CONFIG, PREFIX, WEIGHTS, AdapterError, low_rank
 from stages.seeding import seed_torch
 from stages.training.recompute import recompute_layers
+
+if TYPE_CHECKING:
+    from stages.params import Params
 
 _NAME = "default"
 
@@ -100,7 +103,7 @@ def reference_of(policy: Any) -> Any:
 def save_adapters(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
     """Write the adapters as a folder in peft's format whose bytes depend on factors, tokenizer and `base` alone.
 
-    base: the base model's folder relative to `folder` or to one above it (see stages/agent/adapters.py).
+    base: the base model's folder relative to `folder` or to one above it (see stages/engine/adapters.py).
     """
     from safetensors.torch import save_file
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.episode import Episode, Owner
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch
+from stages.records.episode import Episode, Owner
 from stages.training.step_keys import step_keys
 
 _PER_TOKEN = ("token_ids", "mask", "external", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")

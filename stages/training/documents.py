@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat
-from stages.agent.episode import Episode, Owner
+from stages.records.episode import Episode, Owner
 from stages.seeding import permutation
 from stages.training.batches import padded, plan_micro_batches
 

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.policy import usable_device
-from stages.algorithms.contract import LossTerms
-from stages.checkpoints import Checkpoints
-from stages.files import atomic_text
-from stages.resources import Resources
+from stages.algorithms.batch import LossTerms
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.files import atomic_text
+from stages.runtime.resources import Resources
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
 from stages.training.processes import Processes, split_like, whole
 
 if TYPE_CHECKING:
-    from stages.runtime import StageContext
+    from stages.runtime.stage import StageContext
 
 Sums = dict[str, float]
 """Statistics of one or more updates: keys that start with `max_` are maxima, all others sums."""

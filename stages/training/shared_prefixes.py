@@ -8,7 +8,7 @@ the rows that share a token, which autograd takes where keys and values are hand
 
 The same function as the dense pass (`stages.agent.policy.predicting_states`), to float rounding, for any model with full
 attention: the model's own forward pass runs, with an attention function that knows the layout. For the families of
-`stages.agent.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
+`stages.engine.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
 policy token: of the others it needs keys and values.
 """
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from stages.agent.decoder import FAMILIES, hooked
+from stages.engine.decoder import FAMILIES, hooked
 from stages.training.recompute import recomputes
 
 ATTENTION = "shared_prefixes"

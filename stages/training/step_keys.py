@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.episode import Episode
-from stages.algorithms.contract import CUT, ENDED, INVALID
+from stages.algorithms.batch import CUT, ENDED, INVALID
+from stages.records.episode import Episode
 
 
 def _padded(rows: Iterable[Sequence[int]], width: int) -> Tensor:

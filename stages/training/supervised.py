@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.episode import Episode
 from stages.agent.policy import token_logprobs
-from stages.algorithms.contract import LossTerms
-from stages.params import Params, Sft
+from stages.algorithms.batch import LossTerms
+from stages.records.episode import Episode
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.documents import Documents, deal, encode, micro_batches, steps_per_epoch
 from stages.training.ledger import Ledger
 from stages.training.loop import Learner, Sums, Update, make_processes
 from stages.training.optimiser import make_optimiser, warmup_cosine
 from stages.training.processes import whole
+from stages.training.settings import Sft
+
+if TYPE_CHECKING:
+    from stages.params import Params
 
 
 class SftJob:

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stages.parameters.values import Fitting
 from stages.seeding import permutation
+from stages.values.settings import Fitting
 
 
 class Example(Protocol):

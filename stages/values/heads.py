@@ -2,7 +2,7 @@
 
 Critic, step-value model, Q-models and progress estimator all have one of them. Their targets are scalars, for which c51 is
 two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py,
-stages/values/utterance.py). Everything is computed in float32, also under autocast. Categorical heads clamp targets to their
+stages/values/turn_critic.py). Everything is computed in float32, also under autocast. Categorical heads clamp targets to their
 support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values;
 two-hot and C51 have m locations that include both ends of the support.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stages.cards import Card
+from stages.records.card import Card
 from stages.values.settings import HeadParams
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.attention import use_attention
-from stages.agent.episode import Episode
-from stages.parameters.values import Progress
+from stages.engine.attention import use_attention
+from stages.records.episode import Episode
 from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.fitting import FitReport
+from stages.values.settings import Progress
 from stages.values.step_value import StepValueModel
 
 

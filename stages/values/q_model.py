@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.agent.attention import use_attention
 from stages.agent.policy import head_logprobs, token_logprobs
-from stages.cards import Card
-from stages.files import atomic_folder, atomic_text
-from stages.parameters.values import QModel
+from stages.engine.attention import use_attention
+from stages.records.card import Card
+from stages.runtime.files import atomic_folder, atomic_text
+from stages.values.settings import QModel
 from stages.values.step_value import StepValueModel
 
 CARD = Card(

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.files import atomic_folder
-from stages.parameters.values import ValueModel
+from stages.runtime.files import atomic_folder
 from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.contract import ValueHead
 from stages.values.fitting import FitReport, within
 from stages.values.heads import make_head
-from stages.values.settings import HeadParams
+from stages.values.settings import HeadParams, ValueModel
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from stages.agent.policy import through_head
-from stages.files import atomic_folder
+from stages.runtime.files import atomic_folder
 from stages.values.q_model import after
 
 FOLDER = "value"

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
-from stages.agent.engine import Sampling
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
 
 
 def complete(engine: TorchEngine, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""stages.agent.adapters and what stages.agent.policy makes of adapter folders."""
+"""stages.engine.adapters and what stages.agent.policy makes of adapter folders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from adapters import adapted_policy, make_adapter
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny_policy
 
-from stages.agent.adapters import Adapter, AdapterError, fold, is_adapter
 from stages.agent.policy import PolicyError, check_folder, load_policy, policy_hash
+from stages.engine.adapters import Adapter, AdapterError, fold, is_adapter
 
 IDS = torch.arange(5, 25)[None]
 

@@ -13,14 +13,14 @@ from architectures import LONG, MAKERS, SHAPE, WINDOW, make
 from safetensors.torch import save_file
 from tiny import make_tiny_tokenizer
 
-from stages.agent import engine_check, torch_engine
-from stages.agent.architectures import check_path, unserved, windows
-from stages.agent.cache import SUM_BLOCK, SlotCache
-from stages.agent.engine import Sampling
-from stages.agent.graphs import GraphedForward
-from stages.agent.passes import LENGTH_STEP
 from stages.agent.policy import load_policy, save_policy, token_logprobs
-from stages.agent.torch_engine import TorchEngine
+from stages.engine import engine_check, torch_engine
+from stages.engine.architectures import check_path, unserved, windows
+from stages.engine.cache import SUM_BLOCK, SlotCache
+from stages.engine.engine import Sampling
+from stages.engine.graphs import GraphedForward
+from stages.engine.passes import LENGTH_STEP
+from stages.engine.torch_engine import TorchEngine
 
 MAX_LENGTH = 200
 WINDOWED = [name for name in MAKERS if name not in ("llama", "gpt2", "gpt_neox")]

@@ -11,15 +11,15 @@ from toys import CountingEnvironment, toy_tasks
 
 from stages.agent.branching import Fork, Path
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, Owner
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-from stages.agent.sampling import candidate_entropy
-from stages.agent.torch_engine import TorchEngine
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.branching import EntropyPlan
 from stages.algorithms.settings import Rl
+from stages.engine.engine import Sampling
+from stages.engine.sampling import candidate_entropy
+from stages.engine.torch_engine import TorchEngine
+from stages.records.episode import Episode, Owner
 from stages.training.batches import trajectory_batch
 from stages.training.shared_prefixes import make_layout
 

@@ -6,7 +6,7 @@ import pytest
 from tiny import TINY_TEMPLATE, make_tiny_tokenizer
 
 from stages.agent.chat import Chat
-from stages.agent.episode import Owner
+from stages.records.episode import Owner
 
 # With new lines, a default system message, stripped contents and a thought that only the last assistant message keeps.
 ELABORATE = (

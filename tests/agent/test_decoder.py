@@ -17,12 +17,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from stages.agent.cache import SlotCache
-from stages.agent.decoder import LeanForward, StockForward, serves
-from stages.agent.engine import Sampling
-from stages.agent.graphs import GraphedForward, make_forward
 from stages.agent.policy import token_logprobs
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.cache import SlotCache
+from stages.engine.decoder import LeanForward, StockForward, serves
+from stages.engine.engine import Sampling
+from stages.engine.graphs import GraphedForward, make_forward
+from stages.engine.torch_engine import TorchEngine
 
 SHAPE = {
     "vocab_size": 61,
@@ -96,7 +96,7 @@ def test_the_models_own_layers_give_the_same(monkeypatch):
     """Contract: architectures that are not known run through the model itself, with the same tokens."""
     model = randomised("qwen2")
     lean = play(TorchEngine(model, [], slots=4, max_length=96))
-    monkeypatch.setattr("stages.agent.decoder.serves", lambda model: False)
+    monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
     stock = play(TorchEngine(model, [], slots=4, max_length=96))
     assert [tokens for tokens, _ in lean] == [tokens for tokens, _ in stock]
     for (_, found), (_, expected) in zip(lean, stock, strict=True):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import make_tiny_model
 
-from stages.agent.decoder import Pass
-from stages.agent.engine import Sampling
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.decoder import Pass
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
 
 MAX_LENGTH = 96
 When = Callable[[Pass], bool]
@@ -200,7 +200,7 @@ def test_a_full_session_does_not_write_into_its_neighbours_row(model: Any, lean:
     """Contract: a session of exactly max_length tokens, the cache's capacity, can be read while others decode; their turns, and
     what it and its neighbour hold in the cache, stay as they are."""
     if not lean:
-        monkeypatch.setattr("stages.agent.decoder.serves", lambda model: False)
+        monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
     plain, engine = new(model), new(model)
     assert engine.cache.capacity == MAX_LENGTH
     first, expected = ask(plain, 1), finish(plain)

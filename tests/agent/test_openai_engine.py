@@ -1,4 +1,4 @@
-"""stages.agent.openai_engine: episodes through an OpenAI-compatible server, and what is refused.
+"""stages.engine.openai_engine: episodes through an OpenAI-compatible server, and what is refused.
 
 The server with token ids and log-probs is a stand-in with vLLM's answers (completions_server.py); `transformers serve`, with the
 shipped model, is a real one that gives text alone.
@@ -23,15 +23,15 @@ import pytest
 from completions_server import serving
 from toys import CountingEnvironment, toy_tasks
 
-from stages.agent.engine import Engine, EngineError, Sampling
 from stages.agent.engines import EngineSettings, open_player, served_name
-from stages.agent.episode import Episode
-from stages.agent.openai_engine import request_fields, seed_of, token_answer
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-from stages.agent.token_sessions import Asked
-from stages.agent.torch_engine import TorchEngine
-from stages.resources import EngineParams, Resources
+from stages.engine.engine import Engine, EngineError, Sampling
+from stages.engine.openai_engine import request_fields, seed_of, token_answer
+from stages.engine.token_sessions import Asked
+from stages.engine.torch_engine import TorchEngine
+from stages.records.episode import Episode
+from stages.runtime.resources import EngineParams, Resources
 from stages.seeding import key64
 
 pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
@@ -176,7 +176,7 @@ def test_top_k_needs_a_dialect_that_has_it() -> None:
 
 
 def test_no_server_is_an_error_that_names_the_address(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.agent.openai_engine.RETRIES", 0)
+    monkeypatch.setattr("stages.engine.openai_engine.RETRIES", 0)
     player = open_player(tiny_policy, settings())
     with pytest.raises(ConnectionError, match=r"no server answers at resources\.engine\.base_url http://127\.0\.0\.1:9/v1"):
         play(player)

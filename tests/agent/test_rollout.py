@@ -7,11 +7,11 @@ import torch
 from toys import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling, Turn
-from stages.agent.episode import Owner, read_episodes, write_episodes
 from stages.agent.policy import load_policy, token_logprobs
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.engine import Sampling, Turn
+from stages.engine.torch_engine import TorchEngine
+from stages.records.episode import Owner, read_episodes, write_episodes
 
 SAMPLING = Sampling(max_tokens=8)
 

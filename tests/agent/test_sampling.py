@@ -1,4 +1,4 @@
-"""stages.agent.sampling: the draw, its support and its log-probability."""
+"""stages.engine.sampling: the draw, its support and its log-probability."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stages import seeding
-from stages.agent.sampling import draw
+from stages.engine.sampling import draw
 
 
 def reference(logits, temperature, top_p, top_k, uniform):

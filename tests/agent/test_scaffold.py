@@ -10,15 +10,16 @@ import pytest
 from toys import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Engine, Sampling, Turn
-from stages.agent.episode import Episode, Owner
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
 from stages.agent.scaffold import ASK_PLAN, ASK_WHY, GO_ON, Scaffold, ScaffoldedEnvironment
 from stages.agent.selecting import SelectingEngine, choose
-from stages.agent.torch_engine import TorchEngine
 from stages.agent.window import WindowEngine
-from stages.environments.protocol import Environment, Observation, Step, Task
+from stages.engine.engine import Engine, Sampling, Turn
+from stages.engine.torch_engine import TorchEngine
+from stages.environments.protocol import Environment, Observation, Step
+from stages.records.episode import Episode, Owner
+from stages.records.task import Task
 
 TASK = Task("t", "toy", "test", 0, "find the lamp", {}, 1.0)
 

@@ -12,11 +12,11 @@ import torch
 from toys import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Engine, Sampling, Turn
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
 from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.engine import Engine, Sampling, Turn
+from stages.engine.torch_engine import TorchEngine
 
 
 def turn(tokens: tuple[int, ...], logprob: float) -> Turn:

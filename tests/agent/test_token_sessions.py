@@ -1,4 +1,4 @@
-"""stages.agent.token_sessions: sessions in front of a back end that fails, or whose work is given up."""
+"""stages.engine.token_sessions: sessions in front of a back end that fails, or whose work is given up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stages.agent.checked_backend import CheckedBackend
-from stages.agent.engine import EngineError, Pause, Sampling
-from stages.agent.token_sessions import Answer, Asked, TokenEngine
+from stages.engine.checked_backend import CheckedBackend
+from stages.engine.engine import EngineError, Pause, Sampling
+from stages.engine.token_sessions import Answer, Asked, TokenEngine
 
 
 class Scripted:
@@ -96,7 +96,7 @@ def test_a_session_that_is_closed_is_cancelled() -> None:
 
 def test_a_back_end_that_was_found_wrong_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: trying again after the check has failed does not get past it."""
-    monkeypatch.setattr("stages.agent.checked_backend.sampled_logprobs", lambda *_: [-9.0, -9.0])
+    monkeypatch.setattr("stages.engine.checked_backend.sampled_logprobs", lambda *_: [-9.0, -9.0])
     model: Any = object()
     engine = TokenEngine(CheckedBackend(Scripted(), lambda: model, 1, "float32"), max_length=32)
     engine.request(engine.open([5]), 1, Sampling(max_tokens=4))

@@ -1,4 +1,4 @@
-"""stages.agent.torch_engine: what sessions sample, whoever else is there; the cache across turns, forks and evictions."""
+"""stages.engine.torch_engine: what sessions sample, whoever else is there; the cache across turns, forks and evictions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import make_tiny_model
 
-from stages.agent.engine import Engine, Sampling
 from stages.agent.policy import load_policy, token_logprobs
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.engine import Engine, Sampling
+from stages.engine.torch_engine import TorchEngine
 from stages.seeding import key64, stream
 
 TURNS = 3

@@ -1,4 +1,4 @@
-"""stages.agent.vllm_engine: what vLLM is asked for and how its answers are read, with a stand-in for vLLM; and, where vLLM and a
+"""stages.engine.vllm_engine: what vLLM is asked for and how its answers are read, with a stand-in for vLLM; and, where vLLM and a
 CUDA device are there, episodes of the shipped model whose log-probabilities are those of its weights."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 import torch
 from toys import CountingEnvironment, toy_tasks
 
-from stages.agent.engine import EngineError, Sampling
 from stages.agent.engines import EngineSettings, open_player
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-from stages.resources import EngineParams, Resources
+from stages.engine.engine import EngineError, Sampling
+from stages.runtime.resources import EngineParams, Resources
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = importlib.util.find_spec("vllm") is not None and torch.cuda.is_available()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 from stages.seeding import key64
 
 

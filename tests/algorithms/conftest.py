@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.algorithms.contract import ENDED, TrajectoryBatch
+from stages.algorithms.batch import ENDED, TrajectoryBatch
 
 MakeBatch = Callable[..., TrajectoryBatch]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from stages.algorithms import methods
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "docs/extending.md"
@@ -63,7 +63,7 @@ def test_one_module_is_all_it_takes(added: None, make_batch) -> None:
 
 
 def test_methods_of_other_packages_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stages import installed
+    from stages.runtime import installed
 
     class Entry:
         value = "outside"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import assert_near
 
-from stages.algorithms.contract import masked_whiten
+from stages.algorithms.batch import masked_whiten
 from stages.algorithms.parts.advantage import Advantage, baseline, episode_advantages, group_advantage, scale
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def valued(make_batch: Any, q: list[tuple[float, float]], v: list[tuple[float, float]], tokens: list[int]) -> TrajectoryBatch:

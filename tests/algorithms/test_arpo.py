@@ -9,13 +9,13 @@ import torch
 
 from stages.agent.branching import Path
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
+from stages.algorithms.rewards.hierarchical import hierarchical
 from stages.algorithms.settings import Rl
-from stages.rewards.hierarchical import hierarchical
+from stages.runtime.validation import ParamsError
 from stages.seeding import stream
-from stages.validation import ParamsError
 
 DRAWS = [index / 1000 for index in range(1000)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.credit import Credit, add_credit, turn_credit
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import aggregate, denominators
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.filling import Filling, dead_groups, fill, forward_rows, mask_overlong, missing_groups, silent_rows
 from stages.algorithms.settings import Rl
 

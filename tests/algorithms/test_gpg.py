@@ -1,8 +1,8 @@
 import pytest
 
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def test_by_hand(make_batch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import aggregate, denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.parts.loss import Loss, clipped, log_ratio, policy_gradient, ppo_clip
 from stages.algorithms.settings import Rl

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.gae import gae_advantage
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.rewards.density import dense
 from stages.algorithms.settings import Rl
-from stages.rewards.density import dense
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def rollout(values: tuple[float, ...] = (0.4, 0.5, 9.0, 9.0, 0.6)) -> TrajectoryBatch:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.loss import Loss, cispo, clipped, gspo, ppo_clip
 from stages.algorithms.settings import Rl
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.loss import Loss, clipped, gspo, ppo_clip
 from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.rewards.terms import overlong_term
 from stages.algorithms.settings import Rl
 from stages.evaluation.statistics import maj_at_k, pass_at_k
-from stages.rewards.terms import overlong_term
 
 MAX_LENGTH = 20480
 

@@ -8,12 +8,12 @@ from by_hand import assert_near
 from torch import Tensor
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.implicit_critic import class_weights, episode_losses, labels, scores
 from stages.algorithms.settings import Rl
+from stages.runtime.validation import ParamsError
 from stages.training.batches import take
-from stages.validation import ParamsError
 
 Y = [1.0, 0.0, 0.0, 0.0]
 R = [0.2, -0.1, 0.0, 0.3]

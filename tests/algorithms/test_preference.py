@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.preference import LOSSES, PairScores, Preference, kto_examples, log_odds, margin
 from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def pairs(

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from stages.agent.policy import Vocabulary
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.part import Part, conditions, get, parts_of
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
 EPISODES = [name for name in names() if composition(name).data in ("episodes", "records")]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.external import External, exploration, external_loss, ratio
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 MIS = External(per_group=1, loss="mis", mix=0.5, u=1.0, gamma=0.5)
 

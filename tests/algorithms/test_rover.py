@@ -13,16 +13,16 @@ from training.toys import make_episode
 
 from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_logprobs
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import Algorithm, resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import Algorithm, resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.rover import values_and_targets
 from stages.algorithms.settings import Rl
 from stages.algorithms.successors import successors
-from stages.params import Resources
+from stages.runtime.resources import Resources
+from stages.runtime.validation import ParamsError
 from stages.training.batches import trajectory_batch
 from stages.training.loop import make_processes
-from stages.training.models import Models
-from stages.validation import ParamsError
+from stages.training.rl.models import Models
 
 ABSOLUTE = {"advantage": {"mean": "none"}}
 

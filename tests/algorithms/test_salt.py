@@ -8,12 +8,12 @@ import random
 import pytest
 import torch
 
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import CUT, ENDED, INVALID, TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import CUT, ENDED, INVALID, TrajectoryBatch
 from stages.algorithms.graph import edges, merge, similar_states
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 Episode = list[tuple[str, str, str]]
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.gae import gae, gae_advantage
 from stages.algorithms.kl import kl_estimate
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.horizon import Horizon, limits, turn_limit
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 STAGED = Horizon(kind="scaling_inter", rounds=[10, 20, 30], steps_per_stage=100, order="rising")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from stages.algorithms.parts.reward import Reward, kl_penalty, response_lengths, shape_rewards
-from stages.rewards.density import dense, single
-from stages.rewards.settings import PrsStage
-from stages.rewards.terms import overlong_term, with_tool_bonus
+from stages.algorithms.rewards.density import dense, single
+from stages.algorithms.rewards.settings import PrsStage
+from stages.algorithms.rewards.terms import overlong_term, with_tool_bonus
 
 
 def test_nothing_to_shape_leaves_the_batch_alone(make_batch) -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from by_hand import assert_near
 
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.gae import compact, gae
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.progress import contributions, left_out, progress_rewards
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 
 def credited(make_batch: Any, c: list[float], reward: float, accepted: list[bool] | None = None) -> TrajectoryBatch:

@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import Algorithm, resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import Algorithm, resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.dro import examples
 from stages.algorithms.parts.preference import LOSSES, PairScores
 from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 ON_POLICY = (
     *("reinforce", "a2c", "ppo", "remax", "rloo", "reinforce_pp", "reinforce_pp_baseline"),

@@ -13,8 +13,8 @@ from itertools import product
 import pytest
 import torch
 
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
 
 TURNS = 3

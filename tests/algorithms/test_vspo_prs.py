@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from stages.algorithms.aggregation import denominators
-from stages.algorithms.compose import Algorithm, resolve
-from stages.algorithms.contract import TrajectoryBatch
+from stages.algorithms.algorithm import Algorithm, resolve
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.filling import draw_counts, smoothing, task_values
 from stages.algorithms.parts.reward import Reward, shape_rewards
+from stages.algorithms.rewards.progressive import staged
+from stages.algorithms.rewards.settings import PrsStage
 from stages.algorithms.settings import Rl
 from stages.environments.search.scoring import answer_bleu
-from stages.rewards.progressive import staged
-from stages.rewards.settings import PrsStage
 
 NO_KL = {"kl_coef": 0.0}
 

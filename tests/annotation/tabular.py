@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages.annotation.search import Search
+from stages.annotation.settings import Annotate
 from stages.annotation.tree import Tree
 from stages.annotation.units import reads_values
 from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
-from stages.params import Annotate
 
 SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}
 """Parameters under which a failure counts as -1."""

@@ -12,17 +12,19 @@ import pytest
 import torch
 
 from stages import annotate
-from stages.agent.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
 from stages.annotation.labels import label_rows
 from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import pair_rows
 from stages.annotation.search import Search
+from stages.annotation.settings import Annotate
 from stages.annotation.summary import choose_tasks
-from stages.environments.protocol import Observation, Step, Task
-from stages.params import Annotate, parse_params
-from stages.runtime import StageContext
-from stages.shards import Shard
-from stages.tracking import Tracker
+from stages.environments.protocol import Observation, Step
+from stages.params import parse_params
+from stages.records.episode import NODE_SCHEMA, read_json, read_rows, write_json, write_table, write_tasks
+from stages.records.task import Task
+from stages.runtime.shards import Shard
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
 
 
 class Toy:
@@ -116,7 +118,7 @@ def test_stage_writes_trees_labels_pairs_and_value_model(context: StageContext):
 def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
     """Contract: a Q-model and a progress estimator, with how they do on held-out tasks; killed or not, in the same bytes; without
     being asked the stage says that there is no Q-model."""
-    from stages.agent.episode import Episode, Owner, TurnRecord, write_episodes
+    from stages.records.episode import Episode, Owner, TurnRecord, write_episodes
     from stages.values.progress import ProgressEstimator
     from stages.values.q_model import load_q_model
 
@@ -188,11 +190,11 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
 def play_episodes(context: StageContext) -> None:
     """What the stage rollout leaves: episodes of the policy at the training tasks."""
     from stages.agent.chat import Chat
-    from stages.agent.engine import Sampling
-    from stages.agent.episode import write_episodes
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.engine import Sampling
+    from stages.engine.torch_engine import TorchEngine
+    from stages.records.episode import write_episodes
 
     policy = load_policy(context.data / "models/sft")
     chat = Chat(policy.tokenizer)
@@ -311,7 +313,7 @@ def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_p
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)
@@ -342,8 +344,8 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
-    from stages.agent.torch_engine import TorchEngine
     from stages.annotation.leaf_values import HeadReader, leaf_model
+    from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)
@@ -384,7 +386,7 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy, token_logprobs
     from stages.agent.rollout import EnvironmentPool
-    from stages.agent.torch_engine import TorchEngine
+    from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)

@@ -13,12 +13,13 @@ import torch
 import yaml
 
 from stages import annotate, rl
-from stages.agent.episode import read_json, read_rows, write_json, write_tasks
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.environments.registry import load_domain
 from stages.params import parse_params
-from stages.runtime import StageContext
-from stages.tracking import Tracker
+from stages.records.episode import read_json, read_rows, write_json, write_tasks
+from stages.records.task import Task
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
 from stages.values.step_value import StepValueModel
 
 VALUES: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 from tabular import grow
 
 from stages.annotation.nodes import tree_values
+from stages.annotation.settings import Annotate
 from stages.claims.known_tree import ARMS, DEPTH, actions_of, leaf, value
-from stages.params import Annotate
 
 MOVES = [(arm,) for arm in range(ARMS)]
 

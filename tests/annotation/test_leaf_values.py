@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stages.annotation.leaf_values import episode_paths, fit_leaf_model
-from stages.parameters.annotate import Annotate
+from stages.annotation.settings import Annotate
 
 
 def row(rewards: list[float], starts: list[int], inherited: int = 0) -> dict:

@@ -13,8 +13,8 @@ from stages.annotation import pooling
 from stages.annotation.labels import label_rows
 from stages.annotation.nodes import trees_of
 from stages.annotation.pooling import pooled_values, strength
+from stages.annotation.settings import Annotate
 from stages.claims.label_bias import differences, grow, summed_up
-from stages.params import Annotate
 
 
 def test_labels_of_lazy_trees_are_unbiased() -> None:

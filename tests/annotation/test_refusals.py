@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from stages.annotation.settings import Annotate
 from stages.annotation.units import q_range, value_head, value_range
-from stages.params import Annotate, ParamsError, check_domains, parse_params
+from stages.params import ParamsError, check_domains, parse_params
 
 EAGER = {"kind": "eager"}
 WIDE: dict[str, Any] = {"value_model": {"head": {"v_min": -7.0, "v_max": 2.0}}}

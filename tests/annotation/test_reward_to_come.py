@@ -15,10 +15,10 @@ import torch
 from stages.algorithms.parts.credit import turn_credit
 from stages.annotation.labels import label_rows
 from stages.annotation.paths import value_paths
+from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.environments.protocol import SUCCESS_TERM
 from stages.environments.registry import load_domain, returns_of
-from stages.params import Annotate
+from stages.records.task import SUCCESS_TERM
 
 MOVES = 3
 """The policy draws one of so many numbers, evenly; which move a number stands for depends on the state."""

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tabular import SIGNED, grow
 
-from stages.agent.episode import read_rows, write_table
 from stages.annotation.labels import first_error, label_rows
 from stages.annotation.nodes import node_schema, tree_values
 from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import lazy
 from stages.annotation.search import Search
+from stages.annotation.settings import Annotate
 from stages.annotation.solutions import omega
 from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import lowest_worth
@@ -32,7 +32,7 @@ from stages.claims.known_tree import (
     task,
     value,
 )
-from stages.params import Annotate
+from stages.records.episode import read_rows, write_table
 from stages.seeding import key64
 
 EAGER = {"expansion": {"kind": "eager"}}

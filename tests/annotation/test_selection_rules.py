@@ -18,9 +18,8 @@ from stages.annotation.selection import (
     uct,
     virtual,
 )
+from stages.annotation.settings import Annotate, OmegaScore
 from stages.annotation.tree import Edge, Tree
-from stages.parameters.annotate import OmegaScore
-from stages.params import Annotate
 from stages.seeding import stream
 
 ARMS = [Arm(0.2, 3, -1.0), Arm(0.7, 5, -0.5), Arm(0.7, 5, -2.0), Arm(0.1, 1, -0.1)]

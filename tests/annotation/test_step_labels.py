@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tabular import grow
 
-from stages.agent.episode import NODE_SCHEMA, read_rows, write_table
 from stages.annotation.labels import (
     LABEL_SCHEMA,
     best_values,
@@ -22,7 +21,8 @@ from stages.annotation.labels import (
 )
 from stages.annotation.nodes import trees_of
 from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
-from stages.params import Annotate
+from stages.annotation.settings import Annotate
+from stages.records.episode import NODE_SCHEMA, read_rows, write_table
 
 
 def row(node: int, parent: int, n: int = 4, c: int = 0, end: bool = False, **changes: Any) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import pytest
 from tabular import grow
 
-from stages.agent.episode import NODE_SCHEMA, write_table
 from stages.annotation.labels import label_rows
 from stages.annotation.prefixes import PrefixStore
 from stages.annotation.search import Search
+from stages.annotation.settings import Annotate
 from stages.claims.known_tree import DEPTH, Chat, FakeEngine, Pool, World, actions_of, task
-from stages.params import Annotate
+from stages.records.episode import NODE_SCHEMA, write_table
 
 
 @pytest.mark.parametrize("rollouts", [1, 3])

@@ -7,8 +7,8 @@ from tabular import grow
 
 from stages.annotation.labels import label_rows
 from stages.annotation.nodes import children_of, tree_values
+from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.params import Annotate
 
 
 def edge(token: int, reward: float = 0.0, end: bool = False, cut: bool = False) -> Edge:

@@ -15,10 +15,10 @@ from stages.annotation.nodes import tree_values
 from stages.annotation.paths import value_paths
 from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
+from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
 from stages.annotation.units import return_of, worth
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
-from stages.params import Annotate
 
 MODEL: dict[str, Any] = {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}
 ROOT = Edge("", (), (), "", (20,), 0.0, False, False, "")

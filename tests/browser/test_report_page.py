@@ -23,8 +23,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from reporting_run import make_run
 
     from stages.report import run
-    from stages.runtime import StageContext
-    from stages.tracking import Tracker
+    from stages.runtime.stage import StageContext
+    from stages.runtime.tracker import Tracker
 
     root = tmp_path_factory.mktemp("run")
     run(StageContext("report", None, make_run(root), root, Tracker()))

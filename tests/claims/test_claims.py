@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stages import claim as stage
+from stages.claims import __main__ as stage
 from stages.claims.experiment import (
     FOLDER,
     Experiment,
@@ -28,7 +28,7 @@ from stages.claims.results import Results, metrics_of, planned_runs, required_of
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit, measure
 from stages.params import ROOT
 from stages.reporting import board
-from stages.validation import ParamsError
+from stages.runtime.validation import ParamsError
 
 SPEC: dict[str, Any] = {
     "method": "RLOO",

@@ -26,7 +26,7 @@ from stages.params import ROOT
 STEPS = 3
 STAGES = {
     "__init__": "",
-    "parent": (ROOT / "stages" / "parent.py").read_text(),
+    "parent": (ROOT / "stages" / "runtime" / "parent.py").read_text(),
     "diary": """
 import os
 def say(text):
@@ -36,7 +36,7 @@ def say(text):
     "annotate": """
 import os, pathlib, time
 from stages.diary import say
-from stages.parent import die_with_parent
+from stages.runtime.parent import die_with_parent
 die_with_parent()
 say("start begun")
 while not pathlib.Path(os.environ["DIARY"] + ".go").exists():
@@ -48,7 +48,7 @@ say("start made")
 import json, pathlib, time
 import yaml
 from stages.diary import say
-from stages.parent import die_with_parent
+from stages.runtime.parent import die_with_parent
 die_with_parent()
 rl = yaml.safe_load(open("params.yaml"))["rl"]
 assert pathlib.Path("data/annotated").read_text() == "pairs"
@@ -96,7 +96,7 @@ def project(root: Path) -> None:
 def begin(root: Path) -> subprocess.Popen[bytes]:
     """What `make claims METHOD=rloo` runs, two runs at a time."""
     program = root.parent / "claim.py"  # beside the project, whose own `stages` it must not find
-    program.write_text("from stages.claim import main\nraise SystemExit(main())\n")
+    program.write_text("from stages.claims.__main__ import main\nraise SystemExit(main())\n")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("DVC_", "BELLWETHER_"))}
     environment = {**kept, "PYTHONPATH": str(ROOT), "DIARY": str(root / "diary"), "BELLWETHER_JOBS": "2"}
     environment["SHELL"] = "/bin/sh"  # dash, where Debian is, stays between DVC and the stage

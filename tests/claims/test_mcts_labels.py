@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import yaml
 
-from stages.agent.episode import write_json
+from stages.annotation.settings import Annotate
 from stages.claims import mcts_labels, workshop
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
 from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, judge, rank_correlation
 from stages.claims.results import metrics_of
 from stages.claims.workshop import Workshop
-from stages.params import ROOT, Annotate
+from stages.params import ROOT
+from stages.records.episode import write_json
 
 
 def row(node: int, parent: int, n: int, c: int, end: bool = False) -> dict[str, Any]:

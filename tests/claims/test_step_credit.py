@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stages.agent.episode import Episode, Owner, TurnRecord, write_json
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
@@ -14,6 +13,7 @@ from stages.claims.step_credit import RESULT, SLUG, Judged, exact_values, judge,
 from stages.environments.keydoor import KeydoorDomain
 from stages.environments.keydoor.settings import KeydoorSettings, WeightedLevel
 from stages.params import ROOT
+from stages.records.episode import Episode, Owner, TurnRecord, write_json
 from stages.reporting import step_credit_page
 from stages.training.batches import trajectory_batch
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stages.curation.raw import RawRecord
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
+from stages.records.task import Task
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.agent.episode import read_episodes, read_json, read_tasks
 from stages.curate import run
 from stages.curation.panel import read_panel
 from stages.environments.search import SearchDomain
 from stages.params import parse_params
-from stages.runtime import StageContext
+from stages.records.episode import read_episodes, read_json, read_tasks
+from stages.runtime.stage import StageContext
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = {

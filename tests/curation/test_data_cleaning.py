@@ -13,9 +13,9 @@ import pytest
 from stages.curation.assemble import assemble
 from stages.curation.cleaning import drop_duplicate_records, similarity, task_faults
 from stages.curation.raw import RawRecord
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain, SearchSettings
-from stages.progress import Progress
+from stages.records.task import Task
+from stages.runtime.progress import Progress
 
 ASKED = {"train": 8, "valid": 2, "test": 8}
 

@@ -19,9 +19,9 @@ from stages.curation.demonstrations import (
     fault,
     play,
 )
-from stages.environments.protocol import Task
+from stages.curation.settings import Curate
 from stages.environments.search import SearchDomain
-from stages.params import Curate
+from stages.records.task import Task
 
 PLAN = DemonstrationPlan(Curate(noise=0.5, noisy_demonstrations=2), seed=1, max_length=640)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stages.agent.episode import read_json, write_json, write_tasks
 from stages.curation.panel import (
     Panel,
     PanelMismatchError,
@@ -16,8 +15,9 @@ from stages.curation.panel import (
     require_same_hash,
     write_panel,
 )
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain, SearchSettings
+from stages.records.episode import read_json, write_json, write_tasks
+from stages.records.task import Task
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stages.agent.episode import read_episodes, write_episodes
+from stages.curation.__main__ import configured_domain
 from stages.curation.games import PLAYER, make_games, read_games
-from stages.curation.raw import configured_domain, read_raw, record_line
+from stages.curation.raw import read_raw, record_line
 from stages.curation.selection import order_by_mix
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
 from stages.environments.wordle import WordleDomain, WordleSettings
 from stages.params import load_params
+from stages.records.episode import read_episodes, write_episodes
+from stages.records.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,7 +97,7 @@ def test_a_domain_without_players_is_refused(domain: SearchDomain, tasks: list[T
     with pytest.raises(ValueError, match="domain search has no players"):
         next(make_games(domain, tmp_path, tasks, 1, 0))
     done = subprocess.run(
-        [sys.executable, "-m", "stages.curation.games", "search", "--count", "1"], capture_output=True, cwd=ROOT, text=True
+        [sys.executable, "-m", "stages.curation", "games", "search", "--count", "1"], capture_output=True, cwd=ROOT, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no players" in done.stderr

@@ -10,8 +10,8 @@ import pytest
 
 from stages.curation.imports import Importer
 from stages.curation.leakage import PanelPrompts
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
+from stages.records.task import Task
 
 Message = dict[str, str]
 

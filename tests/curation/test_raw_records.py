@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.curation.raw import RawRecord, check_lines, configured_domain, make_raw, read_raw, unlike_settings
+from stages.curation.__main__ import configured_domain
+from stages.curation.raw import RawRecord, check_lines, make_raw, read_raw, unlike_settings
 from stages.curation.selection import order_by_mix
 from stages.environments.search import SearchDomain, SearchSettings
 from stages.environments.textworld.domain import TextWorldDomain
@@ -39,7 +40,7 @@ def test_malformed_lines_are_rejected_with_file_and_line(domain: SearchDomain, l
 def test_command_line_writes_the_shipped_file(name: str) -> None:
     """data/raw/<domain>.jsonl is exactly what the documented command makes."""
     shipped = (ROOT / f"data/raw/{name}.jsonl").read_bytes()
-    command = [sys.executable, "-m", "stages.curation.raw", name, "--count", str(shipped.count(b"\n")), "--seed", "0"]
+    command = [sys.executable, "-m", "stages.curation", "raw", name, "--count", str(shipped.count(b"\n")), "--seed", "0"]
     made = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     assert made.stdout == shipped
 
@@ -57,7 +58,7 @@ def test_records_of_other_settings_are_told(domain: SearchDomain, records: list[
     assert unlike_settings(records, domain, file) == []
     (line,) = unlike_settings(records, SearchDomain(SearchSettings(hops={1: 1.0, 2: 1.0, 3: 0.0})), file)
     assert "records have hops 3, which the settings do not name" in line
-    assert line.endswith("make it again with 'python -m stages.curation.raw search --count 120 --seed 0 > data/raw/search.jsonl'")
+    assert line.endswith("make it again with 'python -m stages.curation raw search --count 120 --seed 0 > data/raw/search.jsonl'")
     easy = [record for record in records if record.record["hops"] == 1]
     (line,) = unlike_settings(easy, domain, file)
     assert "no record has hops 2, hops 3; make it again" in line
@@ -77,7 +78,7 @@ def test_the_shipped_files_fit_the_settings() -> None:
 
 
 def test_command_line_refuses_an_unknown_domain() -> None:
-    command = [sys.executable, "-m", "stages.curation.raw", "serch", "--count", "1"]
+    command = [sys.executable, "-m", "stages.curation", "raw", "serch", "--count", "1"]
     made = subprocess.run(command, capture_output=True, cwd=ROOT, text=True)
     assert made.returncode == 2
     assert "did you mean 'search'?" in made.stderr

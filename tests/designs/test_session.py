@@ -14,9 +14,7 @@ import pytest
 import yaml
 
 from flows import design as flow
-from stages import design as command
 from stages.agent.chat import Chat
-from stages.agent.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
 from stages.agent.named import model_names
 from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search, workshop
@@ -25,6 +23,7 @@ from stages.claims.experiment import FOLDER, check_experiment, common_values, lo
 from stages.claims.results import metrics_of, planned_runs
 from stages.claims.workshop import Workshop
 from stages.curation.panel import make_panel, write_panel
+from stages.designs import __main__ as command
 from stages.designs.places import Places, standard_error, summarise
 from stages.designs.session import Session, best_so_far
 from stages.designs.space import PLACE, Space
@@ -32,9 +31,11 @@ from stages.designs.tasks import choose_tasks, split_tasks
 from stages.designs.tree import Node
 from stages.environments.search import SearchDomain
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.params import ROOT, Params, apply_overlay, load_params, parse_params
-from stages.sections import deep_merge
-from stages.validation import ParamsError
+from stages.params import ROOT, Params, load_params, parse_params
+from stages.records.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
+from stages.records.sections import deep_merge
+from stages.runtime.overlay import apply_overlay
+from stages.runtime.validation import ParamsError
 
 VALUES: dict[str, Any] = {
     "domains": ["search"],
@@ -259,7 +260,7 @@ def test_scores_by_hand() -> None:
 def test_tasks_are_split_by_worlds() -> None:
     domain = SearchDomain()
     tasks = [one for one in domain.recipes(1200, 0) if one["split"] == "valid"]
-    from stages.environments.protocol import Task
+    from stages.records.task import Task
 
     made = [Task(one["task_id"], "search", "valid", 0, "q", {}, 1.0, cluster=f"w{one['world']}") for one in tasks]
     first, second = split_tasks(made, 24, 8, 0)

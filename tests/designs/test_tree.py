@@ -27,7 +27,7 @@ from stages.designs.tree import (
 )
 from stages.designs.value_model import acquisition
 from stages.params import parse_params
-from stages.sections import params_hash
+from stages.records.sections import params_hash
 from stages.seeding import stream
 
 

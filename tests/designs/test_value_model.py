@@ -11,8 +11,8 @@ from searches import SPACE, TASKS, run, search, settings, worth
 from stages.designs.space import PLACE, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FEWEST, FittedValueModel, describe
-from stages.environments.protocol import Task
 from stages.params import parse_params
+from stages.records.task import Task
 
 
 def test_the_value_model_learns_from_few_labels() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.curation.raw import configured_domain
+from stages.curation.__main__ import configured_domain
 from stages.environments.calculator import CalculatorDomain, CalculatorSettings, constant_success
 from stages.environments.calculator.domain import SHARES, split_of
 from stages.environments.calculator.environment import USAGE, CalculatorEnvironment
@@ -26,9 +26,10 @@ from stages.environments.calculator.expression import (
     write,
 )
 from stages.environments.calculator.scoring import digit_share, exact_match, normalize
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.params import load_params
+from stages.records.task import SPLITS, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 
+from stages.curation.__main__ import configured_domain
 from stages.curation.cleaning import task_faults
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
-from stages.curation.raw import configured_domain
+from stages.curation.settings import Curate
 from stages.environments.code import CodeDomain, CodeSettings, stored_programs
 from stages.environments.code.behaviour import behaviour
 from stages.environments.code.environment import Judge, unfenced
@@ -21,9 +22,10 @@ from stages.environments.code.families import STYLES, Family, families
 from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.problems import Problem, called, compiled, make_problem
 from stages.environments.code.settings import Rewards
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
-from stages.params import Curate, load_params
+from stages.params import load_params
+from stages.records.task import SPLITS, Task
 from stages.sandbox import Outcome, Program, Sandbox, TestResult, Tests
 
 pytestmark = pytest.mark.long(20)

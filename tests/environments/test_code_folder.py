@@ -14,11 +14,12 @@ from stages.curation.assemble import assemble
 from stages.curation.cleaning import task_faults
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
 from stages.curation.raw import RawRecord, make_raw
+from stages.curation.settings import Curate
 from stages.environments.code import CodeFolderDomain, FolderSettings
 from stages.environments.code.environment import Judge
 from stages.environments.code.folder import folder_records
-from stages.environments.protocol import SPLITS, Domain
-from stages.params import Curate
+from stages.environments.protocol import Domain
+from stages.records.task import SPLITS
 from stages.sandbox import Outcome, Program, Sandbox, TestResult, Tests
 
 pytestmark = pytest.mark.long(10)

@@ -9,8 +9,9 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="the extra `gymnasium` is not installed")
 
 from stages.environments.gymnasium_text import GymnasiumTextDomain, GymnasiumTextSettings  # noqa: E402
-from stages.environments.protocol import Domain, Environment, Task  # noqa: E402
+from stages.environments.protocol import Domain, Environment  # noqa: E402
 from stages.environments.registry import load_domain  # noqa: E402
+from stages.records.task import Task  # noqa: E402
 
 PACKAGE = '''
 import gymnasium

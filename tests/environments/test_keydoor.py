@@ -9,18 +9,20 @@ from random import Random
 
 import pytest
 
+from stages.curation.__main__ import configured_domain
 from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
-from stages.curation.raw import configured_domain
+from stages.curation.settings import Curate
 from stages.environments.keydoor import KeydoorDomain, KeydoorEnvironment, KeydoorSettings, Level
 from stages.environments.keydoor.environment import NOTHING, WON
 from stages.environments.keydoor.exact import ExactValues, from_table, uniform
 from stages.environments.keydoor.settings import WeightedLevel
 from stages.environments.keydoor.world import State, World, make_world
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.search.world import names_of
-from stages.params import Curate, load_params
+from stages.params import load_params
+from stages.records.task import SPLITS, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stages.environments.protocol import SUCCESS_TERM, opening, succeeded
+from stages.records.task import SUCCESS_TERM, opening, succeeded
 
 
 def test_opening_joins_task_and_observation():

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain, SearchSettings, closed_book_success
 from stages.environments.search.environment import NO_HIT, USAGE, SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.scoring import exact_match, token_f1
 from stages.environments.search.world import FIRST, RELATIONS, SECOND, Page, World, make_world, names_of, question, split_of
+from stages.records.task import SPLITS, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 104

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stages.curation.__main__ import configured_domain
 from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
-from stages.curation.raw import configured_domain
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.curation.settings import Curate
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.world import names_of
@@ -19,7 +20,8 @@ from stages.environments.shop import ShopDomain, ShopEnvironment, ShopSettings
 from stages.environments.shop.catalogue import OPTIONS, Catalogue, Goal, Item, make_catalogue
 from stages.environments.shop.environment import BOUGHT, NO_HIT, SEARCH_PAGE, USAGE, Shop
 from stages.environments.shop.scoring import can_match, score, type_reward
-from stages.params import Curate, load_params
+from stages.params import load_params
+from stages.records.task import SPLITS, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 COLORS, MOTIFS = ("lime", "rose"), ("moon", "star")

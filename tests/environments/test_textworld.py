@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.environments.protocol import SPLITS, Domain, Environment
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.textworld import TextWorldDomain, TextWorldSettings
 from stages.environments.textworld.settings import NAME_NUMBERS
 from stages.params import ROOT
+from stages.records.task import SPLITS
 
 # The interpreter knows commercial games by heart and says so of all others; TextWorld silences it, pytest lets it speak again.
 pytestmark = pytest.mark.filterwarnings("ignore::jericho.UnsupportedGameWarning")

@@ -14,7 +14,8 @@ from wordle_games import game, hand_task, play
 
 from stages.curation.demonstrations import EXPERT, NOISY, DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
-from stages.environments.protocol import SPLITS, Domain, Environment, Task
+from stages.curation.settings import Curate
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.wordle import WordleDomain, WordleSettings
 from stages.environments.wordle.environment import ILLEGAL, SOLVED, knowledge_key
@@ -22,8 +23,9 @@ from stages.environments.wordle.players import best_guess, expected_left
 from stages.environments.wordle.rules import HERE, IN, MARKS, NOT, code_of, codes, marks_of
 from stages.environments.wordle.settings import Level, WeightedLevel
 from stages.environments.wordle.words import WordList, english_words, every_word, make_list, read, spell, split_of
-from stages.params import Curate, check_domains, parse_params
-from stages.validation import ParamsError
+from stages.params import check_domains, parse_params
+from stages.records.task import SPLITS, Task
+from stages.runtime.validation import ParamsError
 
 ENGLISH = WeightedLevel(letters=5, alphabet=26, source="english")
 LEVELS = (

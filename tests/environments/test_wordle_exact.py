@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from wordle_games import game, hand_task, play
 
-from stages.environments.protocol import Task
 from stages.environments.wordle import WordleDomain, WordleEnvironment, WordleSettings
 from stages.environments.wordle.exact import ExactValues, consistent
 from stages.environments.wordle.players import best_guess
 from stages.environments.wordle.words import WordList, every_word
+from stages.records.task import Task
 
 
 def test_both_kinds_of_hidden_word_are_worth_the_same() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stages.environments.protocol import Task
 from stages.environments.wordle import WordleDomain, WordleEnvironment, WordleSettings
+from stages.records.task import Task
 
 
 def hand_task(word: str = "dbf", letters: str = "bdfg", seed: int = 0) -> Task:

@@ -12,12 +12,10 @@ import pytest
 import yaml
 
 from stages import evaluate
-from stages.agent.engine import Sampling
 from stages.agent.engines import EngineSettings
-from stages.agent.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
 from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
-from stages.environments.protocol import Task
+from stages.engine.engine import Sampling
 from stages.environments.registry import load_domain
 from stages.environments.search import SearchDomain
 from stages.evaluation import panels as panels_module
@@ -25,11 +23,13 @@ from stages.evaluation.panels import Settings, jobs_of, load_panels, play, row_o
 from stages.evaluation.statistics import wilson_interval
 from stages.evaluation.summary import compare_models, csv_lines, headline, pairs_to_compare, report, summarise
 from stages.params import parse_params
-from stages.resources import Resources
-from stages.runtime import StageContext
-from stages.shards import Shard
-from stages.tracking import Tracker
-from stages.validation import ParamsError
+from stages.records.episode import Episode, TurnRecord, read_json, read_rows, write_json, write_tasks
+from stages.records.task import Task
+from stages.runtime.resources import Resources
+from stages.runtime.shards import Shard
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
+from stages.runtime.validation import ParamsError
 
 PARAMS: dict[str, Any] = {
     "domains": ["search"],

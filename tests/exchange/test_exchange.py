@@ -13,9 +13,16 @@ import pytest
 import yaml
 from tiny import make_tiny_tokenizer
 
-from stages import curate, export
+from stages import curate
 from stages.agent.chat import Chat
-from stages.agent.episode import (
+from stages.annotation.continuations import pair_tokens
+from stages.annotation.pairs import PAIR_SCHEMA
+from stages.environments.search import SearchDomain
+from stages.exchange import __main__ as export
+from stages.exchange.episodes import conversation, episode_rows
+from stages.exchange.records import read_records, write_records
+from stages.params import parse_params
+from stages.records.episode import (
     IMPORTED,
     NODE_SCHEMA,
     Episode,
@@ -27,18 +34,12 @@ from stages.agent.episode import (
     write_episodes,
     write_table,
 )
-from stages.annotation.continuations import pair_tokens
-from stages.annotation.pairs import PAIR_SCHEMA
-from stages.environments.search import SearchDomain
-from stages.exchange.episodes import conversation, episode_rows
-from stages.exchange.records import read_records, write_records
-from stages.params import parse_params
 from stages.reporting.sections.data import _curate_domain
-from stages.runtime import StageContext
-from stages.training.demonstrations import ExternalEpisodes
+from stages.runtime.stage import StageContext
+from stages.runtime.validation import ParamsError
 from stages.training.documents import encode
-from stages.training.pairs import imported_pairs
-from stages.validation import ParamsError
+from stages.training.rl.demonstrations import ExternalEpisodes
+from stages.training.rl.pairs import imported_pairs
 
 PARAMS: dict[str, Any] = {
     "domains": ["search"],
@@ -99,10 +100,10 @@ def source(lines: list[str], chat: Chat, tmp_path_factory: pytest.TempPathFactor
 
 
 def exported(source: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[dict[str, Any]]:
-    """What `python -m stages.export` writes, read back."""
+    """What `python -m stages.exchange` writes, read back."""
     monkeypatch.chdir(source)
     monkeypatch.setattr("sys.argv", ["export", *arguments])
-    monkeypatch.setattr("stages.workers.quiet_environment", lambda *settings: None)
+    monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
     assert export.main() == 0
     return [value for _, value in read_records(Path(arguments[arguments.index("--to") + 1])) if isinstance(value, dict)]
 
@@ -388,7 +389,7 @@ def test_what_cannot_be_exported_is_said(
 ) -> None:
     monkeypatch.chdir(source)
     monkeypatch.setattr("sys.argv", ["export", *arguments])
-    monkeypatch.setattr("stages.workers.quiet_environment", lambda *settings: None)
+    monkeypatch.setattr("stages.runtime.workers.quiet_environment", lambda *settings: None)
     assert export.main() == 2
     assert words in capsys.readouterr().err
 

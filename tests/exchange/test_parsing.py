@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stages.agent.episode import read_rows
-from stages.agent.messages import plain_messages
 from stages.exchange.parsing import Demonstration, Preference, parse
 from stages.exchange.records import read_records, write_records
+from stages.records.episode import read_rows
+from stages.records.messages import plain_messages
 
 
 def user(text: str) -> dict[str, str]:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.episode import Episode, Owner, TurnRecord
 from stages.agent.policy import load_policy
 from stages.exchange.episodes import episode_rows
 from stages.exchange.records import write_records
+from stages.records.episode import Episode, Owner, TurnRecord
 from stages.training.documents import encode
-from stages.training.pairs import imported_pair
+from stages.training.rl.pairs import imported_pair
 
 trl = pytest.importorskip("trl", reason="needs the extra `interop`: pip install 'bellwether[interop]'")
 from datasets import load_dataset  # noqa: E402  # after the skip

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.agent.episode import PREFERENCE_SCHEMA, read_episodes, read_rows, write_episodes, write_json, write_table
 from stages.curation.demonstrations import play_out
 from stages.curation.imports import Importer
-from stages.environments.protocol import Task
 from stages.environments.search import SearchDomain
 from stages.exchange.episodes import conversation
+from stages.records.episode import PREFERENCE_SCHEMA, read_episodes, read_rows, write_episodes, write_json, write_table
+from stages.records.task import Task
 
 from . import mutation
 from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, clear, tried

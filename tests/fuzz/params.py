@@ -18,9 +18,8 @@ import yaml
 import stages.params as project
 from stages.algorithms.registry import names as algorithms
 from stages.environments.registry import domain_factories, load_domain
-from stages.parameters.across import check_launch
-from stages.params import ROOT, Params, ParamsError
-from stages.sections import deep_merge
+from stages.params import ROOT, Params, ParamsError, check_launch
+from stages.records.sections import deep_merge
 
 from . import mutation, probes
 from .outcomes import ACCEPTED, LOST, LostError, Outcome, clear, tried

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from stages.agent.sampling import draw
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.curation.demonstrations import play_out
+from stages.engine.sampling import draw
 from stages.environments.registry import load_domain
 from stages.merging.registry import bind, get_merger
 from stages.merging.settings import MergeSettings

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import stages.curate as stage
-from stages.agent.episode import read_episodes, read_json, read_tasks
+from stages.curation.__main__ import configured_domain
 from stages.curation.demonstrations import play_out
-from stages.curation.raw import configured_domain, parse_line
+from stages.curation.raw import parse_line
 from stages.environments.code import CodeFolderDomain, FolderSettings
 from stages.environments.code.folder import folder_records
 from stages.environments.protocol import Domain
 from stages.params import ROOT, Params, load_params, parse_params
-from stages.runtime import StageContext
-from stages.tracking import Tracker
+from stages.records.episode import read_episodes, read_json, read_tasks
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
 
 from . import mutation
 from .outcomes import ACCEPTED, LOST, REFUSED, LostError, Outcome, clear, tried

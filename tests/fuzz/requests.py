@@ -16,11 +16,11 @@ import httpx
 from starlette.testclient import TestClient
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, policy_hash
 from stages.agent.rollout import action_key
 from stages.agent.selecting import SelectingEngine, by_logprob
-from stages.agent.torch_engine import TorchEngine
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
 from stages.serving.app import Agent, make_app
 from stages.serving.choices import PLAIN, Choice
 from stages.serving.turns import TurnServer
@@ -142,7 +142,7 @@ OPERATORS = (*mutation.VALUES, *mutation.KEYS, *[field_at_edge] * 6, *[field_len
 
 @cache
 def client() -> TestClient:
-    """The application over a tiny random policy, as `python -m stages.serve` makes it."""
+    """The application over a tiny random policy, as `python -m stages.serving` makes it."""
     folder = tempfile.TemporaryDirectory()
     path = make_tiny_policy(Path(folder.name) / "policy")
     policy = load_policy(path)

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from stages.params import apply_overlay
+from stages.runtime.overlay import apply_overlay
 from stages.tracking.spool import spools
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout, export
 
-from stages.files import locked
+from stages.runtime.files import locked
 
 
 @pytest.fixture(scope="session")

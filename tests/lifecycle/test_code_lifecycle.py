@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-from stages.agent.episode import read_tasks
+from stages.records.episode import read_tasks
 from stages.sandbox.backends import SAFE
 from stages.sandbox.probe import fault
 

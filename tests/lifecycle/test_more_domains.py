@@ -10,7 +10,8 @@ import pytest
 from checkout import ROOT, Checkout
 from test_named_methods import METHODS, changes
 
-from stages.params import apply_overlay, load_params
+from stages.params import load_params
+from stages.runtime.overlay import apply_overlay
 
 ROOM = {"model": {"max_length": 1024}, "curate": {"noisy_demonstrations": 0}}
 """The tiny tokenizer, which knows few words, makes long episodes of the shop's pages and of detours in keydoor."""
@@ -35,7 +36,7 @@ def test_three_domains_merge_three_specialists(source: Path, tmp_path: Path) -> 
 def test_the_methods_train_on_the_worlds_that_the_default_run_leaves_out(source: Path, tmp_path: Path) -> None:
     """Contract: any of the methods named in params.yaml trains on any domain: here on shop and keydoor."""
     from stages import rl
-    from stages.runtime import StageContext
+    from stages.runtime.stage import StageContext
 
     checkout = Checkout.make(tmp_path / "checkout", source)
     checkout.edit({"domains": ["shop", "keydoor"], **ROOM})

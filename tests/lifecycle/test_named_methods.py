@@ -37,7 +37,7 @@ def test_a_method_trains_on_every_domain_by_its_name_alone(base: Checkout, name:
     """The rl stage on what the lifecycle made before it, with `rl.algorithm` changed and nothing that decides what is done."""
     from stages import rl
     from stages.params import load_params
-    from stages.runtime import StageContext
+    from stages.runtime.stage import StageContext
 
     base.edit({"rl": changes(name)})
     params = load_params(base.root / "params.yaml")

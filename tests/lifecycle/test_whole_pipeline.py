@@ -12,7 +12,7 @@ import sqlite3
 import pytest
 from checkout import Checkout
 
-from stages.agent.episode import read_rows
+from stages.records.episode import read_rows
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(250)]
 STAGES = ["curate@textworld", "curate@search", "sft", "rollout@textworld", "rollout@search", "annotate@textworld"]

@@ -12,8 +12,8 @@ from adapters import make_adapter
 from tiny import make_tiny_policy
 
 from stages import merge
-from stages.agent.adapters import Adapter
 from stages.agent.policy import load_policy, save_policy
+from stages.engine.adapters import Adapter
 from stages.merging.diagnostics import measure
 from stages.merging.folders import open_folder
 from stages.merging.registry import shipped

@@ -17,7 +17,7 @@ from stages.merging.methods.ties import TiesOptions as Ties
 from stages.merging.registry import LOADED, bind, shipped
 from stages.merging.settings import MergeError
 from stages.merging.streaming import merge_folders
-from stages.validation import Section
+from stages.runtime.validation import Section
 
 from .helpers import random_tensors, settings, write_folder
 

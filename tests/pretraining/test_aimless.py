@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.pretraining.corpus import aimless
+from stages.records.task import Task
 
 TASKS = [Task(f"t{number}", "doors", "train", number, "find the way out.", {}, 1.0) for number in range(20)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.curation.raw import configured_domain
+from stages.curation.__main__ import configured_domain
 from stages.environments.search.world import names_of
 from stages.environments.textworld.settings import NAME_NUMBERS
 from stages.params import load_params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stages.pretraining.job import SETTLED, PretrainJob
 from stages.pretraining.settings import Phase, Settings
-from stages.resources import Resources
+from stages.runtime.resources import Resources
 from stages.training.loop import make_processes
 
 

@@ -111,8 +111,8 @@ def root(full_run: tuple[Path, Params], tmp_path: Path) -> Path:
 
 def test_keeping_adds_a_line_once(root: Path, full_run: tuple[Path, Params], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured on the present inputs is kept with the run, and shown on its page; keeping it again changes nothing."""
-    from stages.costs import measured
-    from stages.lineage import identity, input_hashes
+    from stages.runtime.costs import measured
+    from stages.runtime.lineage import identity, input_hashes
 
     monkeypatch.setattr(keeping, "out_of_date", lambda root: [])
     with measured(root, "rl@search", identity(input_hashes(root, "rl", "search"))):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stages.agent.episode import read_json, write_json
 from stages.params import Params
+from stages.records.episode import read_json, write_json
 from stages.reporting.inputs import load_inputs
 from stages.reporting.sections.designs import design_section
 
@@ -121,8 +121,8 @@ def test_a_search_that_changed_nothing_says_so(searched: tuple[Path, Params, dic
 
 def test_the_chapter_stands_on_the_page(searched: tuple[Path, Params, dict[str, Any]]) -> None:
     from stages.report import run
-    from stages.runtime import StageContext
-    from stages.tracking import Tracker
+    from stages.runtime.stage import StageContext
+    from stages.runtime.tracker import Tracker
 
     root, params, _ = searched
     run(StageContext("report", None, params, root, Tracker()))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.agent.episode import read_rows, write_json
 from stages.params import ROOT, parse_params
+from stages.records.episode import read_rows, write_json
 from stages.report import run
-from stages.runtime import StageContext
-from stages.tracking import Tracker
+from stages.runtime.stage import StageContext
+from stages.runtime.tracker import Tracker
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect", "circle"}
 

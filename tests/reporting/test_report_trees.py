@@ -9,7 +9,7 @@ import pytest
 
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
-from stages.params import Annotate
+from stages.annotation.settings import Annotate
 from stages.reporting.tree_words import BACKUPS, LABELS, meanings
 from stages.reporting.trees import EVEN, Grown, choose, forest, opening_text, pack
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from stages.params import ROOT, Params, parse_params
+from stages.records.sections import deep_merge
 from stages.reporting import annotation_uses, board
 from stages.reporting.blocks import Table, Text
 from stages.reporting.inputs import Inputs, load_inputs
 from stages.reporting.sections.uses import use_blocks, used
-from stages.sections import deep_merge
 
 CLAIM = {
     **{"says": "Values help.", "state": "undecided", "difference": "+1.0 points (−2.0 to +4.0)"},

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stages import runtime
-from stages.agent.episode import write_json, write_tasks
 from stages.curation.panel import make_panel, write_panel
 from stages.environments.code import CodeDomain, CodeSettings
 from stages.environments.registry import open_domain
-from stages.runtime import BAD_PARAMETERS, stage_run
+from stages.records.episode import write_json, write_tasks
+from stages.runtime import stage as runtime
+from stages.runtime.stage import BAD_PARAMETERS, stage_run
+from stages.runtime.validation import ParamsError
 from stages.sandbox import SandboxSettings, probe
-from stages.validation import ParamsError
 
 STAGES = ("curate", "rollout", "annotate", "rl", "evaluate")
 UNSAFE = SandboxSettings(backend="unsafe_subprocess")

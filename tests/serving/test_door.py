@@ -19,9 +19,9 @@ from served import until
 from test_turns import Slow
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy
 from stages.agent.selecting import SelectingEngine, by_logprob
+from stages.engine.engine import Sampling
 from stages.serving.app import Agent, make_app
 from stages.serving.choices import PLAIN
 from stages.serving.door import MAX_BODY, MAX_MESSAGE

@@ -1,4 +1,4 @@
-"""`python -m stages.serve` with a tiny policy and a Q-model, asked by the real `openai` client and by this project's rollouts."""
+"""`python -m stages.serving` with a tiny policy and a Q-model, asked by the real `openai` client and by rollouts."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ import torch
 import yaml
 from served import WAIT_S
 
-from stages import serve
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling, Turn
 from stages.agent.engines import EngineSettings, open_player
-from stages.agent.episode import Episode
-from stages.agent.openai_engine import seed_of
 from stages.agent.policy import load_policy, policy_hash, save_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
 from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose, per_token
-from stages.agent.torch_engine import TorchEngine
-from stages.environments.protocol import Observation, Step, Task
-from stages.parameters.values import QModel
-from stages.resources import EngineParams, Resources
+from stages.engine.engine import Sampling, Turn
+from stages.engine.openai_engine import seed_of
+from stages.engine.torch_engine import TorchEngine
+from stages.environments.protocol import Observation, Step
+from stages.records.episode import Episode
+from stages.records.task import Task
+from stages.runtime.resources import EngineParams, Resources
 from stages.seeding import key64
+from stages.serving import __main__ as serve
 from stages.serving.choices import choices
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
+from stages.values.settings import QModel
 from stages.values.token_q import Scale, TokenQ, load_token_q
 
 openai = pytest.importorskip("openai", reason="needs the extra `openai`: pip install 'bellwether[openai]'")
@@ -76,7 +77,7 @@ def project(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def server(project: Path) -> Iterator[SimpleNamespace]:
     """The server as a user starts it; its own process id ends it, and then it says so."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "stages.serve", "--model", "merged", "--port", "0"]
+    command = [sys.executable, "-m", "stages.serving", "--model", "merged", "--port", "0"]
     process = subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:

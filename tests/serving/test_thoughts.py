@@ -10,8 +10,8 @@ import pytest
 from tiny import make_tiny_tokenizer
 
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling, Turn
-from stages.agent.thinking import Thinking
+from stages.engine.engine import Sampling, Turn
+from stages.records.thinking import Thinking
 from stages.serving.app import Agent, streamed
 from stages.serving.requests import ChatAsked
 

@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError
 import pytest
 from served import until
 
-from stages.agent.engine import EngineError, Pause, Sampling, Turn
 from stages.agent.selecting import SelectingEngine, by_logprob
+from stages.engine.engine import EngineError, Pause, Sampling, Turn
 from stages.serving.choices import PLAIN, Choice
 from stages.serving.turns import Order, TurnServer
 

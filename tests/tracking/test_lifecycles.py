@@ -13,8 +13,8 @@ import psutil
 import pytest
 from spooling import PARAMS, ROOT, runs, spooled, start_stage, until
 
-from stages.lineage import Locked
 from stages.params import parse_params
+from stages.runtime.lineage import Locked
 from stages.tracking.__main__ import parse_states, tell_states
 from stages.tracking.cached import noted, tell, tell_what_came_before
 from stages.tracking.header import Lifecycle

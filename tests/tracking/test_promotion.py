@@ -12,11 +12,11 @@ import pytest
 import yaml
 from spooling import ROOT, attach, spooled
 
-from stages.agent.episode import write_table
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.lineage import dvc_hash
+from stages.evaluation.promotion import decide
+from stages.records.episode import write_table
+from stages.runtime.lineage import dvc_hash
 from stages.tracking.pointer import write_pointer
-from stages.tracking.promotion import decide
 from stages.tracking.registry import champion, number, retire, versions
 from stages.tracking.sender import Sender
 from stages.tracking.server import Server
@@ -123,7 +123,7 @@ def test_the_command_says_why(root: Path, server: Server) -> None:
     (root / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
 
     def promote(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "stages.promote", *arguments]
+        command = [sys.executable, "-m", "stages.tracking.promote", *arguments]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr

@@ -14,7 +14,8 @@ import pytest
 from spooling import EPISODE, PARAMS, ROOT, attach, runs, spooled, start_stage, until
 
 from stages.params import parse_params
-from stages.tracking import SpoolTracker, Tracker, flatten, open_tracker
+from stages.runtime.tracker import Tracker
+from stages.tracking import SpoolTracker, flatten, open_tracker
 from stages.tracking.episodes import trace_of
 from stages.tracking.follower import Sampler
 from stages.tracking.header import Lifecycle

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.agent.episode import write_episodes, write_json, write_tasks
 from stages.params import parse_params
-from stages.runtime import StageContext
+from stages.records.episode import write_episodes, write_json, write_tasks
+from stages.runtime.stage import StageContext
 from training.toys import FirstLetterEnvironment, demonstration, letter_tasks
 
 MakeContext = Callable[..., StageContext]

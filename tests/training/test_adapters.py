@@ -10,21 +10,24 @@ import pytest
 import torch
 from adapters import adapted_policy
 
-from stages.agent.adapters import AdapterError
-from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
-from stages.agent.torch_engine import TorchEngine
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import LossTerms
-from stages.params import Lora, Resources, Rl, parse_params
+from stages.agent.settings import Lora
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import LossTerms
+from stages.algorithms.settings import Rl
+from stages.engine.adapters import AdapterError
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
+from stages.params import parse_params
+from stages.runtime.resources import Resources
+from stages.runtime.validation import ParamsError
 from stages.training.adapters import add_adapters, deltas, load_trained_state, reference_of, trained_state, twin
-from stages.training.critic import Critic
 from stages.training.ledger import Ledger
 from stages.training.loop import Learner, make_processes
-from stages.training.models import Models
 from stages.training.optimiser import make_optimiser, warmup_constant
-from stages.training.policy_updates import PolicyUpdates
-from stages.validation import ParamsError
+from stages.training.rl.critic import Critic
+from stages.training.rl.models import Models
+from stages.training.rl.policy_updates import PolicyUpdates
 from stages.values.settings import HeadParams
 from training.test_shared_prefixes import make_batch
 

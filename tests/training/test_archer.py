@@ -18,17 +18,17 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.engine import Sampling
-from stages.agent.episode import Episode, Owner, TurnRecord, read_episodes, read_rows, write_episodes
 from stages.agent.fresh import Asked, draw_turns
 from stages.agent.policy import load_policy, token_logprobs
-from stages.agent.torch_engine import TorchEngine
-from stages.algorithms.compose import resolve
-from stages.params import Rl
-from stages.training import reinforcement
-from stages.training.demonstrations import as_external
-from stages.training.off_policy import OffPolicy
-from stages.training.replay import Replay, as_turns, read_records
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.settings import Rl
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
+from stages.records.episode import Episode, Owner, TurnRecord, read_episodes, read_rows, write_episodes
+from stages.training.rl import reinforcement
+from stages.training.rl.demonstrations import as_external
+from stages.training.rl.off_policy import OffPolicy
+from stages.training.rl.replay import Replay, as_turns, read_records
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
 REPLAY: dict[str, Any] = {"episodes": 8, "critic_updates": 3, "policy_updates": 1}

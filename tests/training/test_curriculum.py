@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stages.algorithms.parts.curriculum import Curriculum
-from stages.training.curriculum import RATE, TaskSampler
+from stages.training.rl.curriculum import RATE, TaskSampler
 
 
 def test_hard_and_easy_tasks_are_drawn_less_often_than_those_in_between():

@@ -15,17 +15,18 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
 from stages.agent.policy import load_policy, token_logprobs
-from stages.algorithms.compose import resolve
-from stages.params import Resources, Rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.settings import Rl
+from stages.records.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
+from stages.runtime.resources import Resources
 from stages.training.batches import trajectory_batch
-from stages.training.demonstrations import ExternalEpisodes, as_external
 from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
-from stages.training.models import Models
-from stages.training.policy_updates import PolicyUpdates
-from stages.training.replay import read_records
+from stages.training.rl.demonstrations import ExternalEpisodes, as_external
+from stages.training.rl.models import Models
+from stages.training.rl.policy_updates import PolicyUpdates
+from stages.training.rl.replay import read_records
 from training.toys import FirstLetterEnvironment, demonstration, letter_tasks, make_episode
 
 RL: dict[str, Any] = {

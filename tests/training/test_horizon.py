@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.episode import Owner, read_rows
 from stages.agent.policy import load_policy
 from stages.params import ROOT, ParamsError, check_domains, parse_params
+from stages.records.episode import Owner, read_rows
 from training.toys import KilledError, kill_at_step, outputs
 
 RL: dict[str, Any] = {

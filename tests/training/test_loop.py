@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from stages.agent.policy import load_policy, token_logprobs
-from stages.algorithms.contract import LossTerms
-from stages.params import Resources
+from stages.algorithms.batch import LossTerms
+from stages.runtime.resources import Resources
 from stages.training.loop import Learner, make_processes, merge_sums, write_history
 from stages.training.optimiser import COSINE_FLOOR, make_optimiser, warmup_constant, warmup_cosine
 

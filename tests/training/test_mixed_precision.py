@@ -13,7 +13,7 @@ import torch
 
 from stages import rl
 from stages.agent.policy import load_policy, score_tokens
-from stages.training.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
+from stages.training.rl.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
 from training.toys import store_pairs
 
 RL: dict[str, Any] = {

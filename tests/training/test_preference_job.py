@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.episode import read_rows, write_table
 from stages.agent.policy import load_policy
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.registry import composition, names
+from stages.algorithms.settings import Rl
 from stages.annotation.pairs import PAIR_SCHEMA
-from stages.params import Rl
+from stages.records.episode import read_rows, write_table
 from stages.training.loop import make_processes
-from stages.training.preference import PreferenceJob
+from stages.training.rl.preference import PreferenceJob
 from training.toys import PAIRS, KilledError, kill_at_step, outputs, store_pairs
 
 RL: dict[str, Any] = {"steps": 8, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 3}

@@ -10,11 +10,11 @@ import torch
 from adapters import adapted_policy
 from torch import nn
 
-from stages.agent.engine import Sampling
 from stages.agent.policy import load_policy, token_logprobs
-from stages.agent.torch_engine import TorchEngine
-from stages.training.critic import Critic
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
 from stages.training.recompute import recompute_layers
+from stages.training.rl.critic import Critic
 from stages.training.shared_prefixes import can_share
 from stages.values.settings import HeadParams
 

@@ -10,12 +10,12 @@ import pytest
 from safetensors.torch import load_file
 
 from stages import rl
-from stages.agent.episode import read_rows
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.critic import learns_values
 from stages.algorithms.registry import composition, names
-from stages.params import Rl
-from stages.training import reinforcement
+from stages.algorithms.settings import Rl
+from stages.records.episode import read_rows
+from stages.training.rl import reinforcement
 from training.toys import KilledError, kill_at_step, outputs
 
 RL: dict[str, Any] = {
@@ -189,7 +189,7 @@ def test_scrambled_keys_train_as_grpo_does(make_context):
 
 
 def test_model_aware_selection_plays_measured_tasks_alone(make_context):
-    from stages.agent.episode import write_json
+    from stages.records.episode import write_json
 
     context = make_context("rl", rl={**RL, "selection": {"kind": "model_aware"}})
     measured = {f"toy-{index:03d}": share for index, share in ((0, 0.0), (1, 0.25), (2, 0.5), (4, 0.75), (5, 1.0))}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.episode import Owner, read_rows
-from stages.training import reinforcement
+from stages.records.episode import Owner, read_rows
+from stages.training.rl import reinforcement
 from stages.values.settings import HeadParams
 from training.toys import KilledError, kill_at_step, outputs
 
@@ -225,8 +225,8 @@ def test_other_switches_run(make_context, changes: dict[str, Any]):
 def test_lora_learns_and_leaves_an_adapter(make_context, tiny_policy, algorithm: str):
     """Contract: with model.lora the specialist is an adapter on data/models/sft; sampling and training log-probs agree as ever,
     and KL is taken from the weights without the adapter."""
-    from stages.agent.adapters import Adapter, is_adapter
     from stages.agent.policy import load_policy
+    from stages.engine.adapters import Adapter, is_adapter
 
     chosen = PPO if algorithm == "ppo" else {"algorithm": algorithm}
     settings = {**RL, **chosen, "steps": 12, "learning_rate": 0.015}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stages import sft
-from stages.agent.episode import write_episodes
+from stages.records.episode import write_episodes
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, outputs
 
 SFT = {"epochs": 3.5, "batch_tokens": 256, "learning_rate": 3e-3, "eval_every": 2, "checkpoint_every": 3, "patience": 4}

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from stages.agent.decoder import FAMILIES
-from stages.agent.episode import Owner
 from stages.agent.policy import load_policy, predicting_states, token_logprobs
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
-from stages.params import Resources, Rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.settings import Rl
+from stages.engine.decoder import FAMILIES
+from stages.records.episode import Owner
+from stages.runtime.resources import Resources
 from stages.training.batches import take, trajectory_batch
 from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
-from stages.training.models import Models
-from stages.training.policy_updates import PolicyUpdates
+from stages.training.rl.models import Models
+from stages.training.rl.policy_updates import PolicyUpdates
 from stages.training.shared_prefixes import can_share, in_order, make_layout, plan_shared, sharing_states
 from training.toys import make_episode
 

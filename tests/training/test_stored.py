@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.episode import IMPORTED, NOISY, Episode, Owner, read_tasks, write_episodes
 from stages.agent.policy import load_policy
-from stages.algorithms.compose import resolve
+from stages.algorithms.algorithm import resolve
 from stages.algorithms.registry import composition, names
-from stages.params import Rl
-from stages.training.dealing import Dealer
+from stages.algorithms.settings import Rl
+from stages.records.episode import IMPORTED, NOISY, Episode, Owner, read_tasks, write_episodes
 from stages.training.loop import make_processes
-from stages.training.stored import StoredJob, read_reference
-from stages.training.stored_episodes import StoredEpisode, shares, stored_episodes
+from stages.training.rl.sampler import Dealer
+from stages.training.rl.stored import StoredJob, read_reference
+from stages.training.rl.stored_episodes import StoredEpisode, shares, stored_episodes
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 

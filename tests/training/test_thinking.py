@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stages import rl
-from stages.agent.episode import Owner, read_rows
 from stages.agent.policy import load_tokenizer
-from stages.agent.thinking import take_apart
+from stages.records.episode import Owner, read_rows
+from stages.records.thinking import take_apart
 from training.test_horizon import RL
 
 

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from stages import runtime, sft
-from stages.runtime import stage_run
+from stages import sft
+from stages.runtime import stage as runtime
+from stages.runtime.stage import stage_run
 from training.toys import store_pairs
 
 pytestmark = pytest.mark.long(30)
@@ -24,7 +25,7 @@ import os, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "training")!r}]
 from types import SimpleNamespace
 from stages import rl, sft
-from stages.runtime import stage_run
+from stages.runtime.stage import stage_run
 from toys import FirstLetterEnvironment
 
 toy = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))

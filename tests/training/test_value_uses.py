@@ -13,13 +13,14 @@ from stages import rl
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool
-from stages.algorithms.compose import resolve
-from stages.params import Resources, Rl
-from stages.training import reinforcement
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.settings import Rl
+from stages.runtime.resources import Resources
 from stages.training.batches import trajectory_batch, turn_boundaries
-from stages.training.curriculum import TaskSampler, first_values
 from stages.training.loop import make_processes
-from stages.training.models import Models
+from stages.training.rl import reinforcement
+from stages.training.rl.curriculum import TaskSampler, first_values
+from stages.training.rl.models import Models
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
 from training.toys import FirstLetterEnvironment, letter_tasks, make_episode

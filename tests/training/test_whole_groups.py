@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from stages.agent.policy import load_policy
-from stages.algorithms.compose import resolve
-from stages.algorithms.contract import TrajectoryBatch
-from stages.params import Resources, Rl
+from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.settings import Rl
+from stages.runtime.resources import Resources
 from stages.training.batches import plan_whole_groups, trajectory_batch
 from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
-from stages.training.models import Models
-from stages.training.policy_updates import PolicyUpdates
+from stages.training.rl.models import Models
+from stages.training.rl.policy_updates import PolicyUpdates
 from training.toys import make_episode
 
 

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from stages.agent.episode import NODE_SCHEMA, Episode, Owner, TurnRecord, write_table
 from stages.agent.policy import load_policy
 from stages.annotation.pairs import PAIR_SCHEMA
-from stages.environments.protocol import Observation, Step, Task
-from stages.runtime import StageContext
+from stages.environments.protocol import Observation, Step
+from stages.records.episode import NODE_SCHEMA, Episode, Owner, TurnRecord, write_table
+from stages.records.task import Task
+from stages.runtime.stage import StageContext
 
 PAIRS = 6
 

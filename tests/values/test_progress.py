@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.parameters.values import Progress
 from stages.values.progress import ProgressEstimator, Rollout, fit_progress, judge
-from stages.values.settings import HeadParams
+from stages.values.settings import HeadParams, Progress
 from values.test_step_value import backbone
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from stages.agent.policy import load_policy
+from stages.annotation.decisions import Decision, Rows, sibling_decisions, step_pairs, trajectory_pairs
 from stages.annotation.pairs import pair_rows
-from stages.parameters.values import QModel
-from stages.params import Annotate
-from stages.values.decisions import Decision, Rows, sibling_decisions, step_pairs, trajectory_pairs
+from stages.annotation.q_fitting import fit_preferences, fit_regression, judge, logprobs, preference_loss
+from stages.annotation.settings import Annotate
 from stages.values.fitting import within
-from stages.values.q_fitting import fit_preferences, fit_regression, judge, logprobs, preference_loss
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
+from stages.values.settings import QModel
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ import torch
 
 from stages.annotation.calibration import calibration
 from stages.annotation.paths import mean_value, value_paths
-from stages.parameters.values import ValueModel
-from stages.params import Annotate
+from stages.annotation.settings import Annotate
 from stages.values.fitting import TaskSplit, epoch_batches
-from stages.values.settings import HeadParams
+from stages.values.settings import HeadParams, ValueModel
 from stages.values.step_value import StepValueModel, ValuePath, fit, predict
 
 

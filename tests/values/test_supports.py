@@ -7,8 +7,9 @@ import torch
 
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.resolve import resolve_section
-from stages.params import Annotate, Rl
-from stages.validation import ParamsError
+from stages.algorithms.settings import Rl
+from stages.annotation.settings import Annotate
+from stages.runtime.validation import ParamsError
 from stages.values.conservative import conservative
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams

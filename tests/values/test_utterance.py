@@ -14,7 +14,7 @@ from stages.training.shared_prefixes import sharing_states
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
-from stages.values.utterance import Target, Turns, UtteranceCritic, expectile_weights, follow, losses
+from stages.values.turn_critic import Target, Turns, UtteranceCritic, expectile_weights, follow, losses
 
 MSE = HeadParams(loss="mse")
 WIDE: dict[str, Any] = {"v_min": -8.0, "v_max": 4.0, "bins": 121}

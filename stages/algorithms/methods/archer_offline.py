@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError, Positive, Section
+from stages.runtime.validation import ParamsError, Positive, Section
 from stages.values.settings import HeadParams
 
 CARD = Card(

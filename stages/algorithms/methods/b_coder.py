@@ -6,12 +6,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from stages.algorithms.batch import LossTerms
 from stages.algorithms.card import Card, Composition, Stored
-from stages.algorithms.contract import LossTerms
 from stages.algorithms.settings import Rl
 from stages.algorithms.stored import Discount, Scores, StoredBatch, StoredSettings, asked, imitation, weighted
 from stages.algorithms.successors import successors
-from stages.validation import Count, NonNegative, ParamsError, Positive
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
 
 CARD = Card(

@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.settings import Rl
-from stages.validation import Section
+from stages.runtime.validation import Section
 
 CARD = Card(
     slug="bon_sft",

@@ -3,7 +3,7 @@
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts.advantage import episode_advantages
 from stages.algorithms.parts.filling import dead_rows, trained_rows
-from stages.validation import ParamsError, Positive, Section
+from stages.runtime.validation import ParamsError, Positive, Section
 
 CARD = Card(
     slug="gpg",

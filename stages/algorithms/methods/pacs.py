@@ -7,7 +7,7 @@ from typing import Literal
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.implicit_critic import advantage, loss
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError, Positive, Section, Share
+from stages.runtime.validation import ParamsError, Positive, Section, Share
 
 CARD = Card(
     slug="pacs",

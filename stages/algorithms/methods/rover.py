@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from stages.agent.policy import Vocabulary
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.parts.loss import advantages_of, log_ratio
 from stages.algorithms.settings import Rl
 from stages.algorithms.successors import is_last, successors
-from stages.validation import NonNegative, ParamsError, Positive, Section
+from stages.runtime.validation import NonNegative, ParamsError, Positive, Section
 
 CARD = Card(
     slug="rover",

@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.contract import TrajectoryBatch
 from stages.algorithms.parts.advantage import episode_returns, group_sums
 from stages.algorithms.settings import Rl
-from stages.validation import ParamsError, Positive, Section
+from stages.runtime.validation import ParamsError, Positive, Section
 
 CARD = Card(
     slug="rwr",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from stages.algorithms.batch import LossTerms
 from stages.algorithms.card import Card, Composition, Stored
-from stages.algorithms.contract import LossTerms
 from stages.algorithms.settings import Rl
 from stages.algorithms.stored import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
-from stages.validation import Share
+from stages.runtime.validation import Share
 
 CARD = Card(
     slug="stored_pg",

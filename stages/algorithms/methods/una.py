@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts.preference import PairScores
 from stages.algorithms.settings import Rl
-from stages.validation import Section
+from stages.runtime.validation import Section
 
 CARD = Card(
     slug="una",

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
-from stages.validation import ParamsError, Positive, Share
+from stages.runtime.validation import ParamsError, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 
@@ -248,7 +248,7 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
 
 def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """The batch after the estimator: `whiten` over its policy tokens, damped where filling says so, cut at `clip`."""
-    from stages.algorithms.contract import masked_whiten
+    from stages.algorithms.batch import masked_whiten
 
     advantages = batch.advantages
     assert advantages is not None

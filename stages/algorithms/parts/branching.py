@@ -22,8 +22,8 @@ from pydantic import Field
 
 from stages.agent.branching import Fork, Path
 from stages.algorithms.parts.part import AppliesTo, Part
+from stages.runtime.validation import Count, NonNegative, ParamsError, Share
 from stages.seeding import stream
-from stages.validation import Count, NonNegative, ParamsError, Share
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition

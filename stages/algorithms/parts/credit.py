@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesTo, Part
-from stages.validation import NonNegative, ParamsError, Share
+from stages.runtime.validation import NonNegative, ParamsError, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, Part
 from stages.algorithms.parts.reward import largest_reward
-from stages.validation import NonNegative, ParamsError, Positive
+from stages.runtime.validation import NonNegative, ParamsError, Positive
 from stages.values.settings import HeadParams
 from stages.values.supports import check_support
 

@@ -1,10 +1,10 @@
-"""How tasks are drawn while training. What draws them: stages/training/curriculum.py. Light to import."""
+"""How tasks are drawn while training. What draws them: stages/training/rl/curriculum.py. Light to import."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from stages.validation import Section, Share
+from stages.runtime.validation import Section, Share
 
 
 class Curriculum(Section):

@@ -21,13 +21,13 @@ from pydantic import Field
 
 from stages.algorithms.parts.loss import advantages_of
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
-from stages.validation import NonNegative, ParamsError, Positive, Share
+from stages.runtime.validation import NonNegative, ParamsError, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 

@@ -23,15 +23,15 @@ from pydantic import Field
 from stages.algorithms.parts.advantage import group_sums
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.reward import largest_reward
-from stages.rewards.settings import PrsStage
+from stages.algorithms.rewards.settings import PrsStage
+from stages.runtime.validation import NonNegative, ParamsError, Positive
 from stages.seeding import stream
-from stages.validation import NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
-from stages.validation import Count, NonNegative, ParamsError
+from stages.runtime.validation import Count, NonNegative, ParamsError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from stages.validation import ParamsError, Section
+from stages.runtime.validation import ParamsError, Section
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition

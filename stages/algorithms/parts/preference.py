@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesTo, Part
-from stages.validation import Count, NonNegative, ParamsError, Positive
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
-from stages.validation import Count, ParamsError
+from stages.runtime.validation import Count, ParamsError
 
 if TYPE_CHECKING:
     from stages.algorithms.card import Composition

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
-from stages.rewards.settings import PrsStage
-from stages.validation import Count, NonNegative, ParamsError, Positive
+from stages.algorithms.rewards.settings import PrsStage
+from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stages.algorithms.batch import TrajectoryBatch
     from stages.algorithms.card import Composition
-    from stages.algorithms.contract import TrajectoryBatch
     from stages.algorithms.settings import Rl
 
 
@@ -192,7 +192,7 @@ def progressive(batch: TrajectoryBatch, stages: list[PrsStage]) -> TrajectoryBat
     """R by `rewards.progressive.staged`; the stages' scores become terms `prs/<name>` and metrics."""
     import torch
 
-    from stages.rewards.progressive import staged
+    from stages.algorithms.rewards.progressive import staged
 
     scores = torch.stack([stage_score(batch, stage) for stage in stages], 1)
     rewards = staged(scores, [stage.weight for stage in stages], [stage.threshold for stage in stages])
@@ -214,9 +214,9 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
     """The batch with shaped `rewards` and `turn_rewards`; the same batch if nothing is to be shaped."""
     import torch
 
-    from stages.rewards.density import dense, single
-    from stages.rewards.hierarchical import hierarchical
-    from stages.rewards.terms import overlong_term, with_tool_bonus
+    from stages.algorithms.rewards.density import dense, single
+    from stages.algorithms.rewards.hierarchical import hierarchical
+    from stages.algorithms.rewards.terms import overlong_term, with_tool_bonus
 
     given = batch
     if params.kind == "prs":

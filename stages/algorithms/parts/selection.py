@@ -1,4 +1,4 @@
-"""Which training tasks rl may draw. What selects them: stages/training/curriculum.py. Light to import."""
+"""Which training tasks rl may draw. What selects them: stages/training/rl/curriculum.py. Light to import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from stages.validation import NonNegative, Section, Share
+from stages.runtime.validation import NonNegative, Section, Share
 
 
 class Histogram(Section):

@@ -22,8 +22,9 @@ from stages.environments.calculator.expression import (
     value,
     write,
 )
-from stages.environments.protocol import SPLITS, DomainSettings, Split, Task
+from stages.environments.protocol import DomainSettings
 from stages.environments.search.scoring import stated_answer
+from stages.records.task import SPLITS, Split, Task
 from stages.seeding import key64, stream
 
 MAX_OPERATIONS = 5

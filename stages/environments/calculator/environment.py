@@ -22,7 +22,8 @@ from stages.environments.calculator.expression import (
     write,
 )
 from stages.environments.calculator.scoring import digit_share, exact_match, normalize
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 
 USAGE = "Use: key <number><+, - or *><number> or answer <number>."
 _OPERATION = re.compile(rf"\(?(-?\d{{1,{MAX_DIGITS}}})\)?\s*([+*-])\s*\(?(-?\d{{1,{MAX_DIGITS}}})\)?")

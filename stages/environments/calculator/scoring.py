@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stages.environments.protocol import Task
+from stages.records.task import Task
 
 _NUMBER = re.compile(r"[+-]?\d+")
 

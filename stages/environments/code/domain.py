@@ -16,10 +16,10 @@ from stages.environments.code.fingerprint import canonical, fingerprint, phrases
 from stages.environments.code.folder import FIELDS, check_problem, folder_records
 from stages.environments.code.problems import Problem, make_problem, stored_programs
 from stages.environments.code.settings import CodeSettings, FolderSettings, ProgramSettings, parse_recipe
-from stages.environments.protocol import SPLITS, Split, Task
+from stages.records.task import SPLITS, Split, Task
+from stages.runtime.validation import ParamsError
 from stages.sandbox import Sandbox, SandboxError
 from stages.seeding import stream
-from stages.validation import ParamsError
 
 INSTRUCTIONS = "Answer with the Python function {entry}({parameters}) alone: all of it, its body, or the expression it returns.\n"
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from stages.environments.base_environment import ValueEnvironment
 from stages.environments.code.settings import Rewards
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 from stages.sandbox import Outcome, Program, Sandbox, TestResult, Tests
 from stages.seeding import key64
 

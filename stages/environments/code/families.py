@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from stages.environments.code.pieces import ALL, BRANCHES, CONDITIONS, CUTS, EACH, STEPS, WHICH, Piece
-from stages.environments.protocol import SPLITS, Split
+from stages.records.task import SPLITS, Split
 from stages.seeding import key64
 
 ENTRY = "f"

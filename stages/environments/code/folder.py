@@ -12,7 +12,7 @@ from typing import Any
 
 from stages.environments.base_domain import SHARES
 from stages.environments.code.fingerprint import fingerprint
-from stages.environments.protocol import SPLITS, Split
+from stages.records.task import SPLITS, Split
 from stages.seeding import key64
 
 FIELDS: dict[str, type] = {

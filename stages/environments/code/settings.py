@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from stages.environments.base_domain import parse_record, some_weight
 from stages.environments.code.families import families
-from stages.environments.protocol import DomainSettings, Split
+from stages.environments.protocol import DomainSettings
+from stages.records.task import Split
+from stages.runtime.validation import Checked, watched
 from stages.sandbox.settings import SandboxSettings
-from stages.validation import Checked, watched
 
 Kind = Literal["list", "number", "word", "choice"]
 Style = Literal["expression", "loop", "functional", "steps"]
@@ -47,7 +48,7 @@ class ProgramSettings(DomainSettings):
 
 
 class CodeSettings(ProgramSettings):
-    """Settings of the `code` domain, and of the recipes it writes (`python -m stages.curation.raw code`)."""
+    """Settings of the `code` domain, and of the recipes it writes (`python -m stages.curation raw code`)."""
 
     levels: dict[Annotated[int, Field(ge=1, le=3)], Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}

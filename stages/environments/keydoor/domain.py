@@ -10,7 +10,7 @@ from stages.environments.base_domain import Mix, RecipeDomain, splits_in_turn
 from stages.environments.keydoor.environment import KeydoorEnvironment
 from stages.environments.keydoor.settings import KeydoorSettings, Level, WeightedLevel, parse_recipe
 from stages.environments.keydoor.world import World, make_world
-from stages.environments.protocol import SPLITS, Task
+from stages.records.task import SPLITS, Task
 from stages.seeding import key64, permutation
 
 INSTRUCTIONS = "Each turn, write one action: go <room>, take <key or thing>, unlock <room>, drop <thing> or look.\n"

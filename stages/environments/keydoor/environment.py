@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from stages.environments.base_environment import ValueEnvironment
 from stages.environments.keydoor.world import State, World, normal
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
+from stages.records.task import Task
 
 NOTHING = "nothing happens."
 WON = "you win."

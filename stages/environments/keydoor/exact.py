@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from stages.environments.keydoor.environment import step_reward
 from stages.environments.keydoor.settings import KeydoorSettings
 from stages.environments.keydoor.world import State, World, normal
-from stages.environments.protocol import Task
+from stages.records.task import Task
 
 Policy = Callable[[str, int, Sequence[str]], Mapping[str, float]]
 """(state key as `Environment.state_key` gives it, turns already taken, admissible actions) -> probability of each action. What is

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from stages.environments.base_domain import parse_record
-from stages.environments.protocol import DomainSettings, Split
-from stages.validation import Checked
+from stages.environments.protocol import DomainSettings
+from stages.records.task import Split
+from stages.runtime.validation import Checked
 
 MAX_KEYS = 10
 """Different keys that there are."""
@@ -64,7 +65,7 @@ class WeightedLevel(Level):
 
 
 class KeydoorSettings(DomainSettings):
-    """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw keydoor`)."""
+    """Settings of the environment, and of the recipes it writes (`python -m stages.curation raw keydoor`)."""
 
     max_turns: Annotated[int, Field(ge=1, le=64)] = 18
     levels: Annotated[tuple[WeightedLevel, ...], Field(min_length=1)] = (

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from stages.environments.keydoor.settings import Level
-from stages.environments.protocol import Split
 from stages.environments.search.world import names_of
+from stages.records.task import Split
 from stages.seeding import stream
 
 KEYS = ("chalk", "clay", "glass", "gold", "iron", "oak", "silk", "stone", "tin", "wax")

@@ -17,11 +17,12 @@ from stages.environments.base_domain import (
     some_weight,
     world_by_world,
 )
-from stages.environments.protocol import DomainSettings, Split, Task
+from stages.environments.protocol import DomainSettings
 from stages.environments.search.environment import SearchEnvironment
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.scoring import stated_answer
 from stages.environments.search.world import RELATIONS, Page, World, draw_chain, make_world, question, split_of
+from stages.records.task import Split, Task
 from stages.seeding import stream
 
 MAX_HOPS = 3

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.environments.search.index import SearchIndex
 from stages.environments.search.scoring import answer_bleu, exact_match, normalize, token_f1
 from stages.environments.search.world import Page
+from stages.records.task import Task
 
 USAGE = "Use: search <query> or answer <text>."
 NO_HIT = "No page found."

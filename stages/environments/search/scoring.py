@@ -8,7 +8,7 @@ import string
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from stages.environments.protocol import Task
+from stages.records.task import Task
 
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

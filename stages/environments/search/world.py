@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from random import Random
 from typing import Any
 
-from stages.environments.protocol import SPLITS, Split
+from stages.records.task import SPLITS, Split
 from stages.seeding import stream
 
 

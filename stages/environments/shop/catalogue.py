@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
-from stages.environments.protocol import Split
 from stages.environments.search.world import names_of
+from stages.records.task import Split
 from stages.seeding import stream
 
 KINDS = ("bell", "book", "coin", "cup", "drum", "jar", "lamp", "ring", "rope", "vase")

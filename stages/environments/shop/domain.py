@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from stages.environments.base_domain import RecipeDomain, allotted, check_fields, check_world_number, world_by_world
-from stages.environments.protocol import Split, Task
 from stages.environments.search.index import SearchIndex
 from stages.environments.shop.catalogue import ATTRIBUTES, KINDS, OPTIONS, Catalogue, Goal, draw_goal, make_catalogue
 from stages.environments.shop.environment import Shop, ShopEnvironment
 from stages.environments.shop.scoring import can_match
 from stages.environments.shop.settings import ShopSettings
+from stages.records.task import Split, Task
 from stages.seeding import stream
 
 TASKS_PER_SHOP = 8

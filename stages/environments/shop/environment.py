@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stages.environments.base_environment import ValueEnvironment
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.environments.search.index import SearchIndex, words
 from stages.environments.shop.catalogue import Catalogue, Goal, Item
 from stages.environments.shop.scoring import can_match, score
+from stages.records.task import Task
 
 SEARCH_PAGE = "search page."
 NO_HIT = "no item found."

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.environments.protocol import Split, Task
 from stages.environments.textworld.settings import Level, Recipe, TextWorldSettings, parse_recipe
+from stages.records.task import Split, Task
+from stages.runtime.workers import worker_pool
 from stages.seeding import key64
-from stages.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.environments.textworld.environment import TextWorldEnvironment

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from textworld.logic import Action
 
-from stages.environments.protocol import Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.environments.textworld.settings import TextWorldSettings
 from stages.environments.textworld.stories import Memory, Stories, Story
 from stages.environments.textworld.text import LOST, WON, compact, succeeded_events
 from stages.environments.textworld.world import Planner, WorldState
+from stages.records.task import Task
 
 _VERBS = {"close", "drop", "eat", "examine", "get", "go", "insert", "inventory", "lock", "look", "open", "pick", "put", "take"}
 _VERBS |= {"unlock", "north", "south", "east", "west", "n", "s", "e", "w", "i", "l", "x"}

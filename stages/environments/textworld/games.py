@@ -19,7 +19,7 @@ from textworld.logic import Action
 
 from stages.environments.textworld.settings import NAME_NUMBERS, Recipe
 from stages.environments.textworld.world import World, WorldState
-from stages.files import atomic_bytes, atomic_text
+from stages.runtime.files import atomic_bytes, atomic_text
 from stages.seeding import permutation
 
 _NOUNS = {"r": "room", "c": "box", "s": "stand", "o": "thing", "f": "snack", "k": "key"}

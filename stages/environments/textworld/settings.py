@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from stages.environments.base_domain import parse_record
-from stages.environments.protocol import DomainSettings, Split
+from stages.environments.protocol import DomainSettings
+from stages.records.task import Split
+from stages.runtime.validation import Checked
 from stages.seeding import permutation
-from stages.validation import Checked
 
 Goal = Literal["take", "put", "insert", "open", "unlock", "drop", "eat"]
 Instructions = Literal["goal", "full"]
@@ -38,7 +39,7 @@ class Level(BaseModel):
 
 
 class TextWorldSettings(DomainSettings):
-    """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw textworld`)."""
+    """Settings of the environment, and of the recipes it writes (`python -m stages.curation raw textworld`)."""
 
     max_turns: Annotated[int, Field(ge=1, le=200)] = 12
     levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (

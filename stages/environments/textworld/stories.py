@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import jericho
 from textworld.generator.game import Game
 
-from stages.environments.protocol import Task
 from stages.environments.textworld.world import World
+from stages.records.task import Task
 
 if TYPE_CHECKING:
     from stages.environments.textworld.environment import Snapshot

@@ -10,11 +10,12 @@ from random import Random
 from typing import Any
 
 from stages.environments.base_domain import Mix, RecipeDomain, splits_in_turn
-from stages.environments.protocol import SPLITS, Environment, Split, Task
+from stages.environments.protocol import Environment
 from stages.environments.wordle.environment import WordleEnvironment
 from stages.environments.wordle.players import choose
 from stages.environments.wordle.settings import Level, WordleSettings, parse_recipe
 from stages.environments.wordle.words import WordList, make_list, spell, split_of
+from stages.records.task import SPLITS, Split, Task
 from stages.seeding import key64, permutation
 
 

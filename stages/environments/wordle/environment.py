@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stages.environments.base_environment import ValueEnvironment
-from stages.environments.protocol import SUCCESS_TERM, Observation, Step, Task
+from stages.environments.protocol import Observation, Step
 from stages.environments.wordle.players import best_guess
 from stages.environments.wordle.rules import HERE, IN, code_of, marks_of
 from stages.environments.wordle.settings import Spelling
 from stages.environments.wordle.words import WordList, every_word, read, spell
+from stages.records.task import SUCCESS_TERM, Task
 from stages.seeding import key64, stream
 
 ILLEGAL = "not a word."

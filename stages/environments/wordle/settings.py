@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from stages.environments.base_domain import parse_record
-from stages.environments.protocol import DomainSettings, Split
-from stages.validation import Checked
+from stages.environments.protocol import DomainSettings
+from stages.records.task import Split
+from stages.runtime.validation import Checked
 
 LETTERS = "bcdfghjklmnprstvw"
 """What made words are made of. Without vowels none of them is a word that a model has read."""
@@ -60,7 +61,7 @@ class WeightedLevel(Level):
 
 
 class WordleSettings(DomainSettings):
-    """Settings of the environment, and of the recipes it writes (`python -m stages.curation.raw wordle`)."""
+    """Settings of the environment, and of the recipes it writes (`python -m stages.curation raw wordle`)."""
 
     of_no_move: ClassVar[tuple[str, ...]] = ("reward", "show")
 
@@ -91,7 +92,7 @@ class WordleSettings(DomainSettings):
     players: dict[PlayerName, Annotated[float, Field(ge=0.0)]] = Field(
         default={"novice": 2.0, "casual": 3.0, "steady": 3.0, "expert": 1.0}
     )
-    """Weights of the players of game records (`python -m stages.curation.games wordle`); see `players`."""
+    """Weights of the players of game records (`python -m stages.curation games wordle`); see `players`."""
     instructions: bool = False
     """Put what to do before the letters; for models that were not trained on this domain."""
 

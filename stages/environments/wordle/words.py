@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.environments.base_domain import SHARES
-from stages.environments.protocol import SPLITS, Split
 from stages.environments.wordle.rules import codes
 from stages.environments.wordle.settings import LETTERS, Level, Spelling
+from stages.records.task import SPLITS, Split
 from stages.seeding import key64, stream
 
 ENGLISH = Path(__file__).with_name("english.txt")

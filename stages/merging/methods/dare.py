@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.cards import Card
 from stages.merging.deltas import DeltaMethod, combine
 from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
+from stages.records.card import Card
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stages.cards import Card
 from stages.merging.methods.dare import Dare
+from stages.records.card import Card
 
 
 class DareTies(Dare):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.cards import Card
 from stages.merging.settings import MergeParams, Normalized
+from stages.records.card import Card
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.cards import Card
 from stages.merging.deltas import DeltaMethod
 from stages.merging.settings import MergeParams, Scaled
-from stages.validation import NonNegative, Positive, Section
+from stages.records.card import Card
+from stages.runtime.validation import NonNegative, Positive, Section
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stages.cards import Card
 from stages.merging.layers import layer_index
 from stages.merging.settings import MergeError, MergeParams
-from stages.validation import Section, Share
+from stages.records.card import Card
+from stages.runtime.validation import Section, Share
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.cards import Card
 from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
 from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
-from stages.validation import Section
+from stages.records.card import Card
+from stages.runtime.validation import Section
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.agent.episode import row_succeeded
+from stages.records.episode import row_succeeded
 from stages.reporting.blocks import (
     Block,
     Drawing,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import yaml
 
+from stages.records.sections import params_hash
 from stages.reporting.blocks import Code, Section, Table
 from stages.reporting.inputs import Inputs
-from stages.sections import params_hash
 
 INTRO = (
     "The same parameters on the same kind of machine give the same bytes. The hashes name what was compared: two runs with the "

@@ -1,0 +1,139 @@
+"""claim: run the experiments of reports/claims/<slug>.yaml and judge their claims.
+
+reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, written anew after every run. `python -m stages.claims
+lite_ppo` runs one, without a name all are run. A run that is already in the file, or in another experiment's, with the same
+parameters, is not run again; delete the file to run an experiment anew. `--check` only reads the experiments and says what they
+would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from stages.claims.experiment import (
+    FOLDER,
+    Experiment,
+    check_environments,
+    check_experiment,
+    common_values,
+    load_experiment,
+    slugs,
+)
+from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
+from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.runtime.command import command
+from stages.runtime.parent import die_with_parent
+from stages.runtime.validation import ParamsError, parse_yaml
+
+JOBS = "BELLWETHER_JOBS"
+"""Environment variable: runs at a time."""
+Play = Callable[[Run], dict[str, Any]]
+
+
+def default_jobs(device: str) -> int:
+    """One run per core, each on one thread, which is faster than one run on all; one run on an accelerator."""
+    return int(os.environ.get(JOBS, 0)) or (os.cpu_count() or 1 if device == "cpu" else 1)
+
+
+def outcomes(runs: list[Run], play: Play, jobs: int) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
+    """Each run with its outcome, or with what went wrong, as they finish."""
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(play, run): run for run in runs}
+        for future in as_completed(waiting):
+            error = future.exception()
+            if error is not None and not isinstance(error, (RunFailedError, OSError)):
+                pool.shutdown(cancel_futures=True)
+                raise error
+            yield waiting[future], error if isinstance(error, Exception) else future.result()
+
+
+def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[str, Any], workshop: Workshop, jobs: int) -> int:
+    """Run what is missing of an experiment and judge it; the number of runs that failed."""
+    path = result_path(root, slug)
+    runs, results = planned_runs(experiment, params), Results.load(path)
+    results.keep_only(runs)
+    others = [Results.load(result_path(root, other)) for other in slugs(root) if other != slug]
+    taken = results.take_over(others, runs)
+    if taken:
+        print(f"claim: {slug}: {taken} runs are those of other experiments", flush=True)
+        results.write(path, experiment)
+    missing = results.missing(runs)
+    print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
+
+    def play(run: Run) -> dict[str, Any]:
+        name, metrics = f"{slug}-{run.arm}-{run.seed}-{run.key}", metrics_of(experiment)
+        if experiment.lane == "offline_q":
+            return workshop.learn_offline(name, run.values, metrics)
+        values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
+        if experiment.lane == "labels":
+            return workshop.judge_labels(name, values, common_values(experiment, params), metrics)
+        if experiment.lane == "designs":
+            return workshop.search_designs(name, values, common_values(experiment, params), metrics)
+        trains = experiment.lane == "rl"
+        success = workshop.start_success(values)
+        if trains:
+            results.starts[run.arm] = success  # the same for every seed
+        return workshop.play(name, values, metrics, trains, required_of(experiment, run.arm))
+
+    failed = 0
+    for run, outcome in outcomes(missing, play, jobs):
+        if isinstance(outcome, Exception):
+            failed += 1
+            print(f"claim: {slug}: {run.name} failed: {outcome}", file=sys.stderr, flush=True)
+            continue
+        results.outcomes[run.name] = {**outcome, "key": run.key}
+        results.write(path, experiment)
+        shown = ", ".join(f"{name} {'–' if value is None else f'{value:.4g}'}" for name, value in outcome["metrics"].items())
+        left = len(results.missing(runs))
+        print(f"claim: {slug}: {run.name}: {shown}; {outcome['seconds']:.0f} s, {left} runs left", flush=True)
+    for claim in results.write(path, experiment)["claims"]:
+        difference = (
+            "" if claim["difference"] is None else f" ({claim['difference']:+.4g}, {claim['low']:+.4g} to {claim['high']:+.4g})"
+        )
+        print(f"claim: {slug}: {claim['says']} {claim['verdict'] or 'not finished'}{difference}", flush=True)
+    return failed
+
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
+    parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims; all of them by default")
+    parser.add_argument("--jobs", type=int, help=f"runs at a time (default: {JOBS}, or one per core)")
+    parser.add_argument("--check", action="store_true", help="read the experiments, run nothing")
+    options = parser.parse_args()
+    die_with_parent()
+    root = Path.cwd()
+    try:
+        known = slugs(root)
+        unknown = sorted(set(options.slugs) - set(known))
+        if unknown:
+            raise ParamsError(f"no experiment {', '.join(unknown)} in {FOLDER}; there are {', '.join(known)}")
+        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
+        experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
+        for slug, experiment in experiments.items():
+            source = f"{FOLDER}/{slug}.yaml"
+            check_environments(check_experiment(experiment, params, source), source)
+        device = params["resources"]["device"]
+        jobs = options.jobs or default_jobs(device)
+        if options.check:
+            for slug, experiment in experiments.items():
+                runs = len(experiment.arms) * len(experiment.seeds)
+                steps = f"{runs * experiment.budget.environment_steps:,} environment steps, " if experiment.budget else ""
+                print(f"claim: {slug}: {runs} runs, {steps}{len(experiment.claims)} claims")
+            return 0
+        workshop = Workshop(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
+        failed = sum(one_experiment(root, slug, one, params, workshop, jobs) for slug, one in experiments.items())
+    except (ParamsError, RunFailedError) as error:
+        print(f"claim: {error}", file=sys.stderr)
+        return 2
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""`python -m stages.curation raw DOMAIN --count N --seed S` writes raw records of a domain to standard output, one JSON object a
+line. `games` in place of `raw` writes games of its players on the training tasks that curate takes of data/raw/DOMAIN.jsonl."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from stages.curation.games import make_games
+from stages.curation.raw import read_raw, record_line
+from stages.curation.selection import order_by_mix
+from stages.curation.settings import Curate
+from stages.environments.protocol import Domain
+from stages.environments.registry import load_domain
+from stages.params import Params, load_params
+from stages.runtime.command import command
+
+
+def configured_domain(name: str, params: Params) -> Domain:
+    """The domain with its settings of params.yaml; with its defaults if params.yaml has no entry for it. Raises ValueError."""
+    return load_domain(name, params.per_domain[name].environment if name in params.per_domain else None)
+
+
+def raw_lines(domain: Domain, count: int, seed: int) -> Iterator[str]:
+    for record in domain.recipes(count, seed):
+        yield record_line(record)
+
+
+def game_lines(domain: Domain, curate: Curate, count: int, seed: int) -> Iterator[str]:
+    records, _ = read_raw(Path("data/raw") / f"{domain.name}.jsonl", "raw", domain)
+    chosen = order_by_mix([record for record in records if record.split == "train"], domain)[: curate.train]
+    with TemporaryDirectory() as folder:
+        tasks = domain.build([record.record for record in chosen], Path(folder), 1)
+        for game in make_games(domain, Path(folder), tasks, count, seed):
+            yield record_line(game)
+
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m stages.curation", description=__doc__)
+    parser.add_argument("kind", choices=("raw", "games"))
+    parser.add_argument("domain")
+    parser.add_argument("--count", type=int, required=True, help="records or games to make")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.count < 1 or options.seed < 0:
+        parser.error("--count must be at least 1 and --seed at least 0")
+    try:
+        params = load_params()
+        domain = configured_domain(options.domain, params)
+        if options.kind == "raw":
+            lines = raw_lines(domain, options.count, options.seed)
+        else:
+            lines = game_lines(domain, params.section("curate", domain.name), options.count, options.seed)
+        for line in lines:
+            sys.stdout.write(line + "\n")
+    except (ValueError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Section `curate` of params.yaml."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from stages.runtime.validation import Count, Section, Share, watched
+
+
+class Curate(Section):
+    train: Count = 192
+    valid: Count = 24
+    test: Annotated[int, Field(ge=2)] = 200
+    expert_demonstrations: Annotated[int, Field(ge=0)] = 1
+    """Per training task."""
+    noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
+    noise: Share = 0.25
+    """Chance that a noisy demonstration's action is a random admissible one."""
+    near_duplicate: Share = 0.97
+    """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
+    imports: list[str] = []
+    """Conversations and preference pairs from elsewhere: files below data/raw, which is what DVC watches for curate."""
+
+    @field_validator("imports")
+    @classmethod
+    def _watched(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if not watched(name) or PurePosixPath(name).suffix not in (".jsonl", ".parquet"):
+                raise ValueError(f"names {name}; imports are .jsonl or .parquet files below data/raw, where DVC sees them change")
+        if len(set(value)) != len(value):
+            raise ValueError(f"lists a file twice: {value}")
+        return value

@@ -1,0 +1,314 @@
+"""The forward pass that the torch engine decodes with: the layers of Llama and its relatives, written out for one purpose.
+
+A small model spends most of its time between the matrix products. transformers' modules serve training, masks of many kinds and
+any cache; here the projections of queries, keys and values are one product, rotary embedding is one complex product in place,
+keys and values are stored together, and residuals are added by the products themselves. The numbers are those of the Hugging
+Face model up to rounding, which tests compare; architectures that are not known here run through the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stages.engine.cache import ATTENTION, SlotCache, View, attend, reading
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose layers are RMS norm, rotary attention and a gated SiLU, in that order, and nothing else."""
+STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embedding whose angles depend on the position alone."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a pass that attend together: n rows with at most Q new tokens each."""
+
+    rows: Tensor | slice
+    """Rows of the cache, [n] or a slice (which spares a copy)."""
+    views: tuple[View, ...]
+    """What they read in layers of each kind (`SlotCache.kinds`)."""
+    start: int
+    stop: int
+    """The rows' tokens, among the pass's [T]."""
+    place: Tensor | None = None
+    """[stop - start] index of each token in the flattened [n, Q]. None: one token per row, in order."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, Q)."""
+        mask = self.views[0].mask
+        return mask.shape[0], mask.shape[2]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """T new tokens of some rows. They go through the layers without padding; attention alone sees rows."""
+
+    ids: Tensor
+    """[T] token ids."""
+    targets: Tensor
+    """[T] rows of the cache that their keys and values go to."""
+    positions: Tensor
+    """[T] positions in these rows."""
+    parts: list[Part]
+    """Tokens after the last part's are padding."""
+    ends: Tensor | None = None
+    """[n] which tokens' hidden states are wanted: one for each row of each part, then padding. The last layer computes these
+    alone. None: all."""
+
+
+class Forward(Protocol):
+    """The model's layers over a `SlotCache`."""
+
+    def __call__(self, batch: Pass) -> Tensor:
+        """Hidden states [n, D], after the final norm, of the tokens wanted."""
+        ...
+
+    def refresh(self) -> None:
+        """Take over the model's weights, which may have changed."""
+        ...
+
+
+class StockForward:
+    """The Hugging Face model's own layers, with attention that reads the slot cache in place."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+
+    def refresh(self) -> None:
+        return None
+
+    def __call__(self, batch: Pass) -> Tensor:
+        config = self.model.config
+        trained_with = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            with reading(self.cache), own_attention(self.model, self.cache):
+                hidden = torch.cat([self._part(batch, part) for part in batch.parts])
+        finally:
+            config._attn_implementation = trained_with
+        return hidden if batch.ends is None else hidden[batch.ends]
+
+    def _part(self, batch: Pass, part: Part) -> Tensor:
+        """Hidden states of a part's tokens; the model itself wants them padded."""
+        (rows, queries), own = part.shape, slice(part.start, part.stop)
+        place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
+        ids, positions = (
+            batch.ids.new_zeros(rows * queries).index_copy(0, place, of[own]) for of in (batch.ids, batch.positions)
+        )
+        self.cache.aim(batch.targets[own], batch.positions[own])
+        self.cache.look(part.rows, part.views, place)
+        output = self.model.base_model(
+            input_ids=ids.view(rows, queries),
+            attention_mask=part.views[0].mask,  # the layers' attention has masks of its own; this one spares building another
+            position_ids=positions.view(rows, queries),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state.flatten(0, 1)[place]
+
+
+@contextmanager
+def own_attention(model: Any, cache: SlotCache) -> Iterator[None]:
+    """Within, layers that compute attention themselves, over a square mask of their own, attend as the cache's masks say."""
+    modules = [block.attn.attention for block in model.base_model.h] if model.config.model_type == "gpt_neo" else []
+
+    def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[Tensor, None]:
+        return attend(query.float(), key.float(), value.float(), cache.mask(layer)).to(value.dtype), None
+
+    for module in modules:
+        module._attn = partial(attention, module.layer_id)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module._attn
+
+
+def serves(model: Any) -> bool:
+    """Whether `LeanForward` computes what `model` does: a known family, plain linear layers, rotary angles over whole heads."""
+    config, decoder = model.config, model.base_model
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+        return False
+    rotary = getattr(decoder, "rotary_emb", None)
+    if rotary is None or getattr(rotary, "rope_type", "default") not in STATIC_ROTARY:
+        return False
+    if 2 * rotary.inv_freq.numel() != _head_dim(config):
+        return False
+    linear = [
+        *(getattr(layer.self_attn, f"{name}_proj") for layer in decoder.layers for name in "qkvo"),
+        *(getattr(layer.mlp, f"{name}_proj") for layer in decoder.layers for name in ("gate", "up", "down")),
+    ]
+    return all(type(module) is nn.Linear for module in linear) and not hooked(decoder)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether something happens around the forward passes of the module or its parts, as under FSDP."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class LeanForward:
+    """See the module. Holds a copy of the query, key and value projections in which the two halves of each head's queries and
+    keys are interleaved, as a complex product wants them, and the queries carry attention's scale; scores stay the same."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+        config = model.config
+        self.head_dim, self.heads = _head_dim(config), config.num_attention_heads
+        self.rotated = self.heads + cache.kv_heads
+        half = self.head_dim // 2
+        self._order = torch.stack([torch.arange(half), torch.arange(half) + half], -1).flatten()
+        positions = torch.arange(cache.capacity, device=cache.data.device)
+        # In float32 whatever the model computes in.
+        reference = torch.zeros((), dtype=torch.float32, device=cache.data.device)
+        cos, sin = model.base_model.rotary_emb(reference, positions[None])
+        self._angles = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        self._projections: list[tuple[Tensor, Tensor | None]] = []
+        self._head_norms: list[Tensor | None] = []
+        self.refresh()
+
+    # ---- weights ------------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        with torch.no_grad():
+            for index, layer in enumerate(self.model.base_model.layers):
+                found = self._joined(layer.self_attn)
+                if index == len(self._projections):
+                    self._projections.append(found)
+                    self._head_norms.append(self._joined_norms(layer.self_attn))
+                    continue
+                # In place, since recorded passes (see graphs) know the tensors by their addresses.
+                kept = (*self._projections[index], self._head_norms[index])
+                for old, new in zip(kept, (*found, self._joined_norms(layer.self_attn)), strict=True):
+                    if old is not None and new is not None:
+                        old.copy_(new)
+
+    def _interleave(self, rows: Tensor) -> Tensor:
+        """rows [heads * head_dim, ...] with the halves of each head interleaved."""
+        return rows.unflatten(0, (-1, self.head_dim))[:, self._order.to(rows.device)].flatten(0, 1)
+
+    def _joined(self, attention: Any) -> tuple[Tensor, Tensor | None]:
+        """Weight [(heads + 2 kv_heads) * head_dim, D] and bias of queries, keys and values."""
+        # A norm over each head would take the scale out again; it is in the norm's weights then.
+        scale = 1.0 if hasattr(attention, "q_norm") else attention.scaling
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        weight = torch.cat([self._interleave(q.weight) * scale, self._interleave(k.weight), v.weight])
+        if q.bias is None:
+            return weight, None
+        return weight, torch.cat([self._interleave(q.bias) * scale, self._interleave(k.bias), v.bias])
+
+    def _joined_norms(self, attention: Any) -> Tensor | None:
+        """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, where the family has them."""
+        if not hasattr(attention, "q_norm"):
+            return None
+        q, k = self._interleave(attention.q_norm.weight), self._interleave(attention.k_norm.weight)
+        return torch.cat([(q * attention.scaling).expand(self.heads, -1), k.expand(self.cache.kv_heads, -1)])
+
+    # ---- the pass -----------------------------------------------------------------------------------------------------------
+
+    def __call__(self, batch: Pass) -> Tensor:
+        decoder = self.model.base_model
+        self.cache.aim(batch.targets, batch.positions)
+        angles = self._angles[batch.positions, None]
+        hidden = decoder.embed_tokens(batch.ids)
+        last = len(decoder.layers) - 1
+        for index, layer in enumerate(decoder.layers):
+            normed = _norm(hidden, layer.input_layernorm)
+            if index == last and batch.ends is not None:
+                mixed, hidden = self._attention_of_ends(index, layer.self_attn, normed, angles, batch), hidden[batch.ends]
+            else:
+                mixed = self._attention(index, layer.self_attn, normed, angles, batch)
+            hidden = _add_linear(hidden, mixed, layer.self_attn.o_proj)
+            normed = _norm(hidden, layer.post_attention_layernorm)
+            gated = functional.silu(layer.mlp.gate_proj(normed), inplace=True).mul_(layer.mlp.up_proj(normed))
+            hidden = _add_linear(hidden, gated, layer.mlp.down_proj)
+        return _norm(hidden, decoder.norm)
+
+    def _heads(self, index: int, attention: Any, normed: Tensor, angles: Tensor, which: slice) -> Tensor:
+        """Heads `which` (queries, then keys, then values) [n, heads, head_dim] for normed hidden states [n, D], rotated."""
+        weight, bias = self._projections[index]
+        rows = slice(which.start * self.head_dim, which.stop * self.head_dim)
+        joined = functional.linear(normed, weight[rows], None if bias is None else bias[rows]).unflatten(-1, (-1, self.head_dim))
+        turning = joined[:, : self.rotated - which.start]
+        weights = self._head_norms[index]
+        if weights is not None:
+            epsilon = attention.q_norm.variance_epsilon
+            turning.copy_(functional.rms_norm(turning, (self.head_dim,), None, epsilon).mul_(weights[which.start : which.stop]))
+        _rotate(turning, angles)
+        return joined
+
+    def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+        """What the heads read, [T, heads * head_dim], for normed hidden states [T, D]."""
+        joined = self._heads(index, attention, normed, angles, slice(0, self.rotated + self.cache.kv_heads))
+        self.cache.store(joined[:, self.heads :], index)
+        read = [self._read(index, joined[part.start : part.stop, : self.heads], part) for part in batch.parts]
+        return _filled(read, len(joined))
+
+    def _attention_of_ends(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
+        """What the heads read for the wanted tokens, [n, heads * head_dim]: one per row of each part, in the rows' order."""
+        ends = batch.ends
+        assert ends is not None
+        joined = self._heads(index, attention, normed, angles, slice(self.heads, self.rotated + self.cache.kv_heads))
+        self.cache.store(joined, index)
+        queries = self._heads(index, attention, normed[ends], angles[ends], slice(0, self.heads))
+        read, start = [], 0
+        for part in batch.parts:
+            assert part.place is not None
+            view = part.views[self.cache.kind_of[index]]
+            count = view.mask.shape[0]
+            own = slice(start, start + count)
+            place = part.place[ends[own] - part.start]
+            mask = view.mask.flatten(0, 2)[place].view(count, 1, 1, -1)
+            keys, values = self.cache.read(part.rows, view, index)
+            read.append(attend(queries[own, :, None], keys, values, mask).reshape(count, -1))
+            start += count
+        return _filled(read, len(ends))
+
+    def _read(self, index: int, queries: Tensor, part: Part) -> Tensor:
+        """What the heads read for a part's queries [t, heads, head_dim]: [t, heads * head_dim]."""
+        view = part.views[self.cache.kind_of[index]]
+        rows, width = part.shape
+        keys, values = self.cache.read(part.rows, view, index)
+        if part.place is not None:
+            queries = queries.new_zeros(rows * width, *queries.shape[1:]).index_copy_(0, part.place, queries)
+        queries = queries.view(rows, width, self.heads, self.head_dim).transpose(1, 2)
+        read = attend(queries, keys, values, view.mask).transpose(1, 2).reshape(rows * width, -1)
+        return read if part.place is None else read[part.place]
+
+
+def _filled(parts: list[Tensor], count: int) -> Tensor:
+    """The parts behind one another, filled with zeros to `count` rows."""
+    missing = count - sum(len(part) for part in parts)
+    if missing:
+        parts = [*parts, parts[0].new_zeros(missing, parts[0].shape[1])]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _norm(hidden: Tensor, module: Any) -> Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear) -> Tensor:
+    """residual + module(states)."""
+    product = torch.addmm(residual, states, module.weight.t())
+    return product if module.bias is None else product.add_(module.bias)
+
+
+def _rotate(heads: Tensor, angles: Tensor) -> None:
+    """Turn neighbouring pairs of heads [n, heads, head_dim] by angles [n, 1, head_dim / 2] (unit complex numbers), in place."""
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(angles)
+    else:
+        turned = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2))) * angles
+        heads.copy_(torch.view_as_real(turned).flatten(-2))

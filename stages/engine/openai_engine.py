@@ -1,0 +1,207 @@
+"""Generation by an OpenAI-compatible server, through its completions endpoint (`POST /v1/completions`).
+
+An episode is tokens and the log-probabilities they were drawn with, so the server has to return both; where it does not, it is
+refused with a message that says so. With `text`, a server that returns text alone will do where nothing but the action counts
+(evaluate): its text is encoded here, and log-probabilities are NaN.
+
+Random numbers: the server draws them. Each request carries a seed of its own, made from the turn's key, so what is left of
+reproducibility is the server's: vLLM draws a request's tokens from a generator seeded by it, and repeats them as far as its
+kernels repeat their sums in differently filled batches; `transformers serve` seeds its whole process, and repeats a run only
+when requests come one at a time (`resources.engine.requests: 1`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from stages.engine.engine import EngineError, Pause
+from stages.engine.token_sessions import Answer, Asked
+
+TIMEOUT_S = 600.0
+PAUSE_S = 0.1
+"""Between two looks at `Pause` while requests are under way."""
+RETRIES = 4
+"""Of a request that met no server, an overloaded one (429) or a broken one (5xx), with growing pauses between them."""
+TOKEN_ID = "token_id:"
+"""How some servers write token ids where OpenAI's API has the tokens' text."""
+
+
+def seed_of(key: int) -> int:
+    """A request's seed: 31 bits of the turn's key, which every server takes."""
+    return key % 2**31
+
+
+def request_fields(asked: Asked, dialect: str, end_of_turn: int, pad: int) -> dict[str, Any]:
+    """What a request says beside model and prompt; fields that OpenAI's API lacks are in `extra_body`.
+
+    Raises EngineError for a sampling setting that the dialect cannot express.
+    """
+    sampling = asked.sampling
+    fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "top_p": sampling.top_p, "seed": seed_of(asked.key)}
+    if dialect == "transformers":
+        # Its own sampling switch is off unless a whole generation_config turns it on, and it refuses fields it does not know.
+        extra: dict[str, Any] = {
+            "do_sample": sampling.temperature > 0,
+            "top_k": sampling.top_k,
+            "max_new_tokens": sampling.max_tokens,
+            "eos_token_id": end_of_turn,
+            "pad_token_id": pad,
+        }
+        if sampling.temperature > 0:
+            fields["temperature"] = sampling.temperature
+        return {**fields, "logprobs": 1, "extra_body": {"generation_config": json.dumps(extra, sort_keys=True)}}
+    fields |= {"temperature": sampling.temperature, "logprobs": 1}
+    if dialect == "vllm":
+        fields["extra_body"] = {
+            "top_k": sampling.top_k,
+            "stop_token_ids": [end_of_turn],
+            "ignore_eos": True,  # of several end tokens, the policy's turns end with one
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+    elif sampling.top_k:
+        raise EngineError(
+            f"top_k is {sampling.top_k}, which OpenAI's API does not have; set it to 0 in the stage's `sampling`, or "
+            "resources.engine.dialect to vllm if the server speaks that"
+        )
+    return fields
+
+
+def token_answer(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Token ids and log-probabilities of a completion's choice. Raises EngineError if the server gave none.
+
+    Ids are taken from `token_ids` (vLLM, SGLang), from tokens written `token_id:N`, or from `logprobs.content[].id` (llama.cpp).
+    """
+    logprobs = choice.logprobs
+    if logprobs is None:
+        raise EngineError("the server gave no log-probabilities")
+    content = getattr(logprobs, "content", None)
+    ids: list[Any] | None
+    values: list[Any]
+    if content:
+        entries = [entry if isinstance(entry, dict) else entry.__dict__ for entry in content]
+        ids, values = [entry.get("id") for entry in entries], [entry.get("logprob") for entry in entries]
+    else:
+        values = list(logprobs.token_logprobs or ())
+        ids = getattr(choice, "token_ids", None)
+        tokens = logprobs.tokens or ()
+        if ids is None and tokens and all(token.startswith(TOKEN_ID) for token in tokens):
+            ids = [int(token.removeprefix(TOKEN_ID)) for token in tokens]
+    if ids is None or any(token is None for token in ids):
+        raise EngineError("the server gave tokens as text, without their ids")
+    if len(ids) != len(values) or any(value is None for value in values):
+        raise EngineError(f"the server gave {len(ids)} token ids and {len(values)} log-probabilities")
+    return tuple(int(token) for token in ids), tuple(float(value) for value in values)
+
+
+class OpenAIBackend:
+    """See `stages.engine.token_sessions.Backend`.
+
+    client: an `openai.OpenAI`; model: the name it is served under; dialect: "openai", "vllm" or "transformers", what the server
+    understands beyond OpenAI's fields; text: take text where there are no token ids; requests: in flight at once.
+    """
+
+    def __init__(
+        self, client: Any, model: str, tokenizer: Any, end_of_turn: int, *, dialect: str, text: bool, requests: int
+    ) -> None:
+        self.client, self.model, self.tokenizer, self.end_of_turn = client, model, tokenizer, end_of_turn
+        self.dialect, self.text = dialect, text
+        self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
+        self._running: dict[int, Future[Answer]] = {}
+        """Requests under way, by session."""
+        self._added = list(tokenizer("")["input_ids"])
+        self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+
+    def start(self, asked: Asked) -> None:
+        self._running[asked.session] = self._workers.submit(self._complete, asked)
+
+    def wait(self, pause: Pause | None = None) -> list[Answer]:
+        done: set[Future[Answer]] = set()
+        while self._running and not done and not (pause and pause()):
+            done, _ = wait(self._running.values(), PAUSE_S if pause else None, FIRST_COMPLETED)
+        answers = [future.result() for future in done]
+        for answer in answers:
+            del self._running[answer.session]
+        return answers
+
+    def cancel(self, sessions: Collection[int]) -> None:
+        """See `Backend.cancel`. What was not sent yet is not sent; a request under way goes on at the server, its reply is
+        dropped."""
+        for future in (self._running.pop(session, None) for session in sessions):
+            if future is not None:
+                future.cancel()
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self.client.close()
+
+    def _complete(self, asked: Asked) -> Answer:
+        import openai
+
+        fields = request_fields(asked, self.dialect, self.end_of_turn, self._pad)
+        try:
+            reply = self.client.completions.create(model=self.model, prompt=self._prompt(asked.token_ids), **fields)
+        except openai.APIConnectionError as error:
+            raise ConnectionError(
+                f"no server answers at resources.engine.base_url {self.client.base_url} ({error}); start one, or set "
+                "resources.engine.kind to torch"
+            ) from error
+        except openai.APIStatusError as error:
+            # What retries did not get past comes from outside and may be gone later; a refusal does not.
+            outside = error.status_code >= 500 or error.status_code == 429
+            raise (ConnectionError if outside else EngineError)(
+                f"the server at {self.client.base_url} refused a completion by model {self.model!r} with status "
+                f"{error.status_code}: {error.message}. Check that it serves that model (see `curl .../models`), and that "
+                f"resources.engine.dialect ({self.dialect}) is what it speaks"
+            ) from error
+        choice = reply.choices[0]
+        if self.text:
+            return self._text_answer(asked, choice)
+        return self._token_answer(asked, choice)
+
+    def _prompt(self, token_ids: Sequence[int]) -> Any:
+        """Token ids; text for a server that takes nothing else, without what its tokenizer will put before it."""
+        if self.dialect != "transformers":
+            return list(token_ids)
+        start = len(self._added) if list(token_ids[: len(self._added)]) == self._added else 0
+        return self.tokenizer.decode(list(token_ids[start:]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _token_answer(self, asked: Asked, choice: Any) -> Answer:
+        stopped = choice.finish_reason == "stop"
+        try:
+            ids, logprobs = token_answer(choice)
+            if stopped and (not ids or ids[-1] != self.end_of_turn):
+                raise EngineError(f"the server left out the end-of-turn token {self.end_of_turn}, or stopped at another")
+        except EngineError as error:
+            raise EngineError(
+                f"{error} (model {self.model!r} at {self.client.base_url}, dialect {self.dialect}). Episodes are recorded token "
+                "for token with the log-probabilities that they were drawn with: use a server that returns them (vLLM with "
+                "dialect vllm), or kind torch or vllm. For evaluate alone, which needs no more than text, "
+                "resources.engine.text: true takes what there is"
+            ) from error
+        return Answer(asked.session, ids, logprobs, stopped)
+
+    def _text_answer(self, asked: Asked, choice: Any) -> Answer:
+        stopped = choice.finish_reason == "stop"
+        room = asked.sampling.max_tokens - stopped
+        ids = list(self.tokenizer.encode(choice.text, add_special_tokens=False))[:room]
+        ids += [self.end_of_turn] if stopped else []
+        return Answer(asked.session, tuple(ids), (math.nan,) * len(ids), stopped)
+
+
+def make_client(base_url: str) -> Any:
+    """An `openai.OpenAI` for `base_url`; the key is OPENAI_API_KEY's, if the server wants one. Raises EngineError without the
+    package."""
+    try:
+        import openai
+    except ImportError as error:
+        raise EngineError(
+            "resources.engine.kind openai needs the package openai: pip install 'bellwether[openai]', or set kind to torch"
+        ) from error
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    return openai.OpenAI(base_url=base_url, api_key=key, timeout=TIMEOUT_S, max_retries=RETRIES)

@@ -1,0 +1,127 @@
+"""Forward passes as the decoder takes them: which rows attend together, what each of their new tokens sees, where it is stored.
+
+A layer with a window reads the columns of the cache that its tokens can see, and those up to the next multiple of a block. Rows
+far apart are gathered, each from a first column of its own; rows close together are read in one piece, which spares the copy. A
+row begins at a multiple of a block either way, so that on a CPU its sums come out the same, bit for bit, whatever the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.engine.cache import SUM_BLOCK, SlotCache, View
+from stages.engine.decoder import Part, Pass
+from stages.engine.slots import ROWS, Session, round_up
+
+QUERY_STEP = 8
+"""Fed tokens per row are padded to a multiple of this."""
+LENGTH_STEP = 32
+"""Attention reads the cache up to a multiple of this."""
+ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
+"""On a GPU, decoding passes have a multiple of this many rows and read the cache up to a multiple of this."""
+COPY = 2
+"""Reading this many times as many columns in one piece costs about as much as gathering them."""
+
+
+class PassBuilder:
+    """Builds the passes over `cache` for a model that computes in `dtype`."""
+
+    def __init__(self, cache: SlotCache, dtype: torch.dtype) -> None:
+        self.cache, self.device = cache, cache.data.device
+        # A GPU records a pass for each shape (see graphs); there, few shapes are worth more than small ones.
+        self._cpu = self.device.type == "cpu"
+        self.row_step, self._length_step = (ROWS, LENGTH_STEP) if self._cpu else (ROW_STEP_GPU, LENGTH_STEP_GPU)
+        self._block = SUM_BLOCK if self._cpu else 1
+        self._columns = torch.arange(cache.capacity, device=self.device)
+        self._low = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=self.device)
+        self._zero = torch.zeros((), dtype=dtype, device=self.device)
+
+    def to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def decoding(self, ids: np.ndarray, positions: np.ndarray, active: np.ndarray) -> Pass:
+        """One token `ids` [N] at `positions` [N] of each of the first N rows. What rows that are not active compute is stored
+        in the spare row: their own hold sessions, or will."""
+        count = len(ids)
+        rows, at = np.where(active, np.arange(count), self.cache.slots), np.where(active, positions, 0)
+        views = self._views(slice(0, count), at, at + 1, 1, active)
+        return Pass(self.to_device(ids), self.to_device(rows), self.to_device(at), [Part(slice(0, count), views, 0, count)])
+
+    def feeding(self, groups: Sequence[Sequence[Session]], sizes: dict[int, int]) -> tuple[Pass, int]:
+        """`sizes[id]` pending tokens of each session, of which each group attends together; and how many tokens that are."""
+        counts = [np.array([sizes[session.id] for session in group]) for group in groups]
+        starts = np.cumsum([0, *(int(number.sum()) for number in counts)]).tolist()
+        made = [self._part(*arguments) for arguments in zip(groups, counts, starts, strict=False)]
+        ids = [
+            token
+            for group in groups
+            for session in group
+            for token in session.tokens[session.cached : session.cached + sizes[session.id]]
+        ]
+        ends = np.cumsum(np.concatenate(counts)) - 1
+        # Up to a whole group of 4, which the cache's spare row takes.
+        fill = -len(ids) % ROWS
+        batch = Pass(
+            self.to_device(np.array(ids + [0] * fill)),
+            self.to_device(np.concatenate([*(rows for _, rows, _ in made), np.full(fill, self.cache.slots)])),
+            self.to_device(np.concatenate([*(positions for _, _, positions in made), np.zeros(fill, dtype=np.int64)])),
+            [part for part, _, _ in made],
+            self.to_device(np.concatenate([ends, np.repeat(ends[:1], -len(ends) % ROWS)])),
+        )
+        return batch, len(ids)
+
+    def _part(self, group: Sequence[Session], counts: np.ndarray, start: int) -> tuple[Part, np.ndarray, np.ndarray]:
+        """Sessions that attend together, with `counts` [n] new tokens each; also the tokens' rows and positions. The tokens come
+        from place `start` on in the pass."""
+        slots = np.array([session.slot for session in group])
+        first = np.array([session.cached for session in group])
+        width = round_up(int(counts.max()), QUERY_STEP)
+        row = np.repeat(np.arange(len(group)), counts)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        together = bool((np.diff(slots) == 1).all())
+        rows = slice(int(slots[0]), int(slots[-1]) + 1) if together else self.to_device(slots)
+        views = self._views(rows, first, first + counts, width, np.ones(len(group), dtype=bool))
+        part = Part(rows, views, start, start + len(row), self.to_device(row * width + column))
+        return part, slots[row], first[row] + column
+
+    def _views(
+        self, rows: Tensor | slice, first: np.ndarray, end: np.ndarray, width: int, active: np.ndarray
+    ) -> tuple[View, ...]:
+        """What rows with new tokens at positions `first` to `end` [n], padded to `width`, read in layers of each kind; only
+        active ones count."""
+        positions = self.to_device(first[:, None] + np.arange(width))
+        length = min(round_up(int(end[active].max()), self._length_step), self.cache.capacity)
+        whole: list[View] = []
+        views = []
+        for window in self.cache.kinds:
+            if window is None or int(end[active].max()) <= window:
+                whole = whole or [View(self._mask(positions, self._columns[:length]))]
+                views.append(whole[0])
+            else:
+                views.append(self._window(rows, window, positions, first, end, active))
+        return tuple(views)
+
+    def _window(
+        self, rows: Tensor | slice, window: int, positions: Tensor, first: np.ndarray, end: np.ndarray, active: np.ndarray
+    ) -> View:
+        """What rows read where a token attends to `window` positions, its own included."""
+        starts = np.where(active, np.maximum(first - window + 1, 0) // self._block * self._block, 0)
+        own = round_up(int((end - starts)[active].max()), self._length_step)
+        start = int(starts[active].min())
+        length = min(round_up(int(end[active].max()), self._length_step), self.cache.capacity) - start
+        if self._cpu and length <= (COPY * own if isinstance(rows, slice) else own):
+            return View(self._mask(positions, self._columns[start : start + length], window), start)
+        begins = self.to_device(starts)
+        columns = begins[:, None, None, None] + torch.arange(own, device=self.device)
+        return View(self._mask(positions, columns, window), 0, self.cache.places(rows, begins, own))
+
+    def _mask(self, positions: Tensor, columns: Tensor, window: int | None = None) -> Tensor:
+        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: of the columns ([length], or a set for each row) each
+        sees those up to its own, the last `window` of them."""
+        at = positions[:, None, :, None]
+        hidden = columns > at if window is None else (columns > at) | (columns <= at - window)
+        return torch.where(hidden, self._low, self._zero)

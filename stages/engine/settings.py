@@ -1,0 +1,17 @@
+"""Settings that several sections of params.yaml have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stages.runtime.validation import Section
+
+
+class SamplingParams(Section):
+    temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1, le=32768)] = 24
+    """Tokens per turn."""

@@ -1,0 +1,178 @@
+"""Which session holds which row of the key/value cache, and the state of each row's running turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from stages.engine.cache import SlotCache
+from stages.engine.engine import Sampling
+
+ROWS = 4
+"""Forward passes have a multiple of this many rows."""
+
+
+def round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A session's tokens and the part of its cache that was computed: [layers, 2, kv_heads, cached, head_dim], or None."""
+
+    token_ids: tuple[int, ...]
+    cache: Tensor | None
+    state: Tensor | None = None
+    """The hidden state after the last token, where the session was read: its next turn then needs no pass to begin with."""
+
+    @property
+    def cached(self) -> int:
+        return 0 if self.cache is None else int(self.cache.shape[3])
+
+
+class Session:
+    """`tokens`: all of them; the first `cached` are in the cache: in row `slot`, or if that is -1, in `prefix`.
+
+    `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the
+    hidden state [D] after the last token, where the session was read and has not grown since.
+    """
+
+    __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")
+
+    def __init__(self, number: int, tokens: list[int], prefix: Tensor | None, cached: int) -> None:
+        self.id, self.tokens, self.prefix, self.cached = number, tokens, prefix, cached
+        self.slot = -1
+        self.idle_since = 0
+        self.key = 0
+        self.sampling: Sampling | None = None
+        self.room_ends = False
+        self.state: Tensor | None = None
+
+
+def pending(session: Session) -> list[int]:
+    """Tokens of the session that have not been fed."""
+    return session.tokens[session.cached :]
+
+
+class SlotTable:
+    """Rows of the cache: slots rounded up to whole groups of 4, of which sessions get the first `slots`.
+
+    Per row: `active` (decoding now), `position` (where the next fed token goes), `last` (token to feed next), `count` (tokens
+    drawn in this turn), `limit` (most it may draw), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows,
+    max_length]: the turn so far.
+    """
+
+    def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
+        self.cache, self.slots = cache, slots
+        rows = cache.slots
+        self.active = np.zeros(rows, dtype=bool)
+        self.position = np.zeros(rows, dtype=np.int64)
+        self.last = np.zeros(rows, dtype=np.int64)
+        self.count = np.zeros(rows, dtype=np.int64)
+        self.limit = np.ones(rows, dtype=np.int64)
+        self.key = np.zeros(rows, dtype=np.uint64)
+        self.temperature = np.ones(rows)
+        self.top_p = np.ones(rows)
+        self.top_k = np.zeros(rows, dtype=np.int64)
+        self.candidates = np.zeros(rows, dtype=np.int64)
+        self.drawn = np.zeros((rows, max_length), dtype=np.int64)
+        self.logprob = np.zeros((rows, max_length), dtype=np.float32)
+        self.entropy = np.zeros((rows, max_length), dtype=np.float32)
+        self.holder: list[Session | None] = [None] * rows
+        self.evictions = 0
+        self._unclean = False
+        self._per_row = [
+            *(self.active, self.position, self.last, self.count, self.limit, self.key),
+            *(self.temperature, self.top_p, self.top_k, self.candidates, self.drawn, self.logprob, self.entropy),
+        ]
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Within, a pass may fail, and may leave numbers in the cache that are no numbers: after that, rows are emptied before
+        they are used by others. Masked positions get weight 0, and 0 times NaN would still be NaN."""
+        try:
+            yield
+        except BaseException:
+            self._unclean = True
+            raise
+
+    @property
+    def vacant(self) -> int:
+        return self.holder[: self.slots].count(None)
+
+    def begin(self, session: Session, room: int) -> None:
+        """Set up a turn of a session that holds a slot and has room for `room` more tokens."""
+        sampling, slot = session.sampling, session.slot
+        assert sampling is not None
+        session.room_ends = room <= sampling.max_tokens
+        self.limit[slot] = min(room, sampling.max_tokens)
+        self.count[slot] = 0
+        self.key[slot] = session.key
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.top_k[slot] = sampling.top_k
+        self.candidates[slot] = sampling.candidates
+
+    def vacate(self, session: Session) -> None:
+        """Take the session's slot away; what it has in the cache is lost."""
+        self.active[session.slot] = False
+        self.position[session.slot] = 0
+        self.holder[session.slot] = None
+        session.slot = -1
+
+    def place(self, session: Session) -> bool:
+        """Give the session a slot: a free one, or that of the session idle for longest, whose cache moves to host memory.
+        False if every slot is in use."""
+        if session.slot >= 0:
+            return True
+        free = next((slot for slot in range(self.slots) if self.holder[slot] is None), -1)
+        if free < 0:
+            idle = [holder for holder in self.holder if holder is not None and holder.sampling is None]
+            if not idle:
+                return False
+            evicted = min(idle, key=lambda holder: (holder.idle_since, holder.id))
+            free = evicted.slot
+            evicted.prefix = self.cache.copy_out(free, evicted.cached).cpu() if evicted.cached else None
+            self.vacate(evicted)
+            self.evictions += 1
+        if self._unclean:
+            self.cache.clear(free)
+        if session.prefix is not None:
+            self.cache.copy_in(free, session.prefix)
+            session.prefix = None
+        session.slot = free
+        self.holder[free] = session
+        self.position[free] = session.cached
+        return True
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange two rows of the cache with all their state."""
+        sessions = self.holder[first], self.holder[second]
+        kept = self.cache.copy_out(second, int(self.position[second])) if sessions[1] is not None else None
+        if self._unclean:
+            self.cache.clear(second)
+        self.cache.move(first, second, int(self.position[first]))
+        if self._unclean:
+            self.cache.clear(first)
+        if kept is not None:
+            self.cache.copy_in(first, kept)
+        for values in self._per_row:
+            values[[first, second]] = values[[second, first]]
+        self.holder[second], self.holder[first] = sessions
+        for slot, session in zip((second, first), sessions, strict=True):
+            if session is not None:
+                session.slot = slot
+
+    def compact(self) -> None:
+        """Move active rows from the end into holes at the front, where that makes the batch clearly smaller."""
+        slots = np.flatnonzero(self.active)
+        width = round_up(len(slots), ROWS)
+        if not len(slots) or round_up(int(slots[-1]) + 1, ROWS) <= width + max(ROWS, width // 4):
+            return
+        holes = [slot for slot in range(min(width, self.slots)) if not self.active[slot]]
+        for source, target in zip([int(slot) for slot in slots if slot >= width], holes, strict=False):
+            self.swap(source, target)

@@ -1,0 +1,382 @@
+"""The default generation engine: continuous batching over slots with PyTorch and the Hugging Face model itself.
+
+A session that was asked for a turn holds a slot (one row of the key/value cache). Its new tokens are fed in padded groups, then
+all active rows decode together, one token per forward pass; rows that finish leave, waiting sessions enter. A session keeps its
+slot between turns, so that only its new observation is fed, until another needs the slot: then the cache of the longest-idle
+session moves out (to be copied back at its next turn).
+
+What a session samples does not depend on its neighbours, bit for bit on a CPU: random numbers are counter-based, every pass has
+a multiple of 4 rows (below that the matrix kernels sum in another order), and what a session feeds goes through the same kind
+of pass whoever else is there. On a GPU the kernels give no such promise, and a mixture of experts multiplies what its neighbours
+send to an expert together with its own; there it holds up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages import seeding
+from stages.engine.architectures import unserved, windows
+from stages.engine.cache import SlotCache
+from stages.engine.decoder import Pass
+from stages.engine.engine import Pause, Sampling, Turn
+from stages.engine.engine_check import check_against_model
+from stages.engine.graphs import make_forward
+from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
+from stages.engine.sampling import candidate_entropy, draw
+from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
+
+CHUNK = 256
+"""Most tokens fed per row in one pass."""
+PASS_TOKENS = 4096
+"""Most tokens fed in one pass, each row's rounded up."""
+COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
+READING = Sampling()
+"""Stands for a turn in sessions that are read."""
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Tokens [N], their log-probabilities [N] and, where a row wants them, entropies [N]."""
+WIDER = 1.5
+"""Rows attend together while the one with most new tokens has at most about this many times those of the others."""
+
+
+class TorchEngine:
+    """`stages.engine.engine.Engine` over a Hugging Face causal LM.
+
+    model: put in evaluation mode by the engine; end_of_turn: tokens that end a turn; slots: sessions that decode at once;
+    max_length: longest session in tokens; batch_share: `advance` returns when this share of the running turns is finished, which
+    saves passes for feeding (the answers are the same). Raises ValueError for an architecture that it can't serve, be it known
+    from the configuration or found by comparison with the model's own forward pass.
+
+    A call that raises leaves the sessions as they were: turns asked for are still asked for, and those that were finished are
+    returned by the next `advance`. So the caller can try again, or close the sessions that it gives up.
+    """
+
+    def __init__(
+        self, model: Any, end_of_turn: Iterable[int], slots: int = 64, max_length: int = 640, batch_share: float = 0.25
+    ) -> None:
+        config = model.config
+        if reason := unserved(config, max_length):
+            raise ValueError(reason)
+        self.model, self.slots, self.max_length = model, slots, max_length
+        self.batch_share = batch_share
+        self.device = model.device
+        self._head = model.get_output_embeddings()
+        self._stop = np.array(sorted(set(end_of_turn)), dtype=np.int64)
+        rows = round_up(slots, ROWS)
+        heads = config.num_attention_heads
+        self.cache = SlotCache(
+            config.num_hidden_layers,
+            rows,
+            getattr(config, "num_key_value_heads", None) or heads,
+            round_up(max_length, LENGTH_STEP),
+            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            model.dtype,
+            self.device,
+            windows(config),
+        )
+        self._layers = make_forward(model, self.cache)
+        self._passes = PassBuilder(self.cache, model.dtype)
+        self.table = SlotTable(self.cache, slots, max_length)
+        self._sessions: dict[int, Session] = {}
+        self._queue: list[Session] = []
+        self._finished: list[Turn] = []
+        """Turns that no call has returned yet."""
+        self._next_id = 0
+        self._clock = 0
+        self._counters = dict.fromkeys(COUNTERS, 0)
+        check_against_model(self)
+        self._counters = dict.fromkeys(COUNTERS, 0)
+
+    # ---- the protocol -------------------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {**self._counters, "evictions": self.table.evictions}
+
+    def open(self, token_ids: Sequence[int], prefix: Prefix | None = None) -> int:
+        """A new session; see `Engine.open`. Raises ValueError if it would be empty or longer than max_length."""
+        tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
+        if not tokens or len(tokens) > self.max_length:
+            raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        if not self._sessions:
+            self._layers.refresh()
+        session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
+        if prefix and not token_ids:
+            session.state = prefix.state
+        self._next_id += 1
+        self._sessions[session.id] = session
+        self._counters["forked_tokens"] += session.cached
+        return session.id
+
+    def extend(self, session: int, token_ids: Sequence[int]) -> None:
+        """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
+        state = self._idle(session)
+        if len(state.tokens) + len(token_ids) > self.max_length:
+            raise ValueError(
+                f"session {session} has {len(state.tokens)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
+            )
+        state.tokens.extend(token_ids)
+        if token_ids:
+            state.state = None
+
+    def request(self, session: int, key: int, sampling: Sampling) -> None:
+        state = self._idle(session)
+        state.key, state.sampling = key, sampling
+        self._queue.append(state)
+
+    def room(self, session: int) -> int:
+        """Tokens that still fit into the session."""
+        return self.max_length - len(self._sessions[session].tokens)
+
+    def advance(self, pause: Pause | None = None) -> list[Turn]:
+        self._clock += 1
+        if self.model.training:
+            self.model.eval()
+        with torch.inference_mode(), self.table.guarded():
+            self._start()
+            running = len(self._finished) + int(self.table.active.sum())
+            wanted = max(1, math.ceil(running * self.batch_share))
+            while len(self._finished) < wanted and self.table.active.any() and not (pause and pause()):
+                self._step()
+        turns, self._finished = self._finished, []
+        return sorted(turns, key=lambda turn: turn.session)
+
+    def snapshot(self, session: int, length: int | None = None) -> Prefix:
+        """See `Engine.snapshot`. Runs no pass: tokens not fed yet are in the copy as tokens."""
+        state = self._idle(session)
+        if length is not None and not 0 < length <= len(state.tokens):
+            raise ValueError(f"session {session} has {len(state.tokens)} tokens; a copy of its first {length} is not to be had")
+        cached = state.cached
+        if length is not None and length < len(state.tokens):
+            cached = min(cached, length - 1)  # the last token is fed again, since the next draw needs what comes out of it
+        if not cached:
+            return Prefix(tuple(state.tokens[:length]), None)
+        held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
+        return Prefix(tuple(state.tokens[:length]), held, state.state if cached == len(state.tokens) else None)
+
+    def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
+        """What the model makes of idle sessions: the hidden state after each one's last token, [D] float32 each.
+
+        Tokens not fed yet are fed in as few passes as slots allow. A turn asked for next, or from a `snapshot`, is drawn from the
+        same pass. Sessions that were read without a token since are not fed again.
+        """
+        waiting = [self._idle(session) for session in sessions]
+        with torch.inference_mode(), self.table.guarded():
+            if self.model.training:
+                self.model.eval()
+            while waiting := [session for session in waiting if session.state is None]:
+                self._read(waiting)
+        states = [self._sessions[session].state for session in sessions]
+        return [state.float().cpu().numpy() for state in states if state is not None]
+
+    def _read(self, sessions: list[Session]) -> None:
+        """Read those of the sessions that get a slot together."""
+        placed: list[Session] = []
+        try:
+            for session in sessions:
+                if not self.table.place(session):
+                    break
+                session.sampling = READING  # so that the others do not take its slot
+                placed.append(session)
+        finally:
+            for session in placed:
+                session.sampling = None
+        if not placed:
+            raise RuntimeError("no slot is free to read with: all of them are in the middle of a turn; advance() first")
+        for session in placed:
+            self._leave_last(session)
+        for number, state in self._feed(placed, keep=0).items():
+            self._sessions[number].state = state
+
+    def _leave_last(self, session: Session) -> None:
+        """Let the last token of a session that holds a slot be fed again, if it was: for what comes out of it."""
+        if session.cached == len(session.tokens):
+            session.cached -= 1
+            self.table.position[session.slot] = session.cached
+
+    def fork(self, session: int, count: int) -> list[int]:
+        """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
+        such tokens, in one go: so open all prompts, then fork each."""
+        if len(pending(self._idle(session))) > 1:
+            self._fill(session)
+        prefix = self.snapshot(session)
+        return [self.open((), prefix) for _ in range(count)]
+
+    def close(self, session: int) -> None:
+        state = self._sessions.pop(session)
+        if state in self._queue:
+            self._queue.remove(state)
+        self._finished = [turn for turn in self._finished if turn.session != session]
+        if state.slot >= 0:
+            self.table.vacate(state)
+
+    def reset(self) -> None:
+        """Close every session. Weights may change while none is open; caches and snapshots belong to the old ones."""
+        for session in sorted(self._sessions):
+            self.close(session)
+
+    def _idle(self, session: int) -> Session:
+        state = self._sessions[session]
+        if state.sampling is not None:
+            raise RuntimeError(f"session {session} is in the middle of a turn; wait until advance() returns it")
+        return state
+
+    # ---- forward passes -----------------------------------------------------------------------------------------------------
+
+    def _forward(self, batch: Pass) -> Tensor:
+        """Hidden states [n, D] of the tokens that the pass wants."""
+        self._counters["forward_passes"] += 1
+        return self._layers(batch)
+
+    def _feed_pass(self, groups: list[list[Session]], sizes: dict[int, int]) -> Tensor:
+        """Feed `sizes[id]` pending tokens of each session in one pass; hidden states [n, D] of the last ones, in order."""
+        batch, tokens = self._passes.feeding(groups, sizes)
+        hidden = self._forward(batch)
+        for session in (session for group in groups for session in group):
+            session.cached += sizes[session.id]
+            self.table.position[session.slot] = session.cached
+        self._counters["fed_tokens"] += tokens
+        return hidden
+
+    def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
+        """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
+        after: dict[int, Tensor] = {}
+        left = [session for session in sessions if len(session.tokens) - keep > session.cached]
+        while left:
+            sizes = {session.id: min(len(session.tokens) - keep - session.cached, CHUNK) for session in left}
+            left.sort(key=lambda session: (-sizes[session.id], session.id))
+            chosen: list[Session] = []
+            tokens = 0
+            for session in left:
+                tokens += round_up(sizes[session.id], QUERY_STEP)
+                if chosen and tokens > PASS_TOKENS:
+                    break
+                chosen.append(session)
+            # Those whose attention would be mostly padding attend apart.
+            groups: list[list[Session]] = []
+            for session in chosen:
+                if not groups or sizes[groups[-1][0].id] > WIDER * sizes[session.id] + QUERY_STEP:
+                    groups.append([])
+                groups[-1].append(session)
+            groups = [sorted(group, key=lambda session: session.slot) for group in groups]
+            hidden = self._feed_pass(groups, sizes)
+            after.update(zip((session.id for group in groups for session in group), hidden, strict=False))
+            left = [session for session in left if len(session.tokens) - keep > session.cached]
+        return after
+
+    def _fill(self, first: int) -> None:
+        """Feed session `first`, and the other idle ones that hold or can have a free slot, up to their last token."""
+        with torch.inference_mode(), self.table.guarded():
+            if not self.table.place(self._sessions[first]):
+                return
+            chosen = [self._sessions[first]]
+            for session in self._sessions.values():
+                behind = session.sampling is None and len(pending(session)) > 1
+                if behind and session is not chosen[0] and (session.slot >= 0 or self.table.vacant):
+                    self.table.place(session)
+                    chosen.append(session)
+            self._feed(chosen, keep=1)
+
+    # ---- turns --------------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Let waiting sessions in, feed what they have not fed and draw their first tokens."""
+        entering = self._enter()
+        if not entering:
+            return
+        for session in entering:
+            if session.state is None:
+                self._leave_last(session)
+        read = {session.id: session.state for session in entering if session.state is not None}
+        hidden = {**read, **self._feed(entering, keep=0)}
+        states = torch.stack([hidden[session.id] for session in entering])
+        slots = np.array([session.slot for session in entering], dtype=np.int64)
+        padded = np.concatenate([slots, np.repeat(slots[:1], -len(slots) % ROWS)])
+        states = torch.cat([states, states[:1].expand(len(padded) - len(slots), -1)])
+        drawn = self._draw(states, padded)
+        for session in entering:
+            session.state = None
+            self._queue.remove(session)
+        self.table.active[slots] = True
+        self._take(slots, drawn, np.arange(len(slots)))
+        self.table.compact()
+
+    def _enter(self) -> list[Session]:
+        """Sessions of the queue that hold a slot now. They stay in it until their first token is drawn; those that have no room
+        for one leave."""
+        entering = []
+        for session in list(self._queue):
+            assert session.sampling is not None
+            room = self.max_length - len(session.tokens)
+            if room < 1:
+                self._queue.remove(session)
+                session.sampling = None
+                self._finished.append(Turn(session.id, (), (), "context"))
+            elif self.table.place(session):
+                entering.append(session)
+                self.table.begin(session, room)
+        return entering
+
+    def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
+        """What cache rows `rows` draw after hidden states [N, D]."""
+        logits = self._head(hidden)
+        uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
+        ids, logprobs = draw(
+            logits,
+            self._passes.to_device(self.table.temperature[rows]),
+            self._passes.to_device(self.table.top_p[rows]),
+            self._passes.to_device(self.table.top_k[rows]),
+            self._passes.to_device(uniforms),
+        )
+        entropies = None
+        if (candidates := self.table.candidates[rows]).any():
+            temperature = self._passes.to_device(self.table.temperature[rows])
+            entropies = candidate_entropy(logits, temperature, self._passes.to_device(candidates)).cpu().numpy()
+        return ids.cpu().numpy(), logprobs.cpu().numpy(), entropies
+
+    def _step(self) -> None:
+        """One token for every active row."""
+        slots = np.flatnonzero(self.table.active)
+        hidden = self._decode()
+        drawn = self._draw(hidden, slice(0, len(hidden)))
+        self.table.position[slots] += 1
+        self._take(slots, drawn, slots)
+
+    def _decode(self) -> Tensor:
+        """Hidden states [N, D] after the last tokens of the first N rows, among them all active ones."""
+        table = self.table
+        width = min(round_up(int(np.flatnonzero(table.active)[-1]) + 1, self._passes.row_step), self.cache.slots)
+        return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
+
+    def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
+        """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`, and the turns that these finish."""
+        ids, logprobs, entropies = drawn[0][places], drawn[1][places], drawn[2]
+        count = self.table.count[slots]
+        self.table.last[slots] = ids
+        self.table.drawn[slots, count] = ids
+        self.table.logprob[slots, count] = logprobs
+        if entropies is not None:
+            self.table.entropy[slots, count] = entropies[places]
+        self.table.count[slots] = count + 1
+        self._counters["sampled_tokens"] += len(slots)
+        stopped = np.isin(ids, self._stop)
+        for index in np.flatnonzero(stopped | (count + 1 >= self.table.limit[slots])):
+            slot = int(slots[index])
+            session = self.table.holder[slot]
+            assert session is not None
+            number = int(self.table.count[slot])
+            tokens = self.table.drawn[slot, :number].tolist()
+            reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
+            told = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
+            logs = self.table.logprob[slot, :number].tolist()
+            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(told)))
+            session.tokens.extend(tokens)
+            session.cached = int(self.table.position[slot])
+            session.sampling, session.idle_since = None, self._clock
+            self.table.active[slot] = False

@@ -1,0 +1,35 @@
+"""Section `evaluate` of params.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stages.agent.settings import ScaffoldParams
+from stages.engine.settings import SamplingParams
+from stages.runtime.validation import Count, Section
+
+
+class BestOf(Section):
+    n: Annotated[int, Field(ge=2, le=64)] = 5
+    """Actions drawn at each turn of the models in evaluate.models that choose."""
+    per_token: bool = False
+    """+value, +logprob: scores per token in place of sums, which favour short actions."""
+
+
+class Evaluate(Section):
+    models: Annotated[list[str], Field(min_length=1)] | None = None
+    """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
+    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn; the
+    first two on the panels of those domains that have a Q-model or values."""
+    best_of: BestOf = BestOf()
+    attempts: Annotated[int, Field(ge=1, le=256)] = 2
+    """Attempts per panel task; success is their mean, pass@k is taken from them."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
+    chunk: Count = 400
+    sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
+    scaffold: ScaffoldParams = ScaffoldParams()
+    split: Literal["test", "valid"] = "test"
+    """valid: the validation tasks in place of the frozen panels; for choosing settings without a look at the panels."""

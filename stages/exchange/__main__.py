@@ -1,0 +1,131 @@
+"""Writes what this project made in the formats of other tools. What is written where:
+
+episodes   data/rollouts/<domain> and the like, as conversations, turns, tokens, or verl's rows
+pairs      preference pairs of data/annotated/<domain>, as TRL's preference trainers read them
+tasks      curated tasks as verl's rows, whose column `prompt` TRL's trainers that play read, too
+model      a model as one plain save_pretrained folder; a LoRA adapter is folded into its base
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stages.environments.registry import load_domain
+from stages.exchange.episodes import FORMATS, episode_rows, problem
+from stages.exchange.records import KINDS, check_kind, write_records
+from stages.params import Params, load_params
+from stages.records.episode import Episode, read_episodes, read_rows, read_tasks
+from stages.records.task import SPLITS, Task, opening
+from stages.runtime.command import command
+
+SOURCES = {
+    "rollouts": ("data/rollouts/{}/episodes.parquet", "rollout"),
+    "demonstrations": ("data/curated/{}/demonstrations.parquet", "curate"),
+    "games": ("data/curated/{}/games.parquet", "curate"),
+}
+"""Name -> where its episodes are, and the stage that makes them."""
+
+
+def made(path: Path, stage: str, domain: str) -> Path:
+    """`path`. Raises FileNotFoundError, saying what makes it, if it is not there."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; 'dvc repro {stage}@{domain}' makes it, unless {domain} has none such")
+    return path
+
+
+def curated(root: Path, domain: str) -> dict[str, Task]:
+    """The domain's tasks by id."""
+    return {task.task_id: task for task in read_tasks(made(root / "data/curated" / domain / "tasks.parquet", "curate", domain))}
+
+
+def export_episodes(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
+    pattern, stage = SOURCES[options.source]
+    episodes: list[Episode] = read_episodes(made(root / pattern.format(options.domain), stage, options.domain))
+    if options.successes:
+        episodes = [episode for episode in episodes if episode.success]
+    tasks = curated(root, options.domain) if options.format == "verl" else {}
+    return episode_rows(episodes, options.format, tasks)
+
+
+def export_pairs(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
+    from stages.exchange.preferences import preference_rows
+
+    folder = root / "data/annotated" / options.domain
+    stored = {name: read_rows(made(folder / f"{name}.parquet", "annotate", options.domain)) for name in ("nodes", "pairs")}
+    return preference_rows(stored["nodes"], stored["pairs"], curated(root, options.domain), options.level)
+
+
+def export_tasks(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
+    domain = load_domain(options.domain, params.per_domain[options.domain].environment)
+    environment = domain.make(root / "data/curated" / options.domain / "worlds")
+    wanted = [task for task in curated(root, options.domain).values() if task.split == options.split]
+    rows = [problem(task, opening(task.prompt, environment.reset(task).text), index) for index, task in enumerate(wanted)]
+    environment.close()
+    return rows
+
+
+TABLES: Mapping[str, Callable[[Path, Params, argparse.Namespace], list[dict[str, Any]]]] = {
+    "episodes": export_episodes,
+    "pairs": export_pairs,
+    "tasks": export_tasks,
+}
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.exchange", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for what in TABLES:
+        command = commands.add_parser(what)
+        command.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+        command.add_argument("--to", required=True, help=f"the file to write, {' or '.join(KINDS)}")
+        if what == "episodes":
+            command.add_argument("--source", choices=list(SOURCES), default="rollouts")
+            command.add_argument("--format", choices=[*FORMATS, "verl"], default="messages")
+            command.add_argument("--successes", action="store_true", help="only episodes that solved their task")
+        elif what == "pairs":
+            command.add_argument(
+                "--level", choices=("step", "trajectory"), default="step", help="single actions, or what followed too"
+            )
+        else:
+            command.add_argument("--split", choices=SPLITS, default="train")
+    model = commands.add_parser("model")
+    model.add_argument("model", help="base, sft, rl@<domain>, merged, merged_linear, or a folder")
+    model.add_argument("--to", required=True, help="the folder to write")
+    return parser
+
+
+@command
+def main() -> int:
+    from stages.runtime.workers import quiet_environment
+
+    options, root = command_line().parse_args(), Path.cwd()
+    try:
+        params = load_params(root / "params.yaml")
+        quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
+        if options.what == "model":
+            from stages.agent.named import named_or_folder
+            from stages.exchange.models import write_model
+
+            write_model(named_or_folder(options.model, root, params), Path(options.to))
+            print(f"export: {options.model} is in {options.to}")
+            return 0
+        if options.domain not in params.domains:
+            raise ValueError(f"--domain {options.domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+        check_kind(Path(options.to))
+        rows = TABLES[options.what](root, params, options)
+        write_records(Path(options.to), rows)
+    except (ValueError, OSError) as error:
+        print(f"export: {error}", file=sys.stderr)
+        return 2
+    print(f"export: {len(rows)} rows in {options.to}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The one schema module: what moves between stages, as Parquet that `datasets` and pandas read.
+
+An episode is exactly what happened, token for token; nothing is ever re-tokenised. Files are byte-deterministic: fixed column
+order, rows sorted by their ids, no time stamps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.records.task import Task, succeeded
+from stages.runtime.files import atomic_file, atomic_text
+
+EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
+"""`policy_hash` of demonstrations."""
+
+
+class Owner(IntEnum):
+    """Who put a token there. RL trains POLICY tokens, and EXTERNAL ones where `rl.external` brings them into its groups; SFT
+    trains the POLICY tokens of demonstrations."""
+
+    PROMPT = 0
+    POLICY = 1
+    ENVIRONMENT = 2
+    EXTERNAL = 3
+
+
+@dataclass
+class TurnRecord:
+    """One action and what it brought; `start`:`end` is the span of the action's tokens in the episode (end exclusive)."""
+
+    action: str
+    observation: str
+    accepted: bool
+    reward: float
+    cost: float
+    state_key: str
+    """State before the action."""
+    action_key: str
+    """The action, normalised (lower case, single spaces), so that equal actions have equal keys."""
+    start: int
+    end: int
+
+
+@dataclass
+class Episode:
+    """One row per episode. Token lists have the same length; `turn` is -1 for the prompt."""
+
+    episode_id: str
+    task_id: str
+    domain: str
+    group_id: str
+    """Episodes of one group start from the same prompt and are compared with each other."""
+    seed: int
+    policy_hash: str
+    params_hash: str
+    temperature: float
+    top_p: float
+    top_k: int
+    token_ids: list[int] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    logprob: list[float] = field(default_factory=list)
+    """Log-probability under the behaviour policy; 0 for tokens the policy did not choose."""
+    turn: list[int] = field(default_factory=list)
+    turns: list[TurnRecord] = field(default_factory=list)
+    reward: float = 0.0
+    """The episode's return: the sum of its turns' rewards."""
+    reward_terms: dict[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    stop_reason: str = ""
+    """"terminated", "turn_limit", "context", "length" or "thinking"; see `stages.agent.rollout.collect`."""
+    messages: list[dict[str, str]] = field(default_factory=list)
+    """What was said, the thoughts of a reasoning model included; its actions are those of `turns`."""
+    parent: str = ""
+    """The episode that this one is a branch of, and ..."""
+    inherited: int = 0
+    """... how many turns it took over from it; they were played, and paid for, once."""
+
+    def append(self, token_ids: Sequence[int], owner: Owner, turn: int, logprobs: Sequence[float] | None = None) -> None:
+        """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
+        self.token_ids.extend(token_ids)
+        self.owner.extend([int(owner)] * len(token_ids))
+        self.logprob.extend(logprobs if logprobs is not None else [0.0] * len(token_ids))
+        self.turn.extend([turn] * len(token_ids))
+
+    @property
+    def success(self) -> bool:
+        """See `stages.records.task.succeeded`."""
+        return succeeded(self.reward, self.reward_terms)
+
+    @property
+    def played(self) -> list[TurnRecord]:
+        """The turns that were played for this episode, without those taken over."""
+        return self.turns[self.inherited :]
+
+    @property
+    def policy_tokens(self) -> int:
+        return sum(owner == Owner.POLICY for owner in self.owner)
+
+
+_TURN = pa.struct(
+    [
+        ("action", pa.string()),
+        ("observation", pa.string()),
+        ("accepted", pa.bool_()),
+        ("reward", pa.float64()),
+        ("cost", pa.float64()),
+        ("state_key", pa.string()),
+        ("action_key", pa.string()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+    ]
+)
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+EPISODE_SCHEMA = pa.schema(
+    [
+        ("episode_id", pa.string()),
+        ("task_id", pa.string()),
+        ("domain", pa.string()),
+        ("group_id", pa.string()),
+        ("seed", pa.int64()),
+        ("policy_hash", pa.string()),
+        ("params_hash", pa.string()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("owner", pa.list_(pa.int8())),
+        ("logprob", pa.list_(pa.float32())),
+        ("turn", pa.list_(pa.int16())),
+        ("turns", pa.list_(_TURN)),
+        ("reward", pa.float64()),
+        ("reward_terms", pa.string()),
+        ("terminated", pa.bool_()),
+        ("truncated", pa.bool_()),
+        ("stop_reason", pa.string()),
+        ("messages", _MESSAGES),
+        ("parent", pa.string()),
+        ("inherited", pa.int32()),
+    ]
+)
+TASK_SCHEMA = pa.schema(
+    [
+        ("task_id", pa.string()),
+        ("domain", pa.string()),
+        ("split", pa.string()),
+        ("seed", pa.int64()),
+        ("prompt", pa.string()),
+        ("spec", pa.string()),
+        ("difficulty", pa.float64()),
+        ("cluster", pa.string()),
+    ]
+)
+NODE_SCHEMA = pa.schema(
+    [
+        ("task_id", pa.string()),
+        ("node", pa.int32()),
+        ("parent", pa.int32()),
+        ("depth", pa.int32()),
+        ("action", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprob", pa.list_(pa.float32())),
+        ("prior", pa.float64()),
+        ("N", pa.int32()),
+        ("W", pa.float64()),
+        ("n_success", pa.int32()),
+        ("n_rollouts", pa.int32()),
+        ("reward", pa.float64()),
+        ("terminal", pa.bool_()),
+        ("truncated", pa.bool_()),
+        ("state_key", pa.string()),
+        ("iteration", pa.int32()),
+        ("observation", pa.string()),
+        ("context_ids", pa.list_(pa.int32())),
+        ("R", pa.float64()),
+        ("R2", pa.float64()),
+    ]
+)
+"""`token_ids`/`logprob` are the action's tokens; `context_ids` the observation tokens that followed them, so that a node's whole
+history is the concatenation along its path. `n_success`/`n_rollouts` count the policy's own rollouts from the node, kept apart
+from the tree's `N` and `W`; `R` sums the rewards that came after the node in these rollouts, discounted, and `R2` the squares of
+these sums. The root has parent -1, no action and the prompt as its context."""
+
+PREFERENCE_SCHEMA = pa.schema(
+    [
+        ("pair_id", pa.string()),
+        ("task_id", pa.string()),
+        ("prompt", _MESSAGES),
+        ("chosen", _MESSAGES),
+        ("rejected", _MESSAGES),
+        ("chosen_value", pa.float64()),
+        ("rejected_value", pa.float64()),
+        ("weight", pa.float64()),
+    ]
+)
+"""Imported preference pairs, as text: what two assistants said after the same prompt. `task_id` is "" for those of no task."""
+
+
+def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows to `path` atomically, in the order given, always in the same bytes. Raises OSError on a full disk."""
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    with atomic_file(path) as partial:
+        pq.write_table(table, partial, compression="zstd", version="2.6", write_statistics=False)
+
+
+def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Rows of a Parquet file as dicts. Raises FileNotFoundError or ValueError (damaged file) naming the path."""
+    with undamaged(path, "delete it and run the stage again"):
+        return pq.read_table(path, columns=list(columns) if columns else None).to_pylist()
+
+
+@contextmanager
+def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
+    """Turn what pyarrow raises on a damaged file into a ValueError that names `path` and the `remedy`; what the disk says (no
+    such file, no permission) stays as it is."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, OverflowError) as error:
+        if isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        detail = " ".join(str(error).split())
+        raise ValueError(f"{path} is not a readable Parquet file ({detail}); {remedy}") from error
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write JSON atomically with sorted keys and a final newline; non-finite numbers are refused."""
+    atomic_text(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def episode_row(episode: Episode) -> dict[str, Any]:
+    """A row of EPISODE_SCHEMA."""
+    row = {item.name: getattr(episode, item.name) for item in fields(episode)}
+    row["turns"] = [asdict(turn) for turn in episode.turns]
+    row["reward_terms"] = json.dumps(episode.reward_terms, sort_keys=True)
+    return row
+
+
+def row_succeeded(row: Mapping[str, Any]) -> bool:
+    """`Episode.success` of a row of EPISODE_SCHEMA; its terms may be missing, or parsed already."""
+    terms = row.get("reward_terms") or {}
+    return succeeded(row["reward"], json.loads(terms) if isinstance(terms, str) else terms)
+
+
+def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
+    """Episodes sorted by id."""
+    ordered = sorted(episodes, key=lambda episode: episode.episode_id)
+    write_table(path, EPISODE_SCHEMA, (episode_row(episode) for episode in ordered))
+
+
+def read_episodes(path: Path | str) -> list[Episode]:
+    episodes = []
+    for row in read_rows(path):
+        row["turns"] = [TurnRecord(**turn) for turn in row["turns"]]
+        row["reward_terms"] = json.loads(row["reward_terms"])
+        episodes.append(Episode(**row))
+    return episodes
+
+
+def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:
+    """Tasks in the order given (curation sorts them)."""
+    rows = ({**asdict(task), "spec": json.dumps(task.spec, sort_keys=True)} for task in tasks)
+    write_table(path, TASK_SCHEMA, rows)
+
+
+def read_tasks(path: Path | str, split: str | None = None) -> list[Task]:
+    """All tasks, or those of one split."""
+    rows = read_rows(path)
+    return [Task(**{**row, "spec": json.loads(row["spec"])}) for row in rows if split in (None, row["split"])]

@@ -1,0 +1,50 @@
+"""What a stage gets of params.yaml: a section with its domain's overrides, its seed, and the hash that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from stages.params import Params
+    from stages.runtime.validation import Section
+
+
+def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """`lower` with the values of `upper` over it, key by key."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = deep_merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def section_of(params: Params, name: str, domain: str) -> Any:
+    """Section `name` with the overrides of `domain`. Raises pydantic's ValidationError for overrides that are wrong."""
+    shared: Section = getattr(params, name)
+    override = getattr(params.per_domain[domain], name)
+    merged = deep_merge(shared.model_dump(exclude_unset=True), override)
+    return type(shared).model_validate(merged)
+
+
+class Seeded(Protocol):
+    """A section with a seed of its own."""
+
+    seed: int | None
+
+
+def seed_of(params: Params, section: Seeded) -> int:
+    """The section's own seed, or that of all where it is null."""
+    return params.seed if section.seed is None else section.seed
+
+
+def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
+    """16 hex digits that name a set of parameters, independent of key order and comments."""
+    values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,156 @@
+"""Files and folders that appear whole or not at all, and are still there after a power cut.
+
+Everything that a later step reads (outputs, checkpoints, reports, what is left to send) is written under a name that ends in
+`.partial`, flushed to the disk (fsync) and renamed. Whoever reads sees the old content or the new, never a part. What a killed
+process leaves is overwritten by the next write; DVC and `stages/runtime/lineage.py` do not count it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial"
+AT_ONCE = 16
+"""Files of a folder that are flushed at the same time."""
+_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""What file systems answer that cannot flush a folder."""
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_file(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(path: Path) -> None:
+    """Flush the names in a folder."""
+    try:
+        _sync_file(path)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+
+
+def _sync_tree(path: Path) -> None:
+    """Flush all below `path`. File systems write what is asked for at the same time together: many small files take a tenth of
+    the time that they take one by one."""
+    found = [(Path(folder), names) for folder, _, names in os.walk(path, topdown=False)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(_sync_file, [folder / name for folder, names in found for name in names]))
+    for folder, _ in found:
+        _sync_folder(folder)
+
+
+@contextmanager
+def atomic_file(path: Path | str, *, durable: bool = True) -> Iterator[Path]:
+    """Give a path to write to; at the end of the block the file takes the place of `path`. The folder is made if need be.
+
+    An exception leaves `path` as it was. durable: flush to the disk before the rename; not worth it for what matters only while
+    this process runs. Raises OSError.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_of(path)
+    try:
+        _remove(partial)
+        yield partial
+        if durable:
+            _sync_file(partial)
+        os.replace(partial, path)
+    except BaseException:
+        _remove(partial)
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def atomic_bytes(path: Path | str, data: bytes, *, durable: bool = True) -> None:
+    """Write `data` to `path` as `atomic_file` does."""
+    with atomic_file(path, durable=durable) as partial:
+        partial.write_bytes(data)
+
+
+def atomic_text(path: Path | str, text: str, *, durable: bool = True) -> None:
+    """Write `text` as UTF-8 to `path` as `atomic_file` does, line ends as they are."""
+    atomic_bytes(path, text.encode(), durable=durable)
+
+
+@contextmanager
+def atomic_folder(path: Path | str) -> Iterator[Path]:
+    """Give an empty folder to write to; at the end of the block it takes the place of `path`, whatever was there.
+
+    An exception leaves `path` as it was. No system call exchanges two folders everywhere, so for the moment between two renames
+    there is neither the old one nor the new. Raises OSError.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = _partial_of(path), _partial_of(path.with_name(f"{path.name}.old"))
+    try:
+        _remove(old)
+        _remove(partial)
+        partial.mkdir()
+        yield partial
+        _sync_tree(partial)
+        if path.exists() or path.is_symlink():
+            os.replace(path, old)
+        os.replace(partial, path)
+    except BaseException:
+        _remove(partial)
+        raise
+    _sync_folder(path.parent)
+    _remove(old)
+
+
+@contextmanager
+def atomic_files(folder: Path | str) -> Iterator[Path]:
+    """Give an empty folder to write files to; at the end of the block each takes its place in `folder`, whose other files stay.
+
+    For folders that hold more than what is written. Each file is whole; an exception leaves all as they were. Raises OSError.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / PARTIAL
+    try:
+        _remove(partial)
+        partial.mkdir()
+        yield partial
+        _sync_tree(partial)
+        for path in sorted(partial.iterdir()):
+            os.replace(path, folder / path.name)
+    finally:
+        _remove(partial)
+    _sync_folder(folder)
+
+
+@contextmanager
+def locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold an exclusive lock on `path` (made if need be, a link is not followed); yields False at once if `wait` is off and
+    another holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,79 @@
+"""A stage's work divided by task over processes and machines.
+
+A shard does its share of the stage's chunks and leaves them as checkpoints, as a stage that was killed would. The stage itself,
+started when the shards are done, takes them up and writes its outputs: the same bytes as without shards, since no chunk depends
+on another. All processes need the same checkout, on one machine or through a shared file system.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.runtime.command import OUTPUT_CLOSED, OutputClosed
+from stages.runtime.resources import ShardParams
+from stages.runtime.validation import ParamsError
+
+BAD_PARAMETERS = 2
+"""A stage's exit code that trying again does not change (stages/runtime/stage.py)."""
+BESIDE = "LOCAL_WORLD_SIZE"
+"""In the environment: processes of this stage on this machine, which share its threads. torchrun's name for it."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share `index` of `count`, from 1."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From "2/4". Raises ParamsError for anything else."""
+        index, _, count = text.partition("/")
+        if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+            raise ParamsError(f"--shard {text}: write 2/4 for the second of four, from 1/4 to 4/4")
+        return cls(int(index), int(count))
+
+    def owns(self, number: int) -> bool:
+        """Whether chunk `number`, from 0, is this shard's."""
+        return number % self.count == self.index - 1
+
+
+def _processes(command: list[str], root: Path, count: int) -> int:
+    """All shards as processes on this machine; the largest of their exit codes."""
+    environment = {**os.environ, BESIDE: str(count)}
+    running: list[subprocess.Popen] = []
+    try:
+        for index in range(1, count + 1):
+            running.append(subprocess.Popen([*command, "--shard", f"{index}/{count}"], cwd=root, env=environment))
+        return max(process.wait() for process in running)
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+
+
+def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) -> None:
+    """Run all shards of a stage, and wait for them. If one fails, raises ValueError where its parameters are wrong, else
+    ChildProcessError; what others finished is kept."""
+    of_domain = ["--domain", domain] if domain else []
+    print(f"{stage}: {params.count} shards, runner {params.runner}", flush=True)
+    if params.runner == "processes":
+        code = _processes([sys.executable, "-m", f"stages.{stage}", *of_domain], root, params.count)
+    else:
+        address = ["--address", params.address] if params.address else []
+        flow = [sys.executable, "-m", "flows.shards", stage, *of_domain, "--shards", str(params.count), "--runner", params.runner]
+        supervised = [sys.executable, "-m", "flows.supervise", *flow, *address]
+        code = subprocess.run(supervised, cwd=root, check=False).returncode
+    if code == OUTPUT_CLOSED:
+        raise OutputClosed(code)
+    if code:
+        raise (ValueError if code == BAD_PARAMETERS else ChildProcessError)(
+            f"a shard of {stage} failed (exit code {code}); what it said stands above. What the others finished is kept: start "
+            "the stage again, or set resources.shards.count to 1"
+        )

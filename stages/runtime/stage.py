@@ -1,0 +1,214 @@
+"""What every stage is started by: parameters, threads, progress, tracking, errors that tell what to do.
+
+A stage is `def run(context: StageContext) -> None`; its module ends with
+`raise SystemExit(stage_run("name", run, params, open_tracker))`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stages.runtime.command import OutputClosed, command
+from stages.runtime.costs import measured
+from stages.runtime.gpu import own_gpu, uses_gpu
+from stages.runtime.lineage import identity, input_hashes, output_hashes
+from stages.runtime.parent import die_with_parent
+from stages.runtime.progress import FOLDER as PROGRESS
+from stages.runtime.progress import Progress, progress
+from stages.runtime.shards import BESIDE, Shard, run_shards
+from stages.runtime.tracker import Tracker
+from stages.runtime.validation import ParamsError
+from stages.runtime.workers import quiet_environment
+
+if TYPE_CHECKING:
+    from stages.params import Params
+
+FAILED, BAD_PARAMETERS = 1, 2
+"""Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
+checkpoint, may help; parameters or input are wrong, or ask for what this machine lacks, and it cannot. An exception nobody
+foresaw counts as the first."""
+
+
+@dataclass
+class StageContext:
+    """What a stage gets. All paths it writes are below `data` and `reports`, under its own name."""
+
+    name: str
+    domain: str | None
+    params: Params
+    root: Path
+    tracker: Tracker
+    main: bool = True
+    """Whether this process writes outputs, checkpoints and metrics: the first of those that `accelerate launch` started."""
+    shard: Shard | None = None
+    """The share of the stage's chunks to leave as checkpoints, where it is not the whole stage that runs."""
+
+    @property
+    def title(self) -> str:
+        """The stage as DVC calls it, e.g. `rl@search`."""
+        return f"{self.name}@{self.domain}" if self.domain else self.name
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    def section(self, name: str) -> Any:
+        """A section of params.yaml with this stage's domain's overrides in it."""
+        return self.params.section(name, self.domain) if self.domain else getattr(self.params, name)
+
+    @contextmanager
+    def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
+        # The shards' files would be one.
+        file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
+        with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
+            yield bar
+
+    def log_params(self, values: dict[str, Any]) -> None:
+        self.tracker.params(values)
+
+    def metric(self, name: str, value: float, step: int | None = None) -> None:
+        self.tracker.metric(name, value, step)
+
+    def artifact(self, path: Path) -> None:
+        self.tracker.artifact(path)
+
+
+def share_machine(params: Params, beside: int) -> Params:
+    """Parameters of one of `beside` processes that share this machine's threads and workers."""
+    own = {name: max(1, getattr(params.resources, name) // beside) for name in ("threads", "workers")}
+    return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
+
+
+LAUNCHED = "LOCAL_RANK"
+"""In the environment of the processes that `accelerate launch` starts."""
+
+
+def launch(root: Path, name: str, config: str) -> None:
+    """Start this stage again under `accelerate launch`, in place of this process."""
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(root / config)]
+    sys.stdout.flush()
+    os.execv(sys.executable, [*launcher, "-m", f"stages.{name}", *sys.argv[1:]])
+
+
+class Settings(Protocol):
+    """The module stages.params, as far as a stage needs it to start: passed in, since it imports every part's settings."""
+
+    def load_params(self, path: Path) -> Params: ...
+
+    def check_launch(self, params: Params, root: Path) -> None: ...
+
+    def check_architecture(self, params: Params, root: Path) -> None: ...
+
+
+OpenTracker = Callable[[Path, str, "str | None", "Params"], Tracker]
+"""stages.tracking.open_tracker: root, stage, domain, params."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """per_domain: the stage takes --domain; launched: it trains, and starts under `accelerate launch` if resources.launch says
+    so; sharded: it can be divided (--shard, resources.shards)."""
+
+    per_domain: bool = False
+    launched: bool = False
+    sharded: bool = False
+
+
+def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
+    """What the command line names: --domain, --shard."""
+    parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
+    if kind.per_domain:
+        parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
+    if kind.sharded:
+        parser.add_argument("--shard", metavar="I/N", help="do the I-th of N shares alone and leave it for the whole stage's run")
+    options = parser.parse_args()
+    return getattr(options, "domain", None), getattr(options, "shard", None)
+
+
+def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracker) -> StageContext:
+    """Check the parameters and ready this process. Raises ParamsError."""
+    domain, share = _options(name, kind)
+    die_with_parent()
+    root = Path.cwd()
+    params = settings.load_params(root / "params.yaml")
+    if domain is not None and domain not in params.domains:
+        raise ParamsError(f"--domain {domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
+    shard = Shard.parse(share) if share else None
+    if kind.launched and params.resources.launch and LAUNCHED not in os.environ:
+        settings.check_launch(params, root)
+        launch(root, name, params.resources.launch)
+    if shard or (kind.launched and LAUNCHED in os.environ):
+        params = share_machine(params, int(os.environ.get(BESIDE, "1")))
+    quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
+    settings.check_architecture(params, root)
+    main = not kind.launched or os.environ.get("RANK", "0") == "0"
+    tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
+    return StageContext(name, domain, params, root, tracker, main, shard)
+
+
+def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> None:
+    """Run the stage with its GPU held, its cost measured, its inputs and outputs tracked, its shards done first."""
+    root, name, domain, params = context.root, context.name, context.domain, context.params
+    whole = context.main and not context.shard
+    hashes = input_hashes(root, name, domain)
+    with ExitStack() as around:
+        # A share's GPU is held by the run that it is a share of.
+        if not context.shard and uses_gpu(root, name, params):
+            around.enter_context(own_gpu(params.resources.device, context.title))
+        if whole:
+            context.tracker.inputs(hashes)
+            around.enter_context(measured(root, context.title, identity(hashes)))
+        if kind.sharded and not context.shard and params.resources.shards.count > 1:
+            run_shards(root, name, domain, params.resources.shards)
+        run(context)
+    if whole:
+        context.tracker.outputs(output_hashes(root, name, domain))
+
+
+@command
+def stage_run(
+    name: str,
+    run: Callable[[StageContext], None],
+    settings: Settings,
+    open_tracker: OpenTracker,
+    *,
+    per_domain: bool = False,
+    launched: bool = False,
+    sharded: bool = False,
+) -> int:
+    """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS). See Kind."""
+    kind = Kind(per_domain, launched, sharded)
+    try:
+        context = _prepare(name, kind, settings, open_tracker)
+    except ParamsError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return BAD_PARAMETERS
+    status = "FAILED"
+    try:
+        _run(context, run, kind)
+        status = "FINISHED"
+        return 0
+    except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
+        if os.environ.get("BELLWETHER_DEBUG"):
+            raise
+        print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
+    except OutputClosed:
+        status = "KILLED"
+        raise
+    except KeyboardInterrupt:
+        status = "KILLED"
+        return 130
+    finally:
+        context.tracker.close(status)

@@ -1,0 +1,133 @@
+"""Serves a model of the run behind OpenAI's API, on 127.0.0.1: the policy itself, and the best of several of its actions.
+
+python -m stages.serving --model merged               the merged model, also as merged+logprob, merged+vote, merged+q@<domain> ...
+python -m stages.serving --model merged+q@search      the same; who asks for merged or data/models/merged gets the best of n
+python -m stages.serving --model path/to/folder       any save_pretrained folder
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.params import Params, load_params
+from stages.runtime.command import command
+from stages.runtime.workers import quiet_environment
+
+if TYPE_CHECKING:
+    from stages.serving.choices import Served
+
+HOST = "127.0.0.1"
+PORT = 8000
+ENGINES = ("torch", "vllm", "openai")
+
+
+def bound(port: int) -> socket.socket:
+    """A socket that listens on `port`, on a free one for 0. Raises OSError, saying what to do, if it is taken."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+        listening.listen()  # from now on it is taken; who comes while the model is read waits
+    except OSError as error:
+        listening.close()
+        raise OSError(f"port {port} is not to be had ({error.strerror}); --port names another, --port 0 takes any") from error
+    return listening
+
+
+def engine_settings(params: Params, kind: str, port: int) -> Any:
+    """Settings of the back end `kind`. Raises ValueError for a server in front of itself."""
+    from stages.agent.engines import EngineSettings
+
+    model = params.model
+    settings = replace(EngineSettings.of(params.resources, model.max_length, model.thinking), kind=kind, text=False)
+    if kind == "openai" and settings.base_url.startswith((f"http://{HOST}:{port}/", f"http://localhost:{port}/")):
+        raise ValueError(f"resources.engine.base_url is {settings.base_url}, this server's own address; --port names another")
+    return settings
+
+
+def left_out(params: Params) -> list[str]:
+    """What evaluate has around the model and this server does not: lines to print."""
+    from stages.agent.scaffold import Scaffold
+
+    if Scaffold(**params.evaluate.scaffold.model_dump()) == Scaffold():
+        return []
+    return ["evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"]
+
+
+def serve(model: Served, params: Params, kind: str, listening: socket.socket) -> None:
+    """Answer requests until told to end (SIGINT, SIGTERM), then finish those under way."""
+    import torch
+    import uvicorn
+
+    from stages.agent.engines import open_player
+    from stages.agent.rollout import action_key
+    from stages.agent.selecting import SelectingEngine, by_logprob
+    from stages.engine.engine import Sampling
+    from stages.serving.app import Agent, make_app
+    from stages.serving.turns import TurnServer
+
+    torch.set_num_threads(params.resources.threads)
+    port = listening.getsockname()[1]
+    next(iter(model.names.values())).rank()  # a Q-model that can't be read is told now
+    player = open_player(model.folder, engine_settings(params, kind, port))
+    turns = TurnServer(SelectingEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
+    sampling = Sampling(**params.evaluate.sampling.model_dump())
+    agent = Agent(turns, player.chat, model.names, player.policy_hash, sampling, params.model.max_length)
+    server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off", ws="none"))
+    print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
+    print(f"serve: models {', '.join(model.names)}", flush=True)
+    for line in left_out(params):
+        print(f"serve: {line}", flush=True)
+    print(f"serve: Ctrl-C or 'kill {os.getpid()}' ends it", flush=True)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        turns.close()
+        player.close()
+        print("serve: ended", flush=True)
+
+
+def stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="merged", help="base, sft, rl@<domain>, merged, merged_linear or a folder; see above")
+    parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given; 0: any that is free")
+    parser.add_argument("--engine", choices=ENGINES, default="torch", help="what generates: see resources.engine in params.yaml")
+    options, root = parser.parse_args(), Path.cwd()
+    # uvicorn raises the signal that ended it once more when it is done.
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        params = load_params(root / "params.yaml")
+        quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
+        from stages.agent.policy import check_folder
+        from stages.serving.choices import served
+
+        model = served(options.model, root, params)
+        check_folder(model.folder)
+        with bound(options.port) as listening:
+            serve(model, params, options.engine, listening)
+    except (ValueError, OSError) as error:
+        if os.environ.get("BELLWETHER_DEBUG"):
+            raise
+        print(f"serve: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        pass  # told to end
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

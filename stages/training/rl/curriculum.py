@@ -1,0 +1,113 @@
+"""Which tasks a step plays: drawn without replacement, by weights that follow measured difficulty."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+
+from stages.agent.chat import Chat
+from stages.agent.rollout import EnvironmentPool
+from stages.algorithms.parts.curriculum import Curriculum
+from stages.algorithms.parts.selection import Selection
+from stages.curation.model_aware import shares
+from stages.records.task import Task, opening
+from stages.seeding import stream
+from stages.training.batches import padded, plan_micro_batches
+from stages.training.processes import Processes
+from stages.values.step_value import StepValueModel
+
+RATE = 0.5
+"""Weight of a step's success share in the running estimate of a task's success."""
+
+
+def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Selection) -> dict[str, float]:
+    """The tasks that may be drawn, with a factor on their drawing weights: all with 1, or those that `shares` leaves.
+
+    Raises ValueError if none is left.
+    """
+    names = sorted(task_ids)
+    if params.kind == "all":
+        return dict.fromkeys(names, 1.0)
+    known = {name: measured[name] for name in names if name in measured}
+    found = shares(known, params.easy_min, params.hard_max, params.target.model_dump())
+    if not found:
+        raise ValueError(
+            f"rl.selection.kind: model_aware leaves none of the {len(known)} tasks that rollout has measured: the policy always "
+            f"or never solves them, or rl.selection.target is 0 for the rest; raise rollout.attempts or rollout.tasks"
+        )
+    return found
+
+
+def first_values(
+    tasks: Sequence[Task], pool: EnvironmentPool, chat: Chat, model: StepValueModel, tokens_per_batch: int, processes: Processes
+) -> dict[str, float]:
+    """Task -> the return in [0, 1] that the step-value model lets the policy expect before its first turn. The processes share
+    the tasks."""
+    mine = tasks[processes.index :: processes.count]
+    environment = pool.take()
+    prompts = [chat.prompt_tokens(opening(task.prompt, environment.reset(task).text)) for task in mine]
+    pool.give_back(environment)
+    found: list[tuple[str, float]] = []
+    for rows in plan_micro_batches([len(prompt) for prompt in prompts], tokens_per_batch):
+        token_ids = padded([prompts[row] for row in rows], 0, torch.int64).to(processes.device)
+        lengths = torch.tensor([len(prompts[row]) for row in rows], device=processes.device)
+        values = model.turn_values(token_ids, lengths, lengths[:, None] - 1)[:, 0].clamp(0.0, 1.0).tolist()
+        found += zip((mine[row].task_id for row in rows), values, strict=True)
+    return dict(sorted(processes.gather(found)))
+
+
+class TaskSampler:
+    """Estimates by task, updated while training: of success, rollout's measurements at first, or under `value` of the return in
+    [0, 1], the step-value model's word at first. Draws depend on (key, step) alone.
+
+    `difficulty` and `value` weight a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal,
+    and returns in [0, 1] of mean p vary by p (1 - p) at most.
+    Tasks that rollout has not measured start at the mean of those it has. `factors`: by task, on its weight; 1 where there are
+    none. Raises ValueError if there are fewer tasks than a step draws.
+    """
+
+    def __init__(
+        self,
+        task_ids: Iterable[str],
+        measured: Mapping[str, float],
+        params: Curriculum,
+        per_step: int,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
+        self.task_ids = sorted(task_ids)
+        if len(self.task_ids) < per_step:
+            raise ValueError(
+                f"rl.tasks_per_step is {per_step}, but there are only {len(self.task_ids)} training tasks to draw from; lower "
+                f"it, or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
+            )
+        known = [measured[task_id] for task_id in self.task_ids if task_id in measured]
+        usual = sum(known) / len(known) if known else 0.5
+        self.success = {task_id: float(measured.get(task_id, usual)) for task_id in self.task_ids}
+        self.params, self.per_step = params, per_step
+        self.factors = {task_id: (factors or {}).get(task_id, 1.0) for task_id in self.task_ids}
+
+    def weights(self) -> list[float]:
+        """Drawing weight of each task, in the order of `task_ids`."""
+        if self.params.kind == "uniform":
+            return [self.factors[task] for task in self.task_ids]
+        shares_ = (self.success[task] * (1 - self.success[task]) + self.params.floor for task in self.task_ids)
+        return [share * self.factors[task] for task, share in zip(self.task_ids, shares_, strict=True)]
+
+    def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[str]:
+        """The step's tasks, sorted: weighted, without replacement (largest u^(1/w), Efraimidis and Spirakis 2006).
+
+        Tasks of weight 0 are drawn only when the others do not suffice. count: as many in place of a step's; without: none of
+        these, so that there may be fewer.
+        """
+        rng = stream("curriculum", *key)
+        scores = [(rng.random() ** (1 / weight) if weight > 0 else -rng.random()) for weight in self.weights()]
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+        left = [self.task_ids[index] for index in order if self.task_ids[index] not in without]
+        return sorted(left[: self.per_step if count is None else count])
+
+    def observe(self, outcomes: Mapping[str, Sequence[float]]) -> None:
+        """Move the estimates of the tasks just played towards the mean of their outcomes (exponential mean)."""
+        for task_id, results in outcomes.items():
+            share = sum(results) / len(results)
+            self.success[task_id] += RATE * (share - self.success[task_id])

@@ -1,0 +1,289 @@
+"""The models of an RL run: the policy, the frozen reference it started from, critics of tokens or of utterances, and what
+annotate has fitted for step credit: the step-value model or the progress estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.kl import kl_estimate
+from stages.algorithms.parts.critic import learns_values
+from stages.algorithms.parts.filling import forward_rows
+from stages.algorithms.settings import Rl
+from stages.training.adapters import reference_of, twin
+from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
+from stages.training.loop import Learner
+from stages.training.optimiser import make_optimiser, warmup_constant
+from stages.training.processes import Processes
+from stages.training.recompute import recompute_layers, recomputes
+from stages.training.rl.critic import Critic
+from stages.training.shared_prefixes import can_share, plan_shared, sharing_states
+from stages.values.progress import ProgressEstimator
+from stages.values.settings import HeadParams
+from stages.values.step_value import StepValueModel
+from stages.values.turn_critic import TWINS, UtteranceCritic
+
+
+@dataclass
+class Models:
+    """`reference` is the policy as it was when the run began; under LoRA it shares the policy's frozen weights."""
+
+    policy: Any
+    reference: Any
+    critic: Critic | None
+    utterances: UtteranceCritic | None
+    step_values: StepValueModel | None
+    progress: ProgressEstimator | None
+    tokens_per_batch: int
+    whole_groups: bool
+    """Whether micro-batches are made of whole groups."""
+    sharing: bool
+    """Whether tokens that episodes have in common at their start are read once for all of them."""
+    processes: Processes
+    player: Any
+    """The policy as the engine plays it: `policy` itself, or under FSDP a whole copy (see `refresh_player`)."""
+
+    @classmethod
+    def make(
+        cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int, seed: int = 0
+    ) -> Models:
+        """Models for `algorithm` from the start policy; `annotated`: the folder of what annotate has fitted, for step credit and
+        for critics to start from; `seed`: of a critic's random layers.
+
+        Raises FileNotFoundError if what is wanted from that folder is not whole there; ValueError if a critic cannot start from
+        it, or under FSDP for a critic with a target network.
+        """
+        device = processes.device
+        policy.to(device)
+        reference = reference_of(policy)
+        sharing = algorithm.rl.share_prefixes and can_share(policy)
+        states = sharing_states if sharing else predicting_states
+        critic, utterances = make_critics(algorithm, policy, annotated, states, seed)
+        if utterances is not None and processes.sharded:
+            raise ValueError(
+                "rl.advantage.estimator: utterance keeps a target network beside the critic, and FSDP splits networks over "
+                "processes: use profiles/accelerate/ddp.yaml"
+            )
+        step_values = progress = None
+        if annotated is not None and algorithm.rl.credit.kind == "annotated":
+            step_values = StepValueModel.load(annotated / "value_model", str(device))
+        if annotated is not None and algorithm.needs_progress:
+            progress = ProgressEstimator.load(annotated / "progress_model", str(device))
+        player = processes.replica(policy)
+        whole = algorithm.whole_groups
+        return cls(
+            *(policy, reference, critic, utterances, step_values, progress),
+            *(tokens_per_batch, whole, sharing, processes, player),
+        )
+
+    def refresh_player(self) -> None:
+        """Let the engine play with the policy's present weights; the same call in every process."""
+        self.processes.refresh(self.player, self.policy)
+
+    @property
+    def states(self) -> States:
+        """How hidden states are computed, for `token_logprobs`."""
+        return sharing_states if self.sharing else predicting_states
+
+    def plan_training(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in the micro-batches of an update of the policy: `plan`, or whole groups where the method's loss
+        compares the episodes of a group."""
+        if self.whole_groups:
+            return plan_whole_groups(batch.group, rows, partial(self.plan, batch, least=1))
+        return self.plan(batch, rows)
+
+    def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
+        """Rows of the batch in micro-batches: of rows that share tokens, or of similar length; with sharing at least `least` of
+        them, by default one for each process."""
+        return self.plan_reads(batch.token_ids, batch.mask, rows, least)
+
+    def plan_reads(self, token_ids: Tensor, mask: Tensor, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
+        """`plan` for any rows token_ids, mask [B, T] that are read up to their last place in the mask."""
+        if not self.sharing or not rows:
+            return self._plan_lengths(mask, rows)
+        least = self.processes.count if least is None else least
+        budget = self.tokens_per_batch
+        plan = plan_shared(token_ids, mask, rows, budget)
+        while len(plan) < min(least, len(rows)):
+            budget //= 2
+            plan = plan_shared(token_ids, mask, rows, budget)
+        return plan
+
+    def plan_dense(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of the batch in micro-batches of similar trained length."""
+        return self._plan_lengths(batch.mask, rows)
+
+    def _plan_lengths(self, mask: Tensor, rows: Sequence[int]) -> list[list[int]]:
+        lengths = trained_lengths(mask).tolist()
+        plan = plan_micro_batches([lengths[row] for row in rows], self.tokens_per_batch)
+        return [[rows[place] for place in group] for group in plan]
+
+    def _per_row(
+        self,
+        batch: TrajectoryBatch,
+        plan: Sequence[Sequence[int]],
+        shape: torch.Size,
+        compute: Callable[[TrajectoryBatch], Tensor],
+        module: torch.nn.Module,
+        *,
+        fitted: bool = False,
+        trained: bool = False,
+    ) -> Tensor:
+        """`compute`, with `module`, on the micro-batches of `plan` put together as a tensor of `shape` on the CPU, 0 where there
+        is nothing. The processes share the micro-batches.
+
+        It runs in the precision that is trained in, since losses compare its numbers with those of their own passes; fitted: in
+        float32, as annotate has fitted the module. trained: by the very kernels of a pass with gradients.
+        """
+        parts: list[tuple[Sequence[int], Tensor]] = []
+        run = self.processes.inside if fitted else self.processes.forward
+        with torch.set_grad_enabled(trained):
+            for group, counts in self.processes.mine(plan):
+                micro = take(batch, group, self.policy.device)
+                part = run(module, partial(compute, micro)).detach().float().cpu()
+                parts += [(group, part)] if counts else []
+        result = torch.zeros(shape)
+        for group, part in self.processes.gather(parts):
+            result[torch.tensor(group), : part.shape[1]] = part
+        return result
+
+    def logprobs(self, model: Any, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> Tensor:
+        """Log-probabilities [B, T] under `model` (policy or reference) on the masked tokens of `rows`, 0 elsewhere."""
+
+        def compute(micro: TrajectoryBatch) -> Tensor:
+            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)[0]
+
+        return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
+
+    def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
+        """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
+        log-probabilities, otherwise over the first episode of each group, to spare the other forward passes. In mixed precision
+        over these in any case, with the policy's present log-probabilities where the batch has none of a training pass."""
+        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.own, self.processes.mixed
+        if reference is None or mixed:
+            first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
+            rows = sorted(row for row in first.values() if bool(mask[row].any()))
+            reference = self.logprobs(self.reference, batch, rows, temperature)
+            if mixed and batch.logprobs_drawn is None:
+                old = self.logprobs(self.policy, batch, rows, temperature)
+            mask = mask & torch.zeros(batch.size, 1, dtype=torch.bool).index_fill(0, torch.tensor(rows, dtype=torch.int64), True)
+        values = kl_estimate(old, reference, "k3")
+        return float((values * mask).sum() / mask.sum().clamp(min=1))
+
+    def _with_external(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
+        """The batch with the policy's present log-probabilities as `logprobs_old` of external tokens, which it did not draw."""
+        assert batch.external is not None
+        shown = batch.external.any(1)
+        found = self.logprobs(self.policy, batch, [row for row in rows if shown[row]], temperature)
+        old = torch.where(batch.external, found, batch.logprobs_old)
+        return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
+
+    def rescored(
+        self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
+    ) -> TrajectoryBatch:
+        """The batch with `logprobs_old`, and `mean_logprobs_old` where the method compares with it, of the rows in the
+        micro-batches of `plan` as the training pass computes them; trained: by the very kernels of that pass."""
+        whole, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
+
+        def compute(micro: TrajectoryBatch) -> Tensor:
+            scores = score_tokens(*(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=whole)
+            mean = torch.zeros_like(scores.logprobs) if scores.vocabulary is None else scores.vocabulary.mean
+            return torch.stack([scores.logprobs, mean], -1)
+
+        shape = torch.Size((*batch.mask.shape, 2))
+        old, mean = self._per_row(batch, plan, shape, compute, self.policy, trained=trained).unbind(-1)
+        chosen = torch.zeros(batch.size, 1, dtype=torch.bool)
+        chosen[[row for rows in plan for row in rows]] = True
+        old = torch.where(chosen, old, batch.logprobs_old)
+        drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
+        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if whole else None, logprobs_drawn=drawn)
+
+    def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
+        """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
+        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`.
+
+        In mixed precision `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once it is known what goes into which
+        micro-batch; here it is then for the reward's KL penalty alone.
+        """
+        rows = forward_rows(batch, "keep").tolist()
+        if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed else algorithm.needs_rescoring:
+            batch = self.rescored(batch, self.plan(batch, rows), algorithm)
+        if batch.external is not None:
+            batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
+        if algorithm.needs_reference:
+            reference = self.logprobs(self.reference, batch, rows, algorithm.rl.sampling.temperature)
+            batch = batch.with_(logprobs_ref=reference)
+        critic, utterances, step_values, progress = self.critic, self.utterances, self.step_values, self.progress
+        if critic is not None:
+
+            def values(micro: TrajectoryBatch) -> Tensor:
+                return critic.values(micro.token_ids, micro.mask)
+
+            batch = batch.with_(values=self._per_row(batch, self.plan(batch, rows), batch.mask.shape, values, critic))
+        if utterances is not None:
+
+            def twins(micro: TrajectoryBatch) -> Tensor:
+                return utterances.values(micro.token_ids, turn_boundaries(micro), turn_ends(micro))
+
+            shape = torch.Size((*batch.turn_rewards.shape, 2 * TWINS))
+            found = self._per_row(batch, self.plan(batch, rows), shape, twins, utterances)
+            batch = batch.with_(turn_q=found[..., :TWINS], turn_v=found[..., TWINS:])
+        if step_values is not None:
+            turns, count = batch.turn_rewards.shape
+
+            def turn_values(micro: TrajectoryBatch) -> Tensor:
+                return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
+
+            plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
+            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values, fitted=True))
+        if progress is not None:
+
+            def contributions(micro: TrajectoryBatch) -> Tensor:
+                return progress.contributions(micro.token_ids, turn_ends(micro))
+
+            plan = self.plan_dense(batch, rows)
+            found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress, fitted=True)
+            batch = batch.with_(turn_progress=found)
+        return batch
+
+
+def make_critics(
+    algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
+) -> tuple[Critic | None, UtteranceCritic | None]:
+    """The critic of tokens and that of utterances, where the algorithm has them; see `Models.make`."""
+    params = algorithm.rl.critic
+    head, start = params.head or HeadParams(), None
+    if annotated is not None and params.init == "value_model" and learns_values(algorithm.rl):
+        start = StepValueModel.load(annotated / "value_model", str(policy.device))
+        if recomputes(policy):
+            recompute_layers(start.backbone)
+    if not algorithm.needs_utterances:
+        return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
+    backbone = twin(policy.base_model) if start is None else start.backbone
+    # The baseline of tokens learns advantages, which no step-value model knows and no support can be laid around.
+    baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None
+    return baseline, UtteranceCritic(backbone, head, states, seed, start=start)
+
+
+def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
+    """The policy's learner and, where there are any, the critics', with learning rates of their own."""
+    processes = models.processes
+
+    def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
+        optimiser = make_optimiser(processes.place(module), learning_rate, rl.weight_decay)
+        return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, processes)
+
+    learners = {"policy": learner(models.policy, rl.learning_rate)}
+    for name, critic in (("critic", models.critic), ("utterances", models.utterances)):
+        if critic is not None:
+            learners[name] = learner(critic, rl.critic.learning_rate)
+    return learners

@@ -1,0 +1,191 @@
+"""Learning from preference pairs as a job of the training loop: a step is one optimiser update over some of the stored pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stages.agent.chat import Chat
+from stages.agent.policy import Policy, token_logprobs
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.batch import LossTerms
+from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
+from stages.annotation.continuations import Continuation, Pair
+from stages.records.sections import seed_of
+from stages.training.batches import padded, plan_micro_batches
+from stages.training.ledger import Ledger
+from stages.training.loop import Sums, Update
+from stages.training.processes import Processes
+from stages.training.rl.models import Models, make_learners
+from stages.training.rl.pairs import imported_pairs, tree_pairs
+from stages.training.rl.sampler import Dealer
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+
+@dataclass(frozen=True)
+class Documents:
+    """D histories with a continuation each, padded on the right to T tokens."""
+
+    token_ids: Tensor
+    """[D, T] int64."""
+    mask: Tensor
+    """[D, T] bool: policy tokens of the continuation."""
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[tuple[int, ...], Continuation]]) -> Documents:
+        """From (history, continuation) in the order given."""
+        tokens = [[*history, *after.token_ids] for history, after in parts]
+        mask = [[*([False] * len(history)), *after.policy] for history, after in parts]
+        return cls(padded(tokens, 0, torch.int64), padded(mask, False, torch.bool))
+
+    def rows(self, index: Sequence[int]) -> Documents:
+        """Some documents, cut to the longest."""
+        mask = self.mask[torch.tensor(index)]
+        width = int((mask * torch.arange(1, mask.shape[1] + 1)).amax())
+        return Documents(self.token_ids[torch.tensor(index), :width], mask[:, :width])
+
+
+def summed_logprobs(model: Any, documents: Documents) -> Tensor:
+    """Sum of the log-probabilities of each document's masked tokens, [D] float32."""
+    return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device))[0].sum(1)
+
+
+class PreferenceJob:
+    """See stages.training.loop.Job. Pairs are dealt in an order drawn for each pass over them; a pair's loss has its weight."""
+
+    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes) -> None:
+        assert context.domain is not None
+        params, rl = context.params, algorithm.rl
+        self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
+        self.tokens_per_batch = params.resources.tokens_per_batch
+        source = self.preference.source or "trees"
+        self.pairs: list[Pair] = []
+        if source != "imported":
+            self.pairs += tree_pairs(context.data / "annotated" / context.domain, self.preference.level or "trajectory")
+        if source != "trees":
+            folder = context.data / "curated" / context.domain
+            self.pairs += imported_pairs(folder, Chat(policy.tokenizer, params.model.thinking), params.model.max_length)
+        if self.preference.loss == "kto" and len({pair.history for pair in self.pairs}) < 2:
+            raise ValueError(
+                f"the {len(self.pairs)} stored pairs of {context.domain} have one history, and rl.preference.loss: kto compares "
+                f"each with continuations of another; raise annotate.tasks, or set rl.algorithm to dpo"
+            )
+        self.per_step = min(self.preference.pairs_per_step, len(self.pairs))
+        self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
+        self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
+        self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
+        self.learners = make_learners(self.models, rl)
+        self.ledger = Ledger()
+        self.reference = torch.zeros(len(self.pairs) * 2)
+        if self.preference.loss not in REFERENCE_FREE:
+            self.reference = self.scores(self.models.reference, self.documents)
+
+    def plan(self, documents: Documents, together: int) -> list[list[int]]:
+        """Documents in micro-batches of similar length; each run of `together` stays in one."""
+        lengths = (documents.mask * torch.arange(1, documents.mask.shape[1] + 1)).amax(1).reshape(-1, together)
+        plan = plan_micro_batches((lengths.amax(1) * together).tolist(), self.tokens_per_batch)
+        return [[place * together + member for place in places for member in range(together)] for places in plan]
+
+    @torch.no_grad()
+    def scores(self, model: Any, documents: Documents) -> Tensor:
+        """`summed_logprobs` of many documents in micro-batches, [D] on the CPU; the same in every process."""
+        result = torch.zeros(len(documents.mask))
+        for rows in self.plan(documents, 1):
+            scores = self.models.processes.forward(model, partial(summed_logprobs, model, documents.rows(rows)))
+            result[torch.tensor(rows)] = scores.cpu()
+        return result
+
+    def mismatches(self, chosen: Sequence[int]) -> list[int]:
+        """For each of the chosen pairs one whose continuations do not belong to its history: the next of another history, of the
+        chosen ones if there is one, otherwise of all. A pair dealt twice, or two pairs of one node, are no mismatch."""
+        found = []
+        for place, pair in enumerate(chosen):
+            others = chain(chosen[place + 1 :], chosen[:place], range(pair + 1, len(self.pairs)), range(pair))
+            found.append(next(other for other in others if self.pairs[other].history != self.pairs[pair].history))
+        return found
+
+    def mismatched(self, chosen: Sequence[int]) -> float:
+        """KTO's z0: max(0, mean h) of each pair's history with another pair's continuations, under the policy as it is."""
+        parts = [
+            (self.pairs[pair].history, side)
+            for pair, other in zip(chosen, self.mismatches(chosen), strict=True)
+            for side in (self.pairs[other].win, self.pairs[other].lose)
+        ]
+        documents = Documents.of(parts)
+        h = self.scores(self.models.policy, documents) - self.scores(self.models.reference, documents)
+        return max(0.0, float(h.mean()))
+
+    def updates(self, step: int) -> Iterator[Update]:
+        chosen = self.dealer.dealt(step)
+        documents = self.documents.rows([2 * pair + side for pair in chosen for side in (0, 1)])
+        reference = self.reference[torch.tensor([2 * pair + side for pair in chosen for side in (0, 1)])]
+        weights = torch.tensor([self.pairs[pair].weight for pair in chosen])
+        weights = weights / weights.sum()
+        values = torch.tensor([side.value for pair in chosen for side in (self.pairs[pair].win, self.pairs[pair].lose)])
+        z0 = self.mismatched(chosen) if self.preference.loss == "kto" else 0.0
+        self.ledger.open(documents.mask)
+
+        def loss(rows: list[int]) -> Iterator[LossTerms]:
+            micro = documents.rows(rows)
+            sums = summed_logprobs(self.models.policy, micro)
+            tokens, ref = micro.mask.sum(1).to(sums.device), reference[torch.tensor(rows)].to(sums.device)
+            value = values[torch.tensor(rows)].to(sums.device)
+            halves = (half for both in (sums, ref, tokens, value) for half in (both[0::2], both[1::2]))
+            pairs = PairScores(*halves, z0)
+            terms = self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
+            yield replace(terms, trained=(torch.tensor(rows), micro.mask))
+
+        yield Update("policy", self.plan(documents, 2), loss, self.ledger.saw)
+        self.ledger.close()
+
+    def terms(self, pairs: PairScores, weights: Tensor) -> LossTerms:
+        """A micro-batch's share of the loss: sum of weight [P] times loss per pair."""
+        name = self.preference.loss or "dpo"
+        if name == "own":
+            per_pair = self.algorithm.method.pieces["preference"](pairs, self.rl)
+        else:
+            per_pair = LOSSES[name](pairs, self.preference)
+        share = (per_pair * weights).sum()
+        ranked = margin(pairs, name).detach()
+        return LossTerms(
+            share,
+            {
+                "loss": share.detach(),
+                "pairs": torch.tensor(len(ranked)),
+                "right": (ranked > 0).sum(),
+                "margin": ranked.sum(),
+                "winner": pairs.win_mean.detach().sum(),
+                "loser": pairs.lose_mean.detach().sum(),
+            },
+        )
+
+    def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
+        policy = sums["policy"]
+        count = policy["pairs"]
+        return {
+            "loss": policy["loss"],
+            "pair_accuracy": policy["right"] / count,
+            "margin": policy["margin"] / count,
+            "winner_logprob": policy["winner"] / count,
+            "loser_logprob": policy["loser"] / count,
+            "pairs": count,
+            "grad_norm": policy["grad_norm"],
+            "lr": self.learners["policy"].schedule(step),
+        }
+
+    def finished(self) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ledger.load_state_dict(state["ledger"])

@@ -1,0 +1,24 @@
+"""Section `sft` of params.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stages.runtime.validation import Count, NonNegative, Positive, Section, Share
+
+
+class Sft(Section):
+    demonstrations: Annotated[int, Field(ge=0)] | None = None
+    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
+    epochs: Positive = 4.0
+    batch_tokens: Annotated[int, Field(ge=256)] = 2048
+    """Tokens of whole demonstrations in one optimiser step, about."""
+    learning_rate: Positive = 5e-4
+    warmup: Share = 0.1
+    weight_decay: NonNegative = 0.01
+    max_grad_norm: Positive = 1.0
+    eval_every: Count = 50
+    patience: Count = 4
+    checkpoint_every: Count = 100

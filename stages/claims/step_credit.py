@@ -133,8 +133,8 @@ class Bench:
 
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
         """`groups` groups of every task, as the method plays them."""
+        from stages.agent.active_episode import EpisodeRequest
         from stages.agent.chat import Chat
-        from stages.agent.play import Request
         from stages.agent.rollout import EnvironmentPool, Labels, collect
         from stages.algorithms.algorithm import resolve
         from stages.engine.engine import Sampling
@@ -145,7 +145,7 @@ class Bench:
         engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
         plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
         requests = [
-            Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
+            EpisodeRequest(task, group * rl.group_size + place, f"{task.task_id}/{group}")
             for task in self.tasks
             for group in range(groups)
             for place in range(rl.group_size)

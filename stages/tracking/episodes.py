@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.agent.samples import choose, outcome
+from stages.agent.sample_episodes import choose, outcome
 
 Row = Mapping[str, Any]
 

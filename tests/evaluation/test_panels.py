@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stages import evaluate
-from stages.agent.engines import EngineSettings
+from stages.agent.player import EngineSettings
 from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
 from stages.engine.engine import Sampling

@@ -80,7 +80,7 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
         engine = TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
         return Player(engine, chat, policy.hash, policy)
     from stages.engine.checked_backend import CheckedBackend
-    from stages.engine.token_sessions import Backend, TokenEngine
+    from stages.engine.completion_engine import Backend, CompletionEngine
 
     check_folder(folder)
     chat = Chat(load_tokenizer(folder), settings.thinking)
@@ -107,4 +107,4 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
             return load_policy(folder, device=settings.device, precision=settings.precision).model
 
         backend = CheckedBackend(backend, load, settings.check_turns, settings.precision)
-    return Player(TokenEngine(backend, settings.max_length), chat, policy_hash(folder))
+    return Player(CompletionEngine(backend, settings.max_length), chat, policy_hash(folder))

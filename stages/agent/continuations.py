@@ -9,7 +9,7 @@ from stages.engine.engine import Engine, Sampling, Turn
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContinuationRequest:
     """Of one episode's tokens: after the first `lengths[i]` of them a turn is to be drawn with random key `keys[i]`."""
 
     token_ids: list[int]
@@ -17,7 +17,7 @@ class Asked:
     keys: list[int]
 
 
-def draw_turns(engine: Engine, asked: Sequence[Asked], sampling: Sampling, width: int) -> list[list[Turn]]:
+def sample_turns(engine: Engine, asked: Sequence[ContinuationRequest], sampling: Sampling, width: int) -> list[list[Turn]]:
     """The turns that were asked for, in that order. An episode's tokens are read once for all of its histories; about `width`
     turns are under way at once. A turn depends on its history and its key alone."""
     found: list[list[Turn]] = []
@@ -26,9 +26,9 @@ def draw_turns(engine: Engine, asked: Sequence[Asked], sampling: Sampling, width
     return found
 
 
-def _within(asked: Sequence[Asked], width: int) -> Iterator[list[Asked]]:
+def _within(asked: Sequence[ContinuationRequest], width: int) -> Iterator[list[ContinuationRequest]]:
     """Runs of episodes with at most `width` turns in all (one episode at least)."""
-    run: list[Asked] = []
+    run: list[ContinuationRequest] = []
     turns = 0
     for one in asked:
         if run and turns + len(one.keys) > width:
@@ -40,7 +40,7 @@ def _within(asked: Sequence[Asked], width: int) -> Iterator[list[Asked]]:
         yield run
 
 
-def _draw(engine: Engine, asked: Sequence[Asked], sampling: Sampling) -> list[list[Turn]]:
+def _draw(engine: Engine, asked: Sequence[ContinuationRequest], sampling: Sampling) -> list[list[Turn]]:
     bases = [engine.open(one.token_ids[: max(one.lengths, default=1)]) for one in asked]
     places: dict[int, tuple[int, int]] = {}
     for number, (base, one) in enumerate(zip(bases, asked, strict=True)):

@@ -1,4 +1,4 @@
-"""stages.agent.template: prompts that are the same every day, and text that cannot pose as the format."""
+"""stages.agent.chat_template: prompts that are the same every day, and text that cannot pose as the format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tiny import TINY_TEMPLATE, make_tiny_model, make_tiny_tokenizer
 from tokenizers import AddedToken
 
 from stages.agent.chat import Chat
+from stages.agent.chat_template import PROMPT_DATE, prompt_date
 from stages.agent.policy import load_tokenizer, save_policy
-from stages.agent.template import PROMPT_DATE, prompt_date
 
 DATED = (
     "\n  {% if strftime_now is defined %}{% set today = strftime_now('%d %b %Y, day %-d of %B, %H:%M 100%%') %}"

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
-from stages.agent.selecting import SelectingEngine
+from stages.agent.best_of_n import BestOfEngine
 from stages.engine.engine import Sampling, Turn
-from stages.serving.choices import Choice
+from stages.serving.variants import Variant
 
 
 @dataclass
-class Order:
+class GenerationJob:
     """A turn after `token_ids` for each of `keys`."""
 
     token_ids: Sequence[int]
     keys: Sequence[int]
     sampling: Sampling
-    choice: Choice
+    choice: Variant
     turns: Future[list[Turn]] = field(default_factory=Future)
     """In the order of `keys`."""
     sessions: list[int] = field(default_factory=list)
@@ -29,13 +29,13 @@ class Order:
     cancelled: bool = False
 
 
-class TurnServer:
+class EngineThread:
     """Takes orders from any thread. What an order draws depends on its own tokens and keys, not on the others (torch engine)."""
 
-    def __init__(self, engine: SelectingEngine) -> None:
+    def __init__(self, engine: BestOfEngine) -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._orders: dict[int, Order] = {}
+        self._inbox: queue.SimpleQueue[GenerationJob | None] = queue.SimpleQueue()
+        self._orders: dict[int, GenerationJob] = {}
         """Session -> the order that it belongs to."""
         self._changed = threading.Event()
         """An order was cancelled since the thread last looked."""
@@ -46,11 +46,11 @@ class TurnServer:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, order: Order) -> Future[list[Turn]]:
+    def submit(self, order: GenerationJob) -> Future[list[Turn]]:
         self._inbox.put(order)
         return order.turns
 
-    def cancel(self, order: Order) -> None:
+    def cancel(self, order: GenerationJob) -> None:
         """Nobody wants the order's turns: it is not begun, or given up as soon as the engine's present step is over."""
         order.cancelled = True
         if not order.turns.cancel() and not order.turns.done():
@@ -74,7 +74,7 @@ class TurnServer:
             except Exception as error:
                 self._retry(error)
 
-    def _arrived(self, wait: bool) -> list[Order | None]:
+    def _arrived(self, wait: bool) -> list[GenerationJob | None]:
         """Orders that came since; at least one, if it is to wait."""
         found = [self._inbox.get()] if wait else []
         with contextlib.suppress(queue.Empty):
@@ -82,7 +82,7 @@ class TurnServer:
                 found.append(self._inbox.get_nowait())
         return found
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: GenerationJob) -> None:
         try:
             rank = order.choice.rank()
             order.sessions = [self.engine.open(order.token_ids)]
@@ -104,7 +104,7 @@ class TurnServer:
         for turn in self.engine.advance(self._changed.is_set):
             self._end(turn)
 
-    def _under_way(self) -> list[Order]:
+    def _under_way(self) -> list[GenerationJob]:
         """Each order once, the oldest first."""
         return list({id(order): order for order in self._orders.values()}.values())
 
@@ -131,7 +131,7 @@ class TurnServer:
                 except Exception as own:
                     self._give_up(order, own)
 
-    def _put_down(self, order: Order) -> None:
+    def _put_down(self, order: GenerationJob) -> None:
         """Close what the order has open; it can be begun anew."""
         for session in order.sessions:
             self._orders.pop(session, None)
@@ -140,7 +140,7 @@ class TurnServer:
                     self.engine.close(session)
         order.sessions, order.done = [], {}
 
-    def _give_up(self, order: Order, error: BaseException) -> None:
+    def _give_up(self, order: GenerationJob, error: BaseException) -> None:
         """Let an order fail."""
         self._put_down(order)
         order.turns.set_exception(error)

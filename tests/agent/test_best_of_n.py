@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
-from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
 
@@ -92,7 +92,7 @@ def played(policy: Any, tasks: int, n: int | None, rank: Any = None, slots: int 
     chat = Chat(policy.tokenizer)
     engine: Engine = TorchEngine(policy.model, [chat.end_of_turn], slots, 160)
     if n is not None:
-        engine = SelectingEngine(engine, n, rank or by_scorer(Preferring()), lambda tokens: action_key(chat.action_text(tokens)))
+        engine = BestOfEngine(engine, n, rank or by_scorer(Preferring()), lambda tokens: action_key(chat.action_text(tokens)))
     with EnvironmentPool(CountingEnvironment) as pool:
         requests = attempts(toy_tasks(tasks), 2)
         return collect(engine, chat, pool, requests, Sampling(max_tokens=4), Labels(3), max_length=160, width=width), engine
@@ -136,7 +136,7 @@ def test_every_turn_is_the_best_of_its_draws(policy: Any) -> None:
 
 
 def test_sessions_branch_and_close_as_in_any_engine(policy: Any) -> None:
-    engine = SelectingEngine(TorchEngine(policy.model, [3], 8, 64), 2, by_scorer(Preferring()), str)
+    engine = BestOfEngine(TorchEngine(policy.model, [3], 8, 64), 2, by_scorer(Preferring()), str)
     session = engine.open([5, 6, 7])
     (fork,) = engine.fork(session, 1)
     again = engine.open([8], engine.snapshot(session))
@@ -154,4 +154,4 @@ def test_sessions_branch_and_close_as_in_any_engine(policy: Any) -> None:
     with pytest.raises(KeyError):
         engine.extend(session, [1])
     with pytest.raises(ValueError, match="at least 1"):
-        SelectingEngine(engine, 0, by_logprob, str)
+        BestOfEngine(engine, 0, by_logprob, str)

@@ -1,4 +1,4 @@
-"""stages.engine.token_sessions: sessions in front of a back end that fails, or whose work is given up."""
+"""stages.engine.completion_engine: sessions in front of a back end that fails, or whose work is given up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stages.engine.checked_backend import CheckedBackend
+from stages.engine.completion_engine import CompletionEngine, TurnRequest, TurnResult
 from stages.engine.engine import EngineError, Pause, Sampling
-from stages.engine.token_sessions import Answer, Asked, TokenEngine
 
 
 class Scripted:
@@ -21,18 +21,18 @@ class Scripted:
         self.cancelled: list[int] = []
         self.failing: Exception | None = None
 
-    def start(self, asked: Asked) -> None:
-        if 99 in asked.token_ids:
+    def start(self, request: TurnRequest) -> None:
+        if 99 in request.token_ids:
             raise EngineError("99 is no token")
-        self.running.append(asked.session)
-        self.begun.append(asked.session)
+        self.running.append(request.session)
+        self.begun.append(request.session)
 
-    def wait(self, pause: Pause | None = None) -> list[Answer]:
+    def wait(self, pause: Pause | None = None) -> list[TurnResult]:
         if self.failing:
             error, self.failing = self.failing, None
             raise error
         session = self.running.pop(0)
-        return [Answer(session, (session, 3), (-0.5, -0.5), stopped=True)]
+        return [TurnResult(session, (session, 3), (-0.5, -0.5), stopped=True)]
 
     def cancel(self, sessions: Collection[int]) -> None:
         self.cancelled += sessions
@@ -42,15 +42,15 @@ class Scripted:
         return None
 
 
-def engine_with(*prompts: list[int]) -> tuple[TokenEngine, Scripted]:
+def engine_with(*prompts: list[int]) -> tuple[CompletionEngine, Scripted]:
     backend = Scripted()
-    engine = TokenEngine(backend, max_length=32)
+    engine = CompletionEngine(backend, max_length=32)
     for prompt in prompts:
         engine.request(engine.open(prompt), 1, Sampling(max_tokens=4))
     return engine, backend
 
 
-def finish(engine: TokenEngine) -> dict[int, tuple[int, ...]]:
+def finish(engine: CompletionEngine) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     while turns := engine.advance():
         found |= {turn.session: turn.token_ids for turn in turns}
@@ -58,7 +58,7 @@ def finish(engine: TokenEngine) -> dict[int, tuple[int, ...]]:
 
 
 def test_what_was_under_way_when_waiting_failed_is_begun_again() -> None:
-    """Contract: after a call has failed, all that was asked for still comes, once; the back end was told to drop what ran."""
+    """Contract: after a call has failed, all that was requested still comes, once; the back end was told to drop what ran."""
     engine, backend = engine_with([5], [6], [7])
     backend.failing = ConnectionError("the server is gone")
     with pytest.raises(ConnectionError):
@@ -98,7 +98,7 @@ def test_a_back_end_that_was_found_wrong_stays_refused(monkeypatch: pytest.Monke
     """Contract: trying again after the check has failed does not get past it."""
     monkeypatch.setattr("stages.engine.checked_backend.sampled_logprobs", lambda *_: [-9.0, -9.0])
     model: Any = object()
-    engine = TokenEngine(CheckedBackend(Scripted(), lambda: model, 1, "float32"), max_length=32)
+    engine = CompletionEngine(CheckedBackend(Scripted(), lambda: model, 1, "float32"), max_length=32)
     engine.request(engine.open([5]), 1, Sampling(max_tokens=4))
     for _ in range(2):
         with pytest.raises(EngineError, match=r"differ by 8\.5 nats"):

@@ -86,7 +86,7 @@ def _check_draws(n: int) -> None:
         raise ValueError(f"best of {n} actions; at least 1 must be drawn")
 
 
-class SelectingEngine:
+class BestOfEngine:
     """`stages.engine.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own; without
     `rank` they vote. Raises ValueError for n below 1."""
 

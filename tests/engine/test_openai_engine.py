@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 from completions_server import serving
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
-from stages.agent.engines import EngineSettings, open_player, served_name
+from stages.agent.player import EngineSettings, open_player, served_name
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.engine.completion_engine import TurnRequest
 from stages.engine.engine import Engine, EngineError, Sampling
 from stages.engine.openai_engine import request_fields, seed_of, token_answer
-from stages.engine.token_sessions import Asked
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode
 from stages.runtime.resources import EngineParams, Resources
@@ -169,10 +169,10 @@ def test_ids_are_read_wherever_servers_put_them() -> None:
 
 
 def test_top_k_needs_a_dialect_that_has_it() -> None:
-    asked = Asked(0, (1,), 2**40 + 5, Sampling(top_k=4))
+    request = TurnRequest(0, (1,), 2**40 + 5, Sampling(top_k=4))
     with pytest.raises(EngineError, match="top_k is 4"):
-        request_fields(asked, "openai", STOP, 0)
-    assert request_fields(asked, "vllm", STOP, 0)["seed"] == 5
+        request_fields(request, "openai", STOP, 0)
+    assert request_fields(request, "vllm", STOP, 0)["seed"] == 5
 
 
 def test_no_server_is_an_error_that_names_the_address(tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

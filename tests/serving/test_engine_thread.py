@@ -10,10 +10,10 @@ from concurrent.futures import CancelledError
 import pytest
 from served import until
 
-from stages.agent.selecting import SelectingEngine, by_logprob
+from stages.agent.best_of_n import BestOfEngine, by_logprob
 from stages.engine.engine import EngineError, Pause, Sampling, Turn
-from stages.serving.choices import PLAIN, Choice
-from stages.serving.turns import Order, TurnServer
+from stages.serving.engine_thread import EngineThread, GenerationJob
+from stages.serving.variants import PLAIN, Variant
 
 LOST = 13
 """A key whose turn the engine loses, with all that is under way."""
@@ -76,19 +76,19 @@ class Slow(Echo):
         return []
 
 
-def order(length: int, *keys: int, choice: Choice = PLAIN) -> Order:
-    return Order([1] * length, keys, Sampling(), choice)
+def order(length: int, *keys: int, choice: Variant = PLAIN) -> GenerationJob:
+    return GenerationJob([1] * length, keys, Sampling(), choice)
 
 
 def test_orders_are_answered_in_the_order_of_their_keys_and_leave_nothing() -> None:
     engine = Echo()
-    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
     orders = [order(1 + place % 4, *range(place, place + 3)) for place in range(20, 40)]
     for one in orders:
         server.submit(one)
     for one in orders:
         assert [turn.token_ids for turn in one.turns.result(30)] == [(key % 100, len(one.token_ids)) for key in one.keys]
-    best = server.submit(order(2, 1, choice=Choice(5, lambda: by_logprob))).result(30)
+    best = server.submit(order(2, 1, choice=Variant(5, lambda: by_logprob))).result(30)
     assert len(best) == 1
     assert best[0].logprobs[0] >= -1.0, "the likeliest of five draws, of which the first has -1"
     server.close()
@@ -99,7 +99,7 @@ def test_orders_are_answered_in_the_order_of_their_keys_and_leave_nothing() -> N
 def test_an_order_that_fails_takes_no_later_one_with_it() -> None:
     """Contract: what an engine refuses is the order's error; what it loses fails what was under way; the next is answered."""
     engine = Echo()
-    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
 
     def unreadable() -> None:
         raise FileNotFoundError("no Q-model")
@@ -107,7 +107,7 @@ def test_an_order_that_fails_takes_no_later_one_with_it() -> None:
     with pytest.raises(EngineError, match="too long"):
         server.submit(order(5, 1)).result(30)
     with pytest.raises(FileNotFoundError, match="no Q-model"):
-        server.submit(order(1, 1, choice=Choice(2, unreadable))).result(30)  # type: ignore[arg-type]
+        server.submit(order(1, 1, choice=Variant(2, unreadable))).result(30)  # type: ignore[arg-type]
     with pytest.raises(ConnectionError, match="gone"):
         server.submit(order(2, LOST, 5)).result(30)
     assert server.submit(order(3, 7)).result(30)[0].token_ids == (7, 3)
@@ -120,13 +120,13 @@ def test_an_order_that_breaks_the_engine_fails_alone() -> None:
     they would have been; so are those that come later."""
     engine = Echo()
     started = threading.Event()
-    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
 
     def hold() -> None:
         started.wait(30)  # until all are in the inbox: they are begun together
 
-    first = server.submit(order(1, 1, choice=Choice(1, hold)))  # type: ignore[arg-type]
-    orders = [order(2, 5, 6), order(1, LOST, 8), order(3, 7), order(2, 9, choice=Choice(3, lambda: by_logprob))]
+    first = server.submit(order(1, 1, choice=Variant(1, hold)))  # type: ignore[arg-type]
+    orders = [order(2, 5, 6), order(1, LOST, 8), order(3, 7), order(2, 9, choice=Variant(3, lambda: by_logprob))]
     for one in orders:
         server.submit(one)
     started.set()
@@ -145,7 +145,7 @@ def test_a_cancelled_order_is_not_computed_on() -> None:
     """Contract: an order that is decoding is given up when the present step is over, one that waits is never begun; neither takes
     anything from the others, and nothing stays open."""
     engine = Slow()
-    server = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    server = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
     endless = order(1, Slow.SLOW, Slow.SLOW, 5)
     server.submit(endless)
     until(lambda: len(engine.steps) > 20, "decoding", 60)
@@ -159,7 +159,7 @@ def test_a_cancelled_order_is_not_computed_on() -> None:
 
     endless, waiting, other = order(1, Slow.SLOW), order(1, 11), order(1, 12)
     held = threading.Event()
-    server.submit(order(1, 1, choice=Choice(1, lambda: held.wait(30))))  # type: ignore[arg-type,return-value]
+    server.submit(order(1, 1, choice=Variant(1, lambda: held.wait(30))))  # type: ignore[arg-type,return-value]
     for one in (endless, waiting, other):
         server.submit(one)
     server.cancel(waiting)

@@ -1,4 +1,4 @@
-"""`python -m stages.sandbox.locked JSON`: run a command under sandlock, and leave none of its processes behind."""
+"""`python -m stages.sandbox.sandlock_runner JSON`: run a command under sandlock, and leave none of its processes behind."""
 
 from __future__ import annotations
 

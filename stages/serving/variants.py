@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from stages.agent.named import model_names, named_or_folder
-from stages.agent.selecting import Ranking, by_logprob
+from stages.agent.best_of_n import Ranking, by_logprob
+from stages.agent.model_names import model_names, resolve_model
 from stages.evaluation.judges import LACKING, judges
 from stages.evaluation.panels import BestOf, ranking
 from stages.params import Params
@@ -23,7 +23,7 @@ from stages.runtime.validation import ParamsError
 
 
 @dataclass(frozen=True)
-class Choice:
+class Variant:
     """A turn is the best of `n` draws; `rank` gives the ranking, reading what ranks the first time, or None for a vote."""
 
     n: int
@@ -31,23 +31,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model to serve. `names`: every name that it answers to, the plain ones first -> how it then chooses."""
 
     folder: Path
-    names: dict[str, Choice]
+    names: dict[str, Variant]
 
 
-PLAIN = Choice(1, lambda: by_logprob)
+PLAIN = Variant(1, lambda: by_logprob)
 
 
-def choices(root: Path, params: Params, name: str) -> dict[str, Choice]:
+def variants(root: Path, params: Params, name: str) -> dict[str, Variant]:
     """What may stand behind a model's name, "" for nothing -> how it then chooses: as in evaluate. A bare `+q` or `+value` is
     there where it is clear whose is meant: a specialist's own domain's, or the only one."""
 
-    def choice(by: str, domain: str = "") -> Choice:
+    def choice(by: str, domain: str = "") -> Variant:
         best_of = BestOf.of(by, params.evaluate, root / "data" / "models")
-        return Choice(best_of.n, cache(partial(ranking, best_of, domain, params.resources.device)))
+        return Variant(best_of.n, cache(partial(ranking, best_of, domain, params.resources.device)))
 
     found = {"": PLAIN, "+logprob": choice("logprob"), "+vote": choice("vote")}
     own = name.partition("@")[2] if name in model_names(params.domains) else ""
@@ -59,13 +59,13 @@ def choices(root: Path, params: Params, name: str) -> dict[str, Choice]:
     return found
 
 
-def served(wanted: str, root: Path, params: Params) -> Served:
+def find_served_model(wanted: str, root: Path, params: Params) -> ServedModel:
     """What `wanted` (`merged`, `merged+q@search`, `path/to/a/folder`) names. Raises ParamsError for a name that there is not."""
-    from stages.agent.engines import served_name
+    from stages.agent.player import served_name
 
     name, plus, how = wanted.partition("+")
-    folder = named_or_folder(name, root, params)
-    ways = choices(root, params, name)
+    folder = resolve_model(name, root, params)
+    ways = variants(root, params, name)
     if plus + how not in ways:
         alike = [way for way in ways if way.partition("@")[0] == plus + how.partition("@")[0]]
         near = difflib.get_close_matches(plus + how, alike or list(ways), n=1)
@@ -77,4 +77,4 @@ def served(wanted: str, root: Path, params: Params) -> Served:
         raise ParamsError(message)
     plain = ways[plus + how]
     path = served_name(folder)
-    return Served(folder, {name: plain, path: plain, **{f"{name}{way}": choice for way, choice in ways.items() if way}})
+    return ServedModel(folder, {name: plain, path: plain, **{f"{name}{way}": choice for way, choice in ways.items() if way}})

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from stages.sandbox.inside.program import run_program
-from stages.sandbox.inside.syscalls import deny
-from stages.sandbox.inside.testing import run_tests
+from stages.sandbox.guest.program import run_program
+from stages.sandbox.guest.syscalls import deny
+from stages.sandbox.guest.test_runner import run_tests
 
 
 def limit(settings: Mapping[str, Any]) -> None:

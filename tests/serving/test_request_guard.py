@@ -18,14 +18,14 @@ import uvicorn
 from served import until
 from test_turns import Slow
 
+from stages.agent.best_of_n import BestOfEngine, by_logprob
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
-from stages.agent.selecting import SelectingEngine, by_logprob
 from stages.engine.engine import Sampling
 from stages.serving.app import Agent, make_app
-from stages.serving.choices import PLAIN
-from stages.serving.door import MAX_BODY, MAX_MESSAGE
-from stages.serving.turns import TurnServer
+from stages.serving.engine_thread import EngineThread
+from stages.serving.request_guard import MAX_BODY, MAX_MESSAGE
+from stages.serving.variants import PLAIN
 
 MAX_LENGTH = 64
 ASKED = {"model": "merged", "prompt": [5, 6], "max_tokens": 4}
@@ -35,7 +35,7 @@ ASKED = {"model": "merged", "prompt": [5, 6], "max_tokens": 4}
 def server(tiny_policy: Path) -> Iterator[SimpleNamespace]:
     engine = Slow()
     chat = Chat(load_policy(tiny_policy).tokenizer)
-    turns = TurnServer(SelectingEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
+    turns = EngineThread(BestOfEngine(engine, 1, by_logprob, str))  # type: ignore[arg-type]
     agent = Agent(turns, chat, {"merged": PLAIN}, "0", Sampling(max_tokens=4), MAX_LENGTH)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stages.sandbox.inside.values import MAX_FRAME, MAX_MESSAGE, clip
+from stages.sandbox.guest.protocol import MAX_FRAME, MAX_MESSAGE, clip
 from stages.sandbox.server import LostError, Server
 from stages.sandbox.settings import SandboxSettings
 
@@ -106,7 +106,7 @@ class Channel:
             self.end.sendall(len(data).to_bytes(4, "big") + data)
 
 
-class Exchange:
+class Execution:
     """One program in one server, from the first fork until nothing is left of it."""
 
     def __init__(self, server: Server, settings: SandboxSettings, program: Program, tests: Tests | None) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from stages.sandbox.inside.steps import PROGRAM, Steps, counter
-from stages.sandbox.inside.values import decode, describe, encode, receive, send
+from stages.sandbox.guest.protocol import decode, describe, encode, receive, send
+from stages.sandbox.guest.step_counter import PROGRAM, Steps, counter
 
 FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
 """What `compile` raises for text that is no program."""

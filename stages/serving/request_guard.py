@@ -39,7 +39,7 @@ def stranger(headers: Headers) -> JSONResponse | None:
     return None
 
 
-class Door:
+class RequestGuard:
     """An ASGI application in front of `app`, which is given each request whole, of at most `max_body` bytes."""
 
     def __init__(self, app: ASGIApp, max_body: int = MAX_BODY) -> None:

@@ -12,7 +12,7 @@ from stages.runtime.validation import ParamsError
 if TYPE_CHECKING:
     from stages.params import Params
 
-CHOICES = {
+SELECTORS = {
     "q": "the Q-model of annotate",
     "value": "the values of tokens that rl has learnt (b_coder)",
     "logprob": "the policy's own log-probability",
@@ -44,7 +44,7 @@ def model_folder(name: str, root: Path, params: Params) -> Path:
     return root / "data" / "models" / name.replace("@", "/")
 
 
-def named_or_folder(name: str, root: Path, params: Params) -> Path:
+def resolve_model(name: str, root: Path, params: Params) -> Path:
     """`model_folder` of a name, and what has a slash in it, or is no name and a folder, as a path."""
     path = root / name
     if name not in model_names(params.domains) and ("/" in name or path.is_dir()):

@@ -1,6 +1,6 @@
 """Sessions for back ends that keep the key/value cache to themselves: here a session is its tokens.
 
-`TokenEngine` is `stages.engine.engine.Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
+`CompletionEngine` is `stages.engine.engine.Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
 back ends with a prefix cache (vLLM, SGLang, llama.cpp) compute the new tokens alone, so a group's shared prompt, forks and
 earlier turns cost no more than they do in the torch engine.
 """
@@ -15,7 +15,7 @@ from stages.engine.engine import EngineError, Pause, Sampling, Turn
 
 
 @dataclass(frozen=True)
-class Asked:
+class TurnRequest:
     """One turn to sample after `token_ids`; `sampling.max_tokens` is no more than the session has room for."""
 
     session: int
@@ -25,7 +25,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TurnResult:
     """What came back. `token_ids` ends with the end-of-turn token if `stopped`; log-probs are those of `Engine`'s contract."""
 
     session: int
@@ -38,16 +38,16 @@ class Backend(Protocol):
     """Completes token sequences, many at once. What is refused or left out raises EngineError; what fails from outside,
     OSError."""
 
-    def start(self, asked: Asked) -> None:
+    def start(self, request: TurnRequest) -> None:
         """Begin one completion."""
         ...
 
-    def wait(self, pause: Pause | None = None) -> list[Answer]:
+    def wait(self, pause: Pause | None = None) -> list[TurnResult]:
         """Wait until at least one of those begun is done, or until `pause` says so; all that are done by then."""
         ...
 
     def cancel(self, sessions: Collection[int]) -> None:
-        """Give up the completions begun for these sessions: no answer to them comes. They may be begun again."""
+        """Give up the completions begun for these sessions: their results are dropped. They may be begun again."""
         ...
 
     def close(self) -> None:
@@ -63,10 +63,10 @@ class _Session:
     """None between turns."""
 
 
-class TokenEngine:
+class CompletionEngine:
     """See `stages.engine.engine.Engine`. max_length: longest session in tokens.
 
-    When `advance` raises, turns asked for are still asked for, and the next call begins them again; those that are finished it
+    When `advance` raises, requested turns stay requested, and the next call begins them again; those that are finished it
     returns.
     """
 
@@ -107,7 +107,7 @@ class TokenEngine:
         self._counters["fed_tokens"] += len(token_ids)
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """See `Engine.request`. Raises EngineError where entropies are asked for."""
+        """See `Engine.request`. Raises EngineError where entropies are requested."""
         if sampling.candidates:
             raise EngineError("this engine's back end gives no entropies (Sampling.candidates); use resources.engine kind: torch")
         state = self._idle(session)
@@ -119,16 +119,16 @@ class TokenEngine:
             self._begin(self._waiting[0])
             del self._waiting[0]
         while self._running and not self._finished and not (pause and pause()):
-            for answer in self._wait(pause):
-                self._end(answer)
+            for result in self._wait(pause):
+                self._end(result)
         turns, self._finished = self._finished, []
         return sorted(turns, key=lambda turn: turn.session)
 
-    def _wait(self, pause: Pause | None) -> list[Answer]:
+    def _wait(self, pause: Pause | None) -> list[TurnResult]:
         try:
             return self.backend.wait(pause)
         except BaseException:
-            # Which answers are lost, only the back end could know: all that run are begun again.
+            # Which results are lost, only the back end could know: all that run are begun again.
             running, self._running = sorted(self._running), set()
             self._waiting = [*running, *self._waiting]
             self.backend.cancel(running)
@@ -169,20 +169,20 @@ class TokenEngine:
             self._finished.append(Turn(session, (), (), "context"))
             return
         limited = replace(state.sampling, max_tokens=min(room, state.sampling.max_tokens))
-        self.backend.start(Asked(session, tuple(state.token_ids), state.key, limited))
+        self.backend.start(TurnRequest(session, tuple(state.token_ids), state.key, limited))
         self._running.add(session)
         self._counters["requests"] += 1
 
-    def _end(self, answer: Answer) -> None:
-        """Note the turn that an answer finishes, unless its session was closed meanwhile."""
-        if answer.session not in self._running:
+    def _end(self, result: TurnResult) -> None:
+        """Note the turn that a result finishes, unless its session was closed meanwhile."""
+        if result.session not in self._running:
             return
-        self._running.remove(answer.session)
-        state = self._sessions[answer.session]
+        self._running.remove(result.session)
+        state = self._sessions[result.session]
         assert state.sampling is not None
         room_ends = self.max_length - len(state.token_ids) <= state.sampling.max_tokens
-        state.token_ids.extend(answer.token_ids)
+        state.token_ids.extend(result.token_ids)
         state.sampling = None
-        self._counters["sampled_tokens"] += len(answer.token_ids)
-        reason = "stop" if answer.stopped else ("context" if room_ends else "length")
-        self._finished.append(Turn(answer.session, answer.token_ids, answer.logprobs, reason))
+        self._counters["sampled_tokens"] += len(result.token_ids)
+        reason = "stop" if result.stopped else ("context" if room_ends else "length")
+        self._finished.append(Turn(result.session, result.token_ids, result.logprobs, reason))

@@ -19,9 +19,9 @@ from transformers import (
 
 from stages.agent.policy import token_logprobs
 from stages.engine.cache import SlotCache
+from stages.engine.cuda_graphs import GraphedForward, make_forward
 from stages.engine.decoder import LeanForward, StockForward, serves
 from stages.engine.engine import Sampling
-from stages.engine.graphs import GraphedForward, make_forward
 from stages.engine.torch_engine import TorchEngine
 
 SHAPE = {

@@ -50,7 +50,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Asked(BaseModel):
+class GenerationRequest(BaseModel):
     """What both endpoints understand; null: as in evaluate.sampling."""
 
     model_config = ConfigDict(extra="forbid")
@@ -105,7 +105,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionAsked(Asked):
+class CompletionRequest(GenerationRequest):
     """POST /v1/completions: text or token ids to go on from, one or several."""
 
     prompt: Prompt
@@ -120,7 +120,7 @@ class CompletionAsked(Asked):
         return [self.prompt] if self.prompt and isinstance(self.prompt[0], int) else self.prompt  # type: ignore[return-value, list-item]
 
 
-class ChatAsked(Asked):
+class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions: a conversation that ends with the user's turn."""
 
     messages: list[Any]

@@ -13,7 +13,7 @@ from stages.agent.chat import Chat
 from stages.engine.engine import Sampling, Turn
 from stages.records.thinking import Thinking
 from stages.serving.app import Agent, streamed
-from stages.serving.requests import ChatAsked
+from stages.serving.schemas import ChatRequest
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_thought_is_sent_beside_the_action(text: str, message: dict[str, Any])
     """Contract: clients act on `content`; the thought has the name that other servers give it, streamed or not."""
     chat = Chat(make_tiny_tokenizer(), Thinking())
     agent = Agent(cast(Any, SimpleNamespace()), chat, {}, "hash", Sampling(), 64)
-    asked = ChatAsked(model="merged", messages=[])
+    asked = ChatRequest(model="merged", messages=[])
     token_ids = tuple(chat.tokenizer(text, add_special_tokens=False)["input_ids"])
     choice = agent.chat_choice(asked, 0, Turn(0, token_ids, (-1.0,) * len(token_ids), "stop"))
     assert {key: value for key, value in choice["message"].items() if key not in ("role", "refusal")} == message

@@ -11,7 +11,7 @@ from stages.records.task import Task
 
 
 @dataclass(frozen=True)
-class Request:
+class EpisodeRequest:
     """One episode to play. Episodes with the same `group_id` are attempts at the same task."""
 
     task: Task
@@ -24,7 +24,7 @@ class Request:
 
 
 @dataclass
-class Mark:
+class BranchPoint:
     """Where an episode stood after one of its turns, the answer included: what a branch starts from."""
 
     snapshot: Any
@@ -35,10 +35,10 @@ class Mark:
 
 
 @dataclass
-class Play:
+class ActiveEpisode:
     """An episode under way."""
 
-    request: Request
+    request: EpisodeRequest
     episode: Episode
     environment: Environment
     state_key: str = ""
@@ -47,7 +47,7 @@ class Play:
     terms: dict[str, float] = field(default_factory=dict)
     row: int = 0
     """Its number in a group that goes in rounds."""
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[BranchPoint] = field(default_factory=list)
     """After each of its turns, where it may be branched from."""
     entropies: list[tuple[float, ...]] = field(default_factory=list)
     """Of each turn's tokens, where the plan wants them."""
@@ -60,7 +60,7 @@ class Play:
     def over(self) -> bool:
         return self.episode.terminated or self.episode.truncated
 
-    def take_over(self, parent: Play, turns: int) -> None:
+    def take_over(self, parent: ActiveEpisode, turns: int) -> None:
         """Become a branch of `parent`: stand where it stood after its first `turns` turns. The environment is not touched."""
         source, branch, mark = parent.episode, self.episode, parent.marks[turns - 1]
         branch.parent, branch.inherited = source.episode_id, turns
@@ -68,13 +68,13 @@ class Play:
             setattr(branch, name, getattr(source, name)[: mark.tokens])
         branch.turns = [replace(turn) for turn in source.turns[:turns]]
         branch.reward = sum(turn.reward for turn in branch.turns)
-        said = 1 + sum(len(exchange("", turn.observation)) for turn in branch.turns)
+        said = 1 + sum(len(turn_messages("", turn.observation)) for turn in branch.turns)
         branch.messages = [dict(message) for message in source.messages[:said]]
         self.turn, self.terms, self.state_key, self.snapshot = turns, dict(mark.terms), mark.state_key, mark.snapshot
         self.marks, self.entropies = parent.marks[:turns], parent.entropies[:turns]
 
 
-def exchange(said: str, observation: str) -> list[dict[str, str]]:
+def turn_messages(said: str, observation: str) -> list[dict[str, str]]:
     """A turn as messages."""
     answer = [{"role": "user", "content": observation}] if observation else []
     return [{"role": "assistant", "content": said}, *answer]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
-from stages.agent.engines import EngineSettings, open_player
+from stages.agent.player import EngineSettings, open_player
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.engine.engine import EngineError, Sampling
 from stages.runtime.resources import EngineParams, Resources

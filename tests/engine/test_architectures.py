@@ -17,8 +17,8 @@ from stages.agent.policy import load_policy, save_policy, token_logprobs
 from stages.engine import engine_check, torch_engine
 from stages.engine.architectures import check_path, unserved, windows
 from stages.engine.cache import SUM_BLOCK, SlotCache
+from stages.engine.cuda_graphs import GraphedForward
 from stages.engine.engine import Sampling
-from stages.engine.graphs import GraphedForward
 from stages.engine.passes import LENGTH_STEP
 from stages.engine.torch_engine import TorchEngine
 

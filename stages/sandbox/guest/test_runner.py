@@ -8,8 +8,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stages.sandbox.inside.program import FAULTS
-from stages.sandbox.inside.values import clip, decode, describe, encode, receive, send, shown
+from stages.sandbox.guest.program import FAULTS
+from stages.sandbox.guest.protocol import clip, decode, describe, encode, receive, send, shown
 
 
 class UnfitError(Exception):

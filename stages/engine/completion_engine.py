@@ -1,6 +1,6 @@
 """Sessions for back ends that keep the key/value cache to themselves: here a session is its tokens.
 
-`CompletionEngine` is `stages.engine.engine.Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
+`CompletionEngine` is an `Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
 back ends with a prefix cache (vLLM, SGLang, llama.cpp) compute the new tokens alone, so a group's shared prompt, forks and
 earlier turns cost no more than they do in the torch engine.
 """

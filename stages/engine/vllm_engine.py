@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class VllmBackend:
-    """See `stages.engine.completion_engine.Backend`; `folder` holds a model, or a LoRA adapter, whose base is then served with it.
+    """A `Backend`; `folder` holds a model, or a LoRA adapter, whose base is then served with it.
 
     Raises EngineError if vLLM is not installed.
     """

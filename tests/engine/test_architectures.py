@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import make_tiny_tokenizer
 
 from stages.agent.policy import load_policy, save_policy, token_logprobs
-from stages.engine import engine_check, torch_engine
+from stages.engine import self_check, torch_engine
 from stages.engine.architectures import check_path, unserved, windows
 from stages.engine.cache import SUM_BLOCK, SlotCache
 from stages.engine.cuda_graphs import GraphedForward
@@ -111,7 +111,7 @@ def test_what_does_not_run_at_all_is_refused_with_the_reason(monkeypatch: pytest
     def failing(*_: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(engine_check, "_difference", failing)
+    monkeypatch.setattr(self_check, "_difference", failing)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM .* does not run in the torch engine \(shapes differ\)"):
         TorchEngine(make("llama"), [], slots=4, max_length=64)
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import uvicorn
 from served import until
-from test_turns import Slow
+from test_engine_thread import Slow
 
 from stages.agent.best_of_n import BestOfEngine, by_logprob
 from stages.agent.chat import Chat

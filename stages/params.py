@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -24,7 +24,6 @@ from stages.algorithms.settings import Rl
 from stages.annotation.settings import Annotate
 from stages.annotation.units import is_return, reads_values, value_head
 from stages.curation.settings import Curate
-from stages.designs.settings import Design
 from stages.evaluation.settings import Evaluate
 from stages.merging.registry import bind
 from stages.merging.section import Merge
@@ -68,7 +67,6 @@ class Params(Section):
     rl: Rl = Rl()
     merge: Merge = Merge()
     evaluate: Evaluate = Evaluate()
-    design: Design = Design()
     report: Report = Report()
     per_domain: dict[str, PerDomain] = {}
 
@@ -120,12 +118,22 @@ class Params(Section):
         return section_of(self, name, domain)
 
 
+P = TypeVar("P", bound=Params)
+
+
 def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Params:
     """Check a parsed params.yaml, every domain's overrides included. Raises ParamsError with one line per mistake."""
+    return parse_as(Params, values, source)
+
+
+def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
+    """`parse_params` for a subclass of Params, which adds sections."""
+    if "design" in values and "design" not in shape.model_fields:
+        raise ParamsError(f"{source}: the section 'design' is now the file reports/design/design.yaml; move it there")
     try:
-        params = Params.model_validate(values)
+        params = shape.model_validate(values)
     except ValidationError as error:
-        raise ParamsError(explain(error, Params, source)) from error
+        raise ParamsError(explain(error, shape, source)) from error
     for domain in params.per_domain:
         for name in ("curate", "rollout", "annotate", "rl"):
             try:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
 from stages.control.settings import OfflineQ
+from stages.designs.settings import parse_search
 from stages.params import Params, check_domains, parse_params
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
@@ -224,7 +225,8 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
         return checked
     for arm in experiment.arms:
         values = arm_values(experiment, arm, params)
-        checked[arm] = parse_params(values, f"{source}: arm '{arm}'")
+        parse = parse_search if experiment.lane == "designs" else parse_params
+        checked[arm] = parse(values, f"{source}: arm '{arm}'")
         starts[arm] = start_values(values)
     first = next(iter(starts))
     for arm, start in starts.items():

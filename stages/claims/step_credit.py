@@ -95,7 +95,7 @@ def exact_values(tasks: Sequence[Task], settings: Any, episodes: Sequence[Episod
 
 def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[str, ExactValues]) -> Judged:
     """Each step's advantage in a prepared batch beside the exact one; rows are `episodes`."""
-    from stages.algorithms.graph import turn_advantages
+    from stages.algorithms.parts.graph import turn_advantages
 
     numbers = {task_id: number for number, task_id in enumerate(sorted(exact))}
     given, true, task = [], [], []
@@ -169,7 +169,7 @@ class Bench:
         annotated = self.folder / "data/annotated" / self.name
         models = Models.make(algorithm, self.policy.model, annotated, self.processes, params.resources.tokens_per_batch)
         batch = models.annotate(algorithm.shape(trajectory_batch(episodes)), algorithm)
-        return algorithm.prepare(algorithm.fill(batch, 0))
+        return algorithm.prepare(algorithm.resample(batch, 0))
 
     def measure(self) -> dict[str, Any]:
         """What the result file holds of each method."""

@@ -15,7 +15,7 @@ from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import Advantage, rewards_to_go
 
 
-def utterance_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
+def turn_critic_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """`advantages` [B, T] on the tokens of turns, 0 elsewhere; where the batch has `values` of tokens these are the baseline b,
     and `returns` what it is to learn. Raises ValueError if the batch carries no values of turns."""
     if batch.turn_q is None or batch.turn_v is None:
@@ -23,7 +23,7 @@ def utterance_advantage(batch: TrajectoryBatch, params: Advantage) -> Trajectory
     turns = batch.turn_q.amin(-1) - batch.turn_v.amin(-1)
     advantages = turns.gather(1, batch.turn.clamp(min=0)) * batch.mask
     real = torch.arange(turns.shape[1])[None, :] < batch.turns[:, None]
-    batch = batch.telling(**_told(batch.turn_q.amin(-1)[real], turns[real], _togo(batch, params)[real]))
+    batch = batch.with_metrics(**_told(batch.turn_q.amin(-1)[real], turns[real], _togo(batch, params)[real]))
     if batch.values is None:
         return batch.with_(advantages=advantages)
     return batch.with_(advantages=(advantages - batch.values) * batch.mask, returns=advantages)

@@ -1,15 +1,15 @@
-"""Batch filling: which groups of a batch count, and how often.
+"""Group resampling: which groups of a batch are trained on, and with what weight.
 
 With a group baseline a dead group, whose episodes all have the same return, teaches nothing.
-  none      every group counts once.
-  exclude   dead groups count nowhere: not in losses, denominators or statistics over the batch.
+  none      every group has weight 1.
+  exclude   dead groups have weight 0: in losses, denominators and statistics over the batch.
   resample  as exclude, and further tasks are played until there are `tasks_per_step` live groups (DAPO, arXiv 2503.14476).
-  random    the places of dead groups are given to live ones, drawn with replacement.
+  random    dead groups are replaced by live ones, drawn with replacement.
   value     as random, drawn by task value V = (r_max - mean) * std (VSPO, arXiv 2512.07478).
-A group that counts c times is one copy in memory with weight c: the same loss and gradient as c copies in one minibatch. Its
-advantages are damped by `smooth`, since c copies multiply the task's learning rate by c.
+A group drawn c times in all is one copy in memory with weight c: the same loss and gradient as c copies in one minibatch.
+`smooth` scales its advantages down, since c copies multiply the task's learning rate by c.
 
-`rl.dead_groups: drop` is no filling: it spares the forward pass of groups that add nothing to the gradient, and changes nothing.
+`rl.dead_groups: drop` changes no result: it only skips the forward pass of groups without a gradient.
 """
 
 from __future__ import annotations
@@ -35,20 +35,27 @@ if TYPE_CHECKING:
     from stages.algorithms.settings import Rl
 
 
-VALUED = AppliesIf(lambda rl: rl.filling.kind == "value" or rl.filling.replace == "low_value", "filling.kind: value")
+def _uses_values(rl: Rl) -> bool:
+    return rl.group_resampling.kind == "value" or rl.group_resampling.replace == "low_value"
 
 
-class Filling(Part):
-    """Batch filling: what takes the place of groups whose rewards are all equal."""
+VALUED = AppliesIf(_uses_values, "group_resampling.kind: value")
+ENABLED = AppliesIf(lambda rl: rl.group_resampling.kind != "none", "a group_resampling.kind other than none")
+
+
+class GroupResampling(Part):
+    """What replaces groups whose rewards are all equal."""
 
     data = ("episodes",)
 
     kind: Literal["none", "exclude", "resample", "random", "value", "own"] = "none"
+    """Whether such groups are kept, excluded, replaced by playing further tasks, or replaced by copies of others."""
     rounds: Annotated[int, Field(ge=1, le=100), AppliesTo("kind", "resample")] = 3
-    """resample: times that further tasks are played at the most."""
+    """resample: how often further tasks are played, at most."""
     replace: Annotated[Literal["zero_advantage", "low_value"], AppliesTo("kind", "random", "value")] = "zero_advantage"
-    """random, value: what makes room: groups of equal rewards; or of a value V of at most min_value."""
+    """random, value: which groups are replaced: those of equal rewards, or also those whose value V is at most min_value."""
     min_value: Annotated[NonNegative, AppliesTo("replace", "low_value")] = 0.05
+    """low_value: largest V of a group that is replaced."""
     spread: Annotated[Literal["std", "variance"], VALUED] = "std"
     """value: sigma in V = (r_max - mean) * sigma."""
     value_of: Annotated[Literal["reward", "last_stage"], VALUED] = "reward"
@@ -57,32 +64,32 @@ class Filling(Part):
     """value: the largest attainable reward."""
     temperature: Annotated[Positive, AppliesTo("kind", "value")] = 1.0
     """value: groups are drawn with probability proportional to V^(1/temperature)."""
-    zero_tol: Annotated[NonNegative, AppliesIf(lambda rl: rl.filling.kind != "none", "a filling.kind other than none")] = 1e-08
-    """sigma up to which a group's rewards count as equal."""
+    zero_tol: Annotated[NonNegative, ENABLED] = 1e-08
+    """A group's rewards are equal if their sigma is at most this."""
     smooth: Annotated[Literal["none", "cap", "sqrt", "log"], AppliesTo("kind", "random", "value")] = "cap"
-    """random, value: what the advantages of a group that counts c times are multiplied by: 1, min(1, c_max/c), 1/sqrt(c),
-    (1 + ln c)/c."""
+    """random, value: factor on the advantages of a group with weight c: 1, min(1, c_max/c), 1/sqrt(c), (1 + ln c)/c."""
     c_max: Annotated[Positive, AppliesTo("kind", "random", "value")] = 1.0
+    """smooth: cap: weight up to which advantages are not scaled down."""
     overlong: Literal["keep", "mask"] = "keep"
     """mask: episodes that ran out of tokens are not trained on; their rewards still count in the baselines."""
 
     def check(self, rl: Rl, method: Composition) -> None:
         if self.kind not in ("none", "own") and rl.group_size < 2:
             raise ParamsError(
-                f"rl.filling.kind: {self.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
+                f"rl.group_resampling.kind: {self.kind} looks for groups of equal rewards, and rl.group_size is 1; set it to >= 2"
             )
         if self.kind != "value":
             return
         if self.value_of == "last_stage" and rl.reward.kind != "prs":
             raise ParamsError(
-                "rl.filling.value_of: last_stage is the last stage of progressive shaping; set rl.reward.kind to prs"
+                "rl.group_resampling.value_of: last_stage is the last stage of progressive shaping; set rl.reward.kind to prs"
             )
         largest = largest_reward(rl.reward)
-        # A task value (r_max - mean) * sigma would be below 0 for the tasks that are solved best.
+        # Otherwise V = (r_max - mean) * sigma would be negative for the tasks that are solved best.
         if largest is not None and largest > self.r_max + 1e-9:
             raise ParamsError(
-                f"rl.filling.r_max ({self.r_max:g}) must be the largest attainable reward, and rl.reward gives up to "
-                f"{largest:g}; set it to that"
+                f"rl.group_resampling.r_max ({self.r_max:g}) must be the largest attainable reward, and rl.reward gives up to "
+                f"{largest:g}; set r_max to that"
             )
 
 
@@ -98,28 +105,28 @@ def dead_groups(batch: TrajectoryBatch) -> int:
     return int(batch.group[dead_rows(batch.rewards, batch.group)].unique().numel())
 
 
-def forward_rows(batch: TrajectoryBatch, kind: str, adds_nothing: Tensor | None = None) -> Tensor:
-    """Indices [b] int64 of the rows that go through the model: those with policy tokens that count at all, less, for kind drop,
-    the rows `adds_nothing` [B] bool, which have no gradient."""
+def forward_rows(batch: TrajectoryBatch, without: Tensor | None = None) -> Tensor:
+    """Indices [b] int64 of the rows to run through the model: those with policy tokens and a weight above 0, less the rows
+    `without` [B] bool."""
     import torch
 
     keep = batch.mask.any(1) & (batch.weights > 0)
-    if kind == "drop" and adds_nothing is not None:
-        keep &= ~adds_nothing
+    if without is not None:
+        keep &= ~without
     return torch.nonzero(keep).flatten()
 
 
-def trained_rows(batch: TrajectoryBatch, params: Filling) -> Tensor:
-    """Rows [B] bool that are trained on in the end: those with policy tokens that count at all, less those that `mask_overlong`
-    is going to mask. Raises ValueError as that does."""
+def trained_rows(batch: TrajectoryBatch, params: GroupResampling) -> Tensor:
+    """Rows [B] bool that will be trained on: policy tokens, a weight above 0, and not masked by `mask_overlong`. Raises
+    ValueError as that does."""
     return mask_overlong(batch, params).mask.any(1) & (batch.weights > 0)
 
 
-def silent_rows(batch: TrajectoryBatch) -> Tensor:
-    """Rows [B] bool of groups whose advantages are all 0: a loss that is proportional to advantages has no gradient there."""
+def zero_advantage_rows(batch: TrajectoryBatch) -> Tensor:
+    """Rows [B] bool of groups whose advantages are all 0: a loss proportional to advantages has no gradient there."""
     assert batch.advantages is not None
-    loud, _ = group_sums((batch.advantages != 0).any(1).double(), batch.group)
-    return loud == 0
+    nonzero, _ = group_sums((batch.advantages != 0).any(1).double(), batch.group)
+    return nonzero == 0
 
 
 def task_values(rewards: Tensor, group: Tensor, spread: str, r_max: float) -> tuple[Tensor, Tensor]:
@@ -137,7 +144,7 @@ def task_values(rewards: Tensor, group: Tensor, spread: str, r_max: float) -> tu
 
 
 def smoothing(count: int, kind: str, c_max: float) -> float:
-    """Factor on the advantages of a group that counts `count` times. none: 1. cap: min(1, c_max / c). sqrt: 1 / sqrt(c).
+    """Factor on the advantages of a group of weight c = `count`. none: 1. cap: min(1, c_max / c). sqrt: 1 / sqrt(c).
     log: (1 + ln c) / c."""
     if kind == "none" or count == 0:
         return 1.0
@@ -146,16 +153,16 @@ def smoothing(count: int, kind: str, c_max: float) -> float:
     return 1.0 / math.sqrt(count) if kind == "sqrt" else (1.0 + math.log(count)) / count
 
 
-def draw_counts(weights: Sequence[float], free: int, *key: object) -> list[int]:
-    """How often each of some groups is drawn in `free` draws with replacement, with probability proportional to weights."""
+def draw_counts(weights: Sequence[float], draws: int, *key: object) -> list[int]:
+    """How often each group is drawn in `draws` draws with replacement, with probability proportional to `weights`."""
     counts = [0] * len(weights)
-    for place in stream("filling", *key).choices(range(len(weights)), weights, k=free):
-        counts[place] += 1
+    for group in stream("filling", *key).choices(range(len(weights)), weights, k=draws):
+        counts[group] += 1
     return counts
 
 
-def live_groups(batch: TrajectoryBatch, params: Filling) -> Tensor:
-    """Groups [N] bool that stay, by `replace`, in order of group number."""
+def live_groups(batch: TrajectoryBatch, params: GroupResampling) -> Tensor:
+    """Groups [N] bool that are not replaced, in order of group number."""
     values, sigma = task_values(batch.rewards, batch.group, params.spread, params.r_max)
     live = sigma > params.zero_tol
     if params.kind in ("random", "value") and params.replace == "low_value":
@@ -163,9 +170,14 @@ def live_groups(batch: TrajectoryBatch, params: Filling) -> Tensor:
     return live
 
 
-def fill(batch: TrajectoryBatch, params: Filling, wanted: int, stages: Sequence[PrsStage], *key: object) -> TrajectoryBatch:
-    """The batch with `weight` (and `smoothing`) by groups; `wanted`: groups of a whole batch; `stages`: of reward.prs, for
-    value_of last_stage; `key`: names the random draws. Metric `skipped`: 1 if no group is left, so that nothing is learnt."""
+def resample(
+    batch: TrajectoryBatch, params: GroupResampling, wanted: int, stages: Sequence[PrsStage], *key: object
+) -> TrajectoryBatch:
+    """The batch with `weight` (and `smoothing`) by group.
+
+    wanted: groups of a full batch; stages: of reward.prs, for value_of last_stage; key: of the random draws. Metric `skipped`:
+    1 if no live group is left, so that the step trains on nothing.
+    """
     import torch
 
     if params.kind == "none":
@@ -189,10 +201,10 @@ def fill(batch: TrajectoryBatch, params: Filling, wanted: int, stages: Sequence[
             counts[group] = 1 + times
             factors[group] = smoothing(1 + times, params.smooth, params.c_max)
         metrics["most_copies"] = float(counts.max())
-    return batch.with_(weight=counts[batch.group].float(), smoothing=factors[batch.group]).telling(**metrics)
+    return batch.with_(weight=counts[batch.group].float(), smoothing=factors[batch.group]).with_metrics(**metrics)
 
 
-def _values(batch: TrajectoryBatch, params: Filling, stages: Sequence[PrsStage]) -> Tensor:
+def _values(batch: TrajectoryBatch, params: GroupResampling, stages: Sequence[PrsStage]) -> Tensor:
     """Task values of the groups [N], from the reward or from what the last stage alone contributes to it."""
     import torch
 
@@ -208,20 +220,21 @@ def _values(batch: TrajectoryBatch, params: Filling, stages: Sequence[PrsStage])
     return task_values(rewards, batch.group, params.spread, params.r_max)[0]
 
 
-def missing_groups(batch: TrajectoryBatch, params: Filling, wanted: int) -> int:
-    """How many live groups a batch still lacks, for the filling that plays further tasks; 0 for every other."""
+def missing_groups(batch: TrajectoryBatch, params: GroupResampling, wanted: int) -> int:
+    """How many live groups a batch still lacks under kind resample; 0 under any other."""
     if params.kind != "resample":
         return 0
     return max(0, wanted - int(live_groups(batch, params).sum()))
 
 
-def mask_overlong(batch: TrajectoryBatch, params: Filling) -> TrajectoryBatch:
-    """The batch whose episodes that ran out of tokens have no policy tokens any more, where `overlong` is mask.
+def mask_overlong(batch: TrajectoryBatch, params: GroupResampling) -> TrajectoryBatch:
+    """The batch with overlong episodes masked, where `overlong` is mask; their rewards still count in the baselines.
 
-    Their rewards still count in the baselines. Raises ValueError if the batch does not tell which these are.
+    Raises ValueError if the batch does not mark overlong episodes.
     """
     if params.overlong != "mask":
         return batch
     if batch.overlong is None:
-        raise ValueError("rl.filling.overlong: mask needs the batch's `overlong`, and it carries none")
-    return batch.with_(mask=batch.mask & ~batch.overlong[:, None]).telling(masked_episodes=float(batch.overlong.sum()))
+        raise ValueError("rl.group_resampling.overlong: mask needs the batch's `overlong`, and it has none")
+    masked = batch.mask & ~batch.overlong[:, None]
+    return batch.with_(mask=masked).with_metrics(masked_episodes=float(batch.overlong.sum()))

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stages.algorithms.aggregation import aggregate, denominators
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.parts.filling import Filling, dead_groups, fill, forward_rows, mask_overlong, missing_groups, silent_rows
+from stages.algorithms.parts.group_resampling import (
+    GroupResampling,
+    dead_groups,
+    forward_rows,
+    mask_overlong,
+    missing_groups,
+    resample,
+    zero_advantage_rows,
+)
+from stages.algorithms.parts.loss import aggregate, denominators
 from stages.algorithms.settings import Rl
 
 
@@ -29,16 +37,16 @@ def test_dropping_leaves_out_what_adds_nothing(make_batch) -> None:
         assert regular.forward_rows(regular.prepare(batch)).tolist() == list(range(8))
     masked = batch.with_(mask=batch.mask & (torch.arange(8) != 3)[:, None])
     prepared = group.prepare(masked)
-    assert silent_rows(prepared).tolist() == [True] * 2 + [False] * 2 + [True] * 4
+    assert zero_advantage_rows(prepared).tolist() == [True] * 2 + [False] * 2 + [True] * 4
     assert group.forward_rows(prepared).tolist() == [2]
-    assert forward_rows(masked.with_(weight=torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1])), "keep").tolist() == [0, 1, 4, 5, 6, 7]
+    assert forward_rows(masked.with_(weight=torch.tensor([1.0, 1, 0, 0, 1, 1, 1, 1]))).tolist() == [0, 1, 4, 5, 6, 7]
 
 
 def test_excluded_groups_count_nowhere(make_batch) -> None:
     """exclude: the loss, its denominators and the batch's statistics are those of a batch without the dead groups."""
-    algorithm = resolve(Rl(algorithm="lite_ppo", group_size=2, filling={"kind": "exclude"}))
-    whole = algorithm.prepare(algorithm.fill(make_batch([[1, 1], [0, 1], [1, 0]], lengths=[5, 5, 2, 3, 1, 4])))
-    alone = algorithm.prepare(algorithm.fill(make_batch([[0, 1], [1, 0]], lengths=[2, 3, 1, 4])))
+    algorithm = resolve(Rl(algorithm="lite_ppo", group_size=2, group_resampling={"kind": "exclude"}))
+    whole = algorithm.prepare(algorithm.resample(make_batch([[1, 1], [0, 1], [1, 0]], lengths=[5, 5, 2, 3, 1, 4])))
+    alone = algorithm.prepare(algorithm.resample(make_batch([[0, 1], [1, 0]], lengths=[2, 3, 1, 4])))
     assert whole.weights.tolist() == [0, 0, 1, 1, 1, 1]
     assert alone.weights.tolist() == [1] * 4
     assert denominators(whole, 8.0) == denominators(alone, 8.0)
@@ -54,7 +62,7 @@ def test_gpg_makes_up_for_dead_groups_once(make_batch, filling: dict[str, str]) 
 
     def gradient(rewards: list[list[float]], lengths: list[int], **section) -> torch.Tensor:
         algorithm = resolve(Rl(algorithm="gpg", group_size=2, **section))
-        batch = algorithm.prepare(algorithm.fill(make_batch(rewards, lengths=lengths), 0))
+        batch = algorithm.prepare(algorithm.resample(make_batch(rewards, lengths=lengths), 0))
         logprobs = batch.logprobs_old.clone().requires_grad_()
         terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
         return torch.autograd.grad(terms.loss, logprobs)[0]
@@ -63,15 +71,15 @@ def test_gpg_makes_up_for_dead_groups_once(make_batch, filling: dict[str, str]) 
     alone = gradient([[1, 0], [0, 1]], [3] * 4)
     live = [0, 1, 6, 7]
     torch.testing.assert_close(gradient(rewards, lengths)[live], alone)
-    filled = resolve(Rl(algorithm="gpg", group_size=2, filling=filling))
-    assert filled.prepare(filled.fill(make_batch(rewards, lengths=lengths), 0)).metrics["alpha"] == 1.0
+    filled = resolve(Rl(algorithm="gpg", group_size=2, group_resampling=filling))
+    assert filled.prepare(filled.resample(make_batch(rewards, lengths=lengths), 0)).metrics["alpha"] == 1.0
     if filling["kind"] != "random":
-        torch.testing.assert_close(gradient(rewards, lengths, filling=filling)[live], alone)
+        torch.testing.assert_close(gradient(rewards, lengths, group_resampling=filling)[live], alone)
 
 
 def test_gpg_counts_the_episodes_that_are_trained(make_batch) -> None:
     """overlong mask: alpha is of the episodes that stay in the denominators; masked returns still count in their group's mean."""
-    algorithm = resolve(Rl(algorithm="gpg", group_size=2, filling={"overlong": "mask"}))
+    algorithm = resolve(Rl(algorithm="gpg", group_size=2, group_resampling={"overlong": "mask"}))
     batch = make_batch([[1, 0], [1, 1], [0, 0]])
     batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True, False, False])))
     assert batch.metrics["alpha"] == 2.0
@@ -80,15 +88,15 @@ def test_gpg_counts_the_episodes_that_are_trained(make_batch) -> None:
 
 def test_dynamic_sampling_asks_for_what_it_lacks_and_keeps_a_batch(make_batch) -> None:
     """DAPO: groups are played until there are as many live ones as a batch has; the first of them stay."""
-    rule = Filling(kind="resample", spread="std", r_max=1.0, zero_tol=1e-8)
+    rule = GroupResampling(kind="resample", spread="std", r_max=1.0, zero_tol=1e-8)
     batch = make_batch([[1, 1], [0, 1], [0, 0]])
     assert missing_groups(batch, rule, wanted=3) == 2
     longer = make_batch([[1, 1], [0, 1], [0, 0], [1, 0], [1, 1], [0, 1], [1, 0]])
     assert missing_groups(longer, rule, wanted=3) == 0
-    filled = fill(longer, rule, 3, [])
+    filled = resample(longer, rule, 3, [])
     assert filled.weights.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
     assert filled.metrics == {"live_groups": 4.0, "skipped": 0.0}
-    assert missing_groups(batch, Filling(kind="none"), wanted=3) == 0
+    assert missing_groups(batch, GroupResampling(kind="none"), wanted=3) == 0
 
 
 def test_a_weight_is_so_many_copies(make_batch) -> None:
@@ -110,11 +118,11 @@ def test_a_weight_is_so_many_copies(make_batch) -> None:
 
 def test_overlong_episodes_are_masked_after_their_rewards_have_counted(make_batch) -> None:
     batch = make_batch([[1, 0], [0, 1]]).with_(overlong=torch.tensor([False, True, False, False]))
-    algorithm = resolve(Rl(algorithm="grpo", group_size=2, filling={"overlong": "mask"}))
+    algorithm = resolve(Rl(algorithm="grpo", group_size=2, group_resampling={"overlong": "mask"}))
     prepared = algorithm.prepare(batch)
     assert prepared.mask.any(1).tolist() == [True, False, True, True]
     assert prepared.advantages is not None
     assert prepared.advantages[0].max() == pytest.approx(0.7071, abs=1e-4)
     assert prepared.metrics["masked_episodes"] == 1.0
     with pytest.raises(ValueError, match="overlong"):
-        mask_overlong(batch.with_(overlong=None), Filling(overlong="mask"))
+        mask_overlong(batch.with_(overlong=None), GroupResampling(overlong="mask"))

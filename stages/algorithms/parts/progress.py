@@ -78,4 +78,4 @@ def progress_rewards(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
     told = {"grounded": float((batch.accepted & real).sum() / real.sum().clamp(min=1))}
     if batch.turn_progress is not None:
         told["progress_residual"] = float((batch.rewards - (batch.turn_progress * real).sum(1)).abs().mean())
-    return batch.with_(turn_rewards=steps, rewards=steps.sum(1)).telling(**told)
+    return batch.with_(turn_rewards=steps, rewards=steps.sum(1)).with_metrics(**told)

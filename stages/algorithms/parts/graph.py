@@ -155,4 +155,4 @@ def merge_steps(batch: TrajectoryBatch, edge: Tensor, params: Credit) -> Traject
     turn = batch.turn.clamp(min=0)
     assert batch.advantages is not None
     advantages = torch.where(shared.gather(1, turn) & batch.mask, after.gather(1, turn), batch.advantages)
-    return batch.with_(advantages=advantages).telling(merged_steps=share)
+    return batch.with_(advantages=advantages).with_metrics(merged_steps=share)

@@ -29,7 +29,7 @@ from stages.seeding import key64
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from stages.agent.engines import Player
+    from stages.agent.player import Player
     from stages.agent.policy import Policy
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
@@ -194,7 +194,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.engines import EngineSettings, open_player
+    from stages.agent.player import EngineSettings, open_player
     from stages.agent.policy import load_policy
 
     assert context.domain is not None

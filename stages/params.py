@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.named import CHOICES, model_names
+from stages.agent.model_names import SELECTORS, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
@@ -86,12 +86,12 @@ class Params(Section):
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
         models = model_names(self.domains)
-        players = [*models, *(f"{model}+{choice}" for model in models for choice in CHOICES)]
+        players = [*models, *(f"{model}+{choice}" for model in models for choice in SELECTORS)]
         strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:
             raise ValueError(
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
-                f"{', '.join(f'+{choice}' for choice in CHOICES)}"
+                f"{', '.join(f'+{choice}' for choice in SELECTORS)}"
             )
         choosing = [model for model in self.evaluate.models or [] if "+" in model]
         sampling = self.evaluate.sampling
@@ -109,7 +109,7 @@ class Params(Section):
         if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in CHOICES)}"
+                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in SELECTORS)}"
             )
         return self
 

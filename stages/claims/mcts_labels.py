@@ -64,7 +64,7 @@ class Keydoor:
     """The SFT policy of this folder on its keydoor tasks."""
 
     def __init__(self, params: Params, tasks: int = TASKS, episodes: int = EPISODES) -> None:
-        from stages.agent.engines import EngineSettings, open_player
+        from stages.agent.player import EngineSettings, open_player
         from stages.environments.registry import load_domain
 
         self.params, self.episodes = params, episodes

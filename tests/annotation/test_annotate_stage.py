@@ -155,7 +155,8 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: no task that a model is judged by was seen by another that it may have started from: the step-value model, the
     Q-model and the progress estimator share one split of the tasks, whatever each can learn from."""
-    from stages.values import progress, q_fitting, step_value
+    from stages.annotation import q_fitting
+    from stages.values import progress, step_value
 
     seen: dict[str, set[str]] = {}
 
@@ -384,7 +385,8 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
     import torch
 
     from stages.agent.chat import Chat
-    from stages.agent.policy import load_policy, token_logprobs
+    from stages.agent.logprobs import token_logprobs
+    from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
     from stages.engine.torch_engine import TorchEngine
 
@@ -403,7 +405,7 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
         ids = torch.tensor([history + list(node.edge.token_ids)])
         mask = torch.arange(ids.shape[1])[None] >= len(history)
         with torch.no_grad():
-            logs, _ = token_logprobs(policy.model, ids, mask)
+            logs = token_logprobs(policy.model, ids, mask)
         assert logs[0, len(history) :].tolist() == pytest.approx(list(node.edge.logprobs), abs=1e-5)
 
 

@@ -53,14 +53,20 @@ class PerDomain(Section):
     environment: dict[str, Any] = {}
     """The environment's own keys: docs/environments.md."""
     curate: dict[str, Any] = {}
+    """Overrides of `curate`."""
     rollout: dict[str, Any] = {}
+    """Overrides of `rollout`."""
     annotate: dict[str, Any] = {}
+    """Overrides of `annotate`."""
     rl: dict[str, Any] = {}
+    """Overrides of `rl`, such as {steps: 40}."""
 
 
 class Params(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of all random draws; `rl.seed` can replace it for rl."""
     domains: Annotated[list[str], Field(min_length=1)]
+    """Environments that are trained and evaluated; each needs an entry in `per_domain`."""
     resources: Resources = Resources()
     model: Model = Model()
     curate: Curate = Curate()

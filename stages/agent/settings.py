@@ -47,6 +47,7 @@ class Model(Section):
 
 class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
+    """Per task."""
     tasks: Count = 96
     """Training tasks to try (all, if there are fewer)."""
     chunk: Count = 192

@@ -27,8 +27,11 @@ class Evaluate(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Level of the intervals."""
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
+    """Of the bootstrap."""
     chunk: Count = 400
+    """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
     scaffold: ScaffoldParams = ScaffoldParams()
     split: Literal["test", "valid"] = "test"

@@ -57,6 +57,7 @@ def global_threshold(counts: Tensor, density: float) -> Tensor:
 
 class TiesOptions(Section):
     scope: Literal["global", "tensor"] = "tensor"
+    """Whether entries are trimmed over all weights or per tensor."""
 
 
 class Settings(Normalized, Scaled, Sparse):

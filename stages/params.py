@@ -41,6 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Report(Section):
+    """What reports/report.html shows."""
+
     episodes: Annotated[int, Field(ge=0, le=1000)] = 24
     """Sample episodes per domain in the browser."""
     trees: Annotated[int, Field(ge=0, le=100)] = 3

@@ -27,6 +27,8 @@ from stages.runtime.validation import Count, NonNegative, Positive, Section, Sha
 
 
 class Rl(Layered):
+    """Reinforcement learning of one specialist per domain: the method, and how it is trained."""
+
     layered = frozenset({"minibatches"})
 
     algorithm: str = "grpo"

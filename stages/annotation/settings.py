@@ -37,6 +37,8 @@ class OmegaScore(Section):
 
 
 class Selection(Section):
+    """How a tree's next leaf is selected."""
+
     rule: Literal["uct", "uct_2ln", "uct_1p", "puct", "random", "flat", "omega"] = "uct"
     """`flat` and `omega` sample whole solutions instead of selecting: `flat` measures all their states, `omega` those that
     bisection of failed solutions leads to."""
@@ -79,6 +81,8 @@ class Expansion(Section):
 
 
 class LeafEvaluation(Section):
+    """How leaves are evaluated."""
+
     kind: Literal["rollout", "value_model", "mixed"] = "rollout"
     """value_model: fitted on the episodes of rollout, with expansion.kind eager; mixed: the mean of both, by value_share."""
     rollouts: Annotated[int, Field(ge=1, le=64)] = 1
@@ -144,6 +148,8 @@ class Stop(Section):
 
 
 class Labels(Section):
+    """Step labels: Q of the actions in the trees."""
+
     q: Literal["rollout", "hard", "tree", "best", "process"] = "rollout"
     """Definition of a step's Q, for advantages, pairs and the value model: see stages/annotation/labels.py."""
     scale: Literal["none", "min_max"] = "none"
@@ -161,6 +167,8 @@ class Labels(Section):
 
 
 class Pairs(Section):
+    """Preference pairs of sibling actions."""
+
     rule: Literal["top_bottom", "threshold", "best_path"] = "top_bottom"
     """rStar-Math's; Agent Q's: siblings whose Q differs by more than min_margin; step_q's: the best path against the worst
     siblings."""
@@ -188,6 +196,8 @@ class Pairs(Section):
 
 
 class Annotate(Section):
+    """Search trees over training tasks, and what is made of them."""
+
     tasks: Count = 48
     """Training tasks that get a search tree."""
     iterations: Count = 16

@@ -11,6 +11,8 @@ from stages.runtime.validation import Count, Section, Share, watched
 
 
 class Curate(Section):
+    """Tasks and demonstrations made from raw records."""
+
     train: Count = 192
     """Training tasks."""
     valid: Count = 24

@@ -10,6 +10,8 @@ from stages.runtime.validation import Section
 
 
 class SamplingParams(Section):
+    """How tokens are sampled."""
+
     temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
     """0: greedy decoding."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

@@ -12,6 +12,8 @@ from stages.runtime.validation import Count, Section
 
 
 class BestOf(Section):
+    """Models such as sft+q choose the best of several actions."""
+
     n: Annotated[int, Field(ge=2, le=64)] = 5
     """Actions drawn at each turn of the models in evaluate.models that choose."""
     per_token: bool = False
@@ -19,6 +21,8 @@ class BestOf(Section):
 
 
 class Evaluate(Section):
+    """Models that play the frozen panels."""
+
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
     `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the

@@ -10,6 +10,8 @@ from stages.runtime.validation import Count, NonNegative, Positive, Section, Sha
 
 
 class Sft(Section):
+    """Supervised fine-tuning on the demonstrations of all domains."""
+
     demonstrations: Annotated[int, Field(ge=0)] | None = None
     """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
     epochs: Positive = 4.0

@@ -33,6 +33,8 @@ WITH_TOKEN_CRITIC = AppliesIf(needs_critic, "a method with a critic of tokens (a
 
 
 class Critic(Part):
+    """The critic of advantage.estimator gae or utterance."""
+
     learning_rate: Annotated[Positive, WITH_CRITIC] = 0.001
     """AdamW's."""
     coef: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.5

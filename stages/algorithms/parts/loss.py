@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 class Loss(Part):
+    """The policy loss."""
+
     kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
     """policy_gradient: REINFORCE; importance: with importance ratios, not clipped; ppo_clip: PPO; gspo: PPO with one ratio per
     episode; cispo: clipped ratios as weights of REINFORCE."""

@@ -61,6 +61,8 @@ def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) ->
 
 
 class RamOptions(Section):
+    """ram, ram_plus."""
+
     eps: Positive = 1e-3
     """Smaller changes of a weight count as none."""
     r: NonNegative = 0.1

@@ -26,6 +26,8 @@ def at_depth(values: Sequence[float], depth: float) -> float:
 
 
 class SlerpOptions(Section):
+    """slerp."""
+
     t: Share = 0.5
     """0: the first model; 1: the second."""
     gradient: list[Share] = []

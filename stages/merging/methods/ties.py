@@ -56,6 +56,8 @@ def global_threshold(counts: Tensor, density: float) -> Tensor:
 
 
 class TiesOptions(Section):
+    """ties, dare_ties."""
+
     scope: Literal["global", "tensor"] = "tensor"
     """Whether entries are trimmed over all weights or per tensor."""
 

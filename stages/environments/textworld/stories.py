@@ -1,7 +1,7 @@
-"""Loaded games, shared by all environments of a domain: an interpreter without a past, the logic, the first moments of tasks.
+"""Loaded games, shared by all environments of a domain: interpreters, the games' logic, and the first states of tasks.
 
-Loading a game takes as long as a handful of steps, and what an interpreter knows of an episode (its memory, stack and registers)
-is copied in and out within a hundredth of a step. So one interpreter per game serves all episodes, whoever plays them.
+Loading a game takes as long as several steps, but copying an interpreter's memory, stack and registers in and out takes a
+hundredth of a step. So one interpreter per game serves all episodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stages.environments.textworld.environment import Snapshot
 
 Memory = tuple[Any, ...]
-"""An interpreter's memory, stack and registers; about 40 kB. Never changed."""
+"""An interpreter's memory, stack and registers; about 40 kB; immutable."""
 _SEED = 1234
 
 
@@ -31,7 +31,7 @@ class Story:
     """One compiled game."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError if the game is not there."""
+        """Raises FileNotFoundError for a missing game."""
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; run the curate stage to build the games")
         self._path = path
@@ -45,14 +45,14 @@ class Story:
         return World(Game.load(str(self._path.with_suffix(".json"))))
 
     def run(self, memory: Memory, command: str) -> tuple[str, Memory]:
-        """What the game prints, and its memory after the command."""
+        """The game's output, and its memory after the command."""
         with self._guard:
             self._frotz.set_state(memory)
             return self._frotz.step(command)[0], self._frotz.get_state()
 
 
 class Stories:
-    """The games loaded last, and the first moments of the tasks played last."""
+    """Caches of recently loaded games and of the first states of recent tasks."""
 
     def __init__(self, games: int = 256, starts: int = 256) -> None:
         self.story = lru_cache(games)(Story)
@@ -60,7 +60,7 @@ class Stories:
         self._starts: OrderedDict[str, Snapshot] = OrderedDict()
 
     def start(self, task: Task, begin: Callable[[Task], Snapshot]) -> Snapshot:
-        """The task's first moment, by `begin` if it is not known."""
+        """The task's first state, from `begin` unless it is cached."""
         found = self._starts.get(task.task_id)
         if found is None or found.task != task:
             found = self._starts[task.task_id] = begin(task)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from stages.agent.template import DATE_KEY, prompt_date
+from stages.agent.chat_template import DATE_KEY, prompt_date
 from stages.engine.adapters import CONFIG, WEIGHTS, Adapter, fold, is_adapter
 from stages.engine.attention import use_attention
 from stages.runtime.files import atomic_folder

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stages.annotation.labels import hard, node_q, weighed
-from stages.annotation.nodes import Row, children_of, ended, tree_values
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.labels import hard, has_enough_visits, node_q
+from stages.annotation.nodes import Row, children_of, ended, path_to, tree_values
+from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
 
@@ -55,14 +55,16 @@ class TreeData:
             row["node"]: "success" if hard(row) else "truncated" if row["truncated"] else "failure" for row in nodes if ended(row)
         }
         path = [row["node"] for row in most_visited_path(nodes)]
-        q = [value if weighed(row, params, 1) else None for row, value in zip(nodes, node_q(nodes, params), strict=True)]
+        q = [
+            value if has_enough_visits(row, params, 1) else None for row, value in zip(nodes, node_q(nodes, params), strict=True)
+        ]
         by_node = {label["node"]: label for label in labels}
         return cls(nodes, children_of(nodes), tree_values(nodes, params), q, by_node, pairs, path, ends, params)
 
 
 def scale(params: Annotate) -> str:
     """The meaning of the lowest and the highest value of a tree."""
-    low, high = f"{lowest_worth(params):g}".replace("-", "−"), f"{highest_worth(params):g}"
+    low, high = f"{lowest_value(params):g}".replace("-", "−"), f"{highest_value(params):g}"
     names = ("failure", "success") if params.returns == [0.0, 1.0] and params.gamma == 1.0 else ("worst", "best")
     return f"{low} = {names[0]}, {high} = {names[1]}"
 
@@ -128,10 +130,9 @@ def _shortest_success(tree: TreeData) -> str:
     solved = [row for row in tree.nodes if tree.ends.get(row["node"]) == "success"]
     if not solved:
         return "No success found."
-    path = [min(solved, key=lambda row: (row["depth"], row["node"]))]
-    while path[0]["node"]:
-        path.insert(0, tree.nodes[path[0]["parent"]])
-    return f"Shortest success: {_path(path[1:])}." if path[1:] else "The start is already a success."
+    nearest = min(solved, key=lambda row: (row["depth"], row["node"]))
+    path = [tree.nodes[number] for number in path_to(tree.nodes, nearest["node"]) if number]
+    return f"Shortest success: {_path(path)}." if path else "The start is already a success."
 
 
 def _clearest_pair(tree: TreeData) -> str:

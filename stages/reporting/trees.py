@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.annotation.nodes import Row, trees_of
 from stages.annotation.selection import softmax
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.blocks import rounded
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import example_tree
@@ -93,7 +93,7 @@ class DomainTrees:
     @property
     def limits(self) -> tuple[float, float]:
         """The lowest and the highest value of a tree."""
-        return lowest_worth(self.params), highest_worth(self.params)
+        return lowest_value(self.params), highest_value(self.params)
 
     def of(self, task: str) -> DomainTrees:
         """The rows of one task."""

@@ -32,7 +32,7 @@ CARD = Card(
     assumptions="the policy stays as it is; scores compare actions of one history alone; beta, epochs and rate are ours",
     reduces_to="n = 1: the policy itself; kind trajectory_dpo: one pair compares whole episodes; kind regression: a scalar head "
     "on the labels' Q",
-    tested_by="tests/values/test_q_model.py, tests/agent/test_selecting.py",
+    tested_by="tests/values/test_q_model.py, tests/agent/test_best_of_n.py",
     switch="annotate.q_model.kind: step_dpo; evaluate.models: [sft, sft+q]",
 )
 SETTINGS = "q_model.json"

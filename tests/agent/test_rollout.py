@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy, token_logprobs

@@ -12,12 +12,11 @@ from torch import Tensor
 from training.toys import make_episode
 
 from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_logprobs
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import Algorithm, resolve
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch, next_token_values
 from stages.algorithms.methods.rover import values_and_targets
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
-from stages.algorithms.successors import successors
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
 from stages.training.batches import trajectory_batch
@@ -191,8 +190,8 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
     """Contract: the successor of a turn's last token is nobody, or the first token of the next turn."""
     batch = make_batch([[1, 0]], turns=[[2, 3], [1]])
     values = torch.arange(8.0).expand(2, 8)
-    assert successors(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
-    assert successors(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
+    assert next_token_values(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
+    assert next_token_values(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
     algorithm = rover(2, form="absolute", rho=1.0)
     batch = algorithm.prepare(batch)
     vocabulary = Vocabulary(torch.zeros(2, 8), values)

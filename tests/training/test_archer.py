@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.fresh import Asked, draw_turns
+from stages.agent.continuations import ContinuationRequest, sample_turns
 from stages.agent.policy import load_policy, token_logprobs
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
@@ -240,8 +240,11 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
     def engine() -> TorchEngine:
         return TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
 
-    asked = [Asked(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1]) for row, one in enumerate(episodes)]
-    together = draw_turns(engine(), asked, sampling, 4)
+    asked = [
+        ContinuationRequest(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1])
+        for row, one in enumerate(episodes)
+    ]
+    together = sample_turns(engine(), asked, sampling, 4)
     for row, one in enumerate(episodes):
         for place, turn in enumerate(one.turns):
             alone = engine()
@@ -249,9 +252,9 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
             (expected,) = alone.advance()
             assert together[row][place].token_ids == expected.token_ids
             assert together[row][place].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    backwards = draw_turns(engine(), asked[::-1], sampling, 9)[::-1]
+    backwards = sample_turns(engine(), asked[::-1], sampling, 9)[::-1]
     assert [[turn.token_ids for turn in row] for row in backwards] == [[turn.token_ids for turn in row] for row in together]
-    assert [turn.token_ids for turn in draw_turns(engine(), asked[3:], sampling, 1)[1]] == [
+    assert [turn.token_ids for turn in sample_turns(engine(), asked[3:], sampling, 1)[1]] == [
         turn.token_ids for turn in together[4]
     ]
 

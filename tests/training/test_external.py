@@ -74,7 +74,7 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
     batch = trajectory_batch([episode])
     assert batch.external is not None
     assert torch.equal(batch.external, batch.mask)
-    assert not batch.own.any()
+    assert not batch.policy_mask.any()
     assert trajectory_batch([make_episode("0", "a", [1], 0.0)]).external is None
 
 
@@ -88,7 +88,7 @@ def test_old_log_probabilities_are_the_policys_before_the_step(policy):
         with torch.no_grad():
             expected, _ = token_logprobs(policy.model, batch.token_ids, batch.mask)
         torch.testing.assert_close(told.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
-        assert torch.equal(told.logprobs_old[batch.own], batch.logprobs_old[batch.own])
+        assert torch.equal(told.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
         assert told.vocabulary == policy.model.config.vocab_size
 
 
@@ -108,7 +108,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_count
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
         assert batch.external is not None
         assert ledger.external_tokens == int(batch.external.sum())
-        assert ledger.policy_tokens == int(batch.own.sum())
+        assert ledger.policy_tokens == int(batch.policy_mask.sum())
         assert ledger.environment_tokens == 0
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.kl import kl_estimate
 from stages.algorithms.parts.critic import learns_values
-from stages.algorithms.parts.filling import forward_rows
+from stages.algorithms.parts.group_resampling import forward_rows
+from stages.algorithms.parts.loss import kl_estimate
 from stages.algorithms.settings import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
@@ -168,7 +168,7 @@ class Models:
         """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
         log-probabilities, otherwise over the first episode of each group, to spare the other forward passes. In mixed precision
         over these in any case, with the policy's present log-probabilities where the batch has none of a training pass."""
-        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.own, self.processes.mixed
+        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.policy_mask, self.processes.mixed
         if reference is None or mixed:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
@@ -214,7 +214,7 @@ class Models:
         In mixed precision `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once it is known what goes into which
         micro-batch; here it is then for the reward's KL penalty alone.
         """
-        rows = forward_rows(batch, "keep").tolist()
+        rows = forward_rows(batch).tolist()
         if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed else algorithm.needs_rescoring:
             batch = self.rescored(batch, self.plan(batch, rows), algorithm)
         if batch.external is not None:
@@ -266,7 +266,7 @@ def make_critics(
         start = StepValueModel.load(annotated / "value_model", str(policy.device))
         if recomputes(policy):
             recompute_layers(start.backbone)
-    if not algorithm.needs_utterances:
+    if not algorithm.needs_turn_critic:
         return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
     backbone = twin(policy.base_model) if start is None else start.backbone
     # The baseline of tokens learns advantages, which no step-value model knows and no support can be laid around.

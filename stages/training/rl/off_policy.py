@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.fresh import Asked, draw_turns
+from stages.agent.continuations import ContinuationRequest, sample_turns
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.engine.engine import Engine, Sampling, Turn
@@ -96,7 +96,7 @@ class OffPolicy:
         self.models.refresh_player()
         wanted = [[place for place in range(len(episode.turns)) for _ in range(samples)] for episode in episodes]
         asked = [
-            Asked(
+            ContinuationRequest(
                 episode.token_ids,
                 [episode.turns[place].start for place in places],
                 [key64(*key, "fresh", number, which) for which in range(len(places))],
@@ -105,7 +105,7 @@ class OffPolicy:
         ]
         processes, sampling = self.models.processes, Sampling(**self.algorithm.rl.sampling.model_dump())
         mine = range(processes.index, len(asked), processes.count)
-        own = draw_turns(self.engine, [asked[number] for number in mine], sampling, self.width)
+        own = sample_turns(self.engine, [asked[number] for number in mine], sampling, self.width)
         found = dict(processes.gather(list(zip(mine, own, strict=True))))
         return [
             [

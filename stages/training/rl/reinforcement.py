@@ -13,7 +13,7 @@ from stages.agent.policy import Policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.filling import dead_groups
+from stages.algorithms.parts.group_resampling import dead_groups
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
@@ -91,7 +91,7 @@ class RlJob:
         self.labels = Labels(seed, policy.hash, params_hash(rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
         self.off_policy: OffPolicy | None = None
-        if algorithm.needs_utterances:
+        if algorithm.needs_turn_critic:
             kinds = rl.replay.records
             recorded = read_records(context.data, context.domain, kinds, self.tasks, self.chat, self.max_length)
             replay = Replay([one for kind in recorded.values() for one in kind], rl.replay.capacity)
@@ -138,8 +138,8 @@ class RlJob:
         drawn = self.sampler.draw(*key)
         self.played = self.play(drawn, step)
         batch = self.shaped(drawn, step)
-        for number in range(self.rl.filling.rounds):
-            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing(batch), without=drawn)
+        for number in range(self.rl.group_resampling.rounds):
+            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
             if not further:
                 break
             drawn += further
@@ -153,7 +153,7 @@ class RlJob:
             rows = [*self.played, *self.external]
             batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
         self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
-        return self.algorithm.fill(batch, *key)
+        return self.algorithm.resample(batch, *key)
 
     def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
         """What was played, and the demonstrations that the tasks drawn have, as a batch with shaped rewards."""
@@ -162,7 +162,7 @@ class RlJob:
             key = (self.labels.seed, self.labels.stream, step)
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
         batch = self.algorithm.shape(trajectory_batch([*self.played, *self.external]))
-        return batch.telling(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+        return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """`group_size` episodes of each task, less the demonstrations that join its group, or one greedy one, with the weights
@@ -198,9 +198,9 @@ class RlJob:
         batch = self.models.annotate(batch, self.algorithm)
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
-        batch = batch.telling(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
+        batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
         limit = self.algorithm.turn_limit(step, self.max_turns)
-        batch = self.algorithm.prepare(batch if limit is None else batch.telling(turn_limit=float(limit)))
+        batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
         self.told = dict(batch.metrics)
         return batch
 

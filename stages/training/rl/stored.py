@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from stages.agent.chat import Chat
 from stages.agent.policy import Policy, predicting_states, token_scores
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.batch import LossTerms
-from stages.algorithms.stored import Scores, StoredBatch, asked
-from stages.algorithms.successors import successors
+from stages.algorithms.batch import LossTerms, next_token_values
+from stages.algorithms.parts.offline import Scores, StoredBatch, asked
 from stages.records.episode import read_tasks
 from stages.records.sections import seed_of
 from stages.seeding import seed_torch
@@ -270,7 +269,7 @@ class StoredJob:
             scores = self.policy_scores(batch, rows, self.trained)
             value = bounded(asked(scores.value) + asked(scores.residual), settings.r_max)
             advantage = advantages(asked(scores.logprobs), asked(scores.best), settings.alpha)
-            reward = recovered(advantage, value, successors(value, batch.mask), settings.gamma)
+            reward = recovered(advantage, value, next_token_values(value, batch.mask), settings.gamma)
             return torch.stack([reward * batch.mask, advantage * batch.mask], -1)
 
         sums = self._per_episode(compute, self.trained, 2).sum(1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stages.agent.branching import Plan
-from stages.agent.policy import Vocabulary
+from stages.agent.logprobs import Vocabulary
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups

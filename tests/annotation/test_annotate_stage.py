@@ -384,7 +384,8 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
     import torch
 
     from stages.agent.chat import Chat
-    from stages.agent.policy import load_policy, token_logprobs
+    from stages.agent.logprobs import token_logprobs
+    from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
     from stages.engine.torch_engine import TorchEngine
 
@@ -403,7 +404,7 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
         ids = torch.tensor([history + list(node.edge.token_ids)])
         mask = torch.arange(ids.shape[1])[None] >= len(history)
         with torch.no_grad():
-            logs, _ = token_logprobs(policy.model, ids, mask)
+            logs = token_logprobs(policy.model, ids, mask)
         assert logs[0, len(history) :].tolist() == pytest.approx(list(node.edge.logprobs), abs=1e-5)
 
 

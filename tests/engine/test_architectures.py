@@ -13,7 +13,8 @@ from architectures import LONG, MAKERS, SHAPE, WINDOW, make
 from safetensors.torch import save_file
 from tiny import make_tiny_tokenizer
 
-from stages.agent.policy import load_policy, save_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy, save_policy
 from stages.engine import self_check, torch_engine
 from stages.engine.architectures import check_path, unserved, windows
 from stages.engine.cache import SUM_BLOCK, SlotCache
@@ -75,7 +76,7 @@ def test_every_architecture_plays_with_the_models_own_probabilities(name: str) -
     for tokens, drawn, logprobs in play(engine, RAGGED, forked=150).values():
         mask = torch.tensor([drawn])
         with torch.no_grad():
-            expected = token_logprobs(model, torch.tensor([tokens]), mask)[0][mask]
+            expected = token_logprobs(model, torch.tensor([tokens]), mask)[mask]
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=3e-5, rtol=0)
 
 

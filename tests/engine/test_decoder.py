@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from stages.agent.policy import token_logprobs
+from stages.agent.logprobs import token_logprobs
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import GraphedForward, make_forward
 from stages.engine.decoder import LeanForward, StockForward, serves
@@ -88,7 +88,7 @@ def test_the_engine_samples_with_the_models_own_probabilities(family):
         ids, mask = torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.bool)
         mask[0, -len(logprobs) :] = True
         with torch.no_grad():
-            expected = token_logprobs(model, ids, mask)[0][mask]
+            expected = token_logprobs(model, ids, mask)[mask]
         torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 

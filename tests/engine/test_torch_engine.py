@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import make_tiny_model
 
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.engine.engine import Engine, Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.seeding import key64, stream
@@ -118,7 +119,7 @@ def test_sampling_logprobs_equal_training_logprobs(model):
         mask = torch.zeros(1, len(tokens), dtype=torch.bool)
         mask[0, positions] = True
         with torch.no_grad():
-            trained, _ = token_logprobs(model, torch.tensor([tokens]), mask, sampling.temperature)
+            trained = token_logprobs(model, torch.tensor([tokens]), mask, sampling.temperature)
         torch.testing.assert_close(trained[mask], torch.tensor(logprobs), atol=1e-5, rtol=0)
 
 

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from stages import rl
 from stages.agent.chat import Chat
 from stages.agent.continuations import ContinuationRequest, sample_turns
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
@@ -183,7 +184,7 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
         for task in (task for task in letter_tasks(16) if task.split == "valid"):
             episode = as_external(demonstration(task, ("open the door", action)), chat)
             mask = (torch.tensor([episode.turn]) == 1) & (torch.tensor([episode.owner]) == Owner.EXTERNAL)
-            total += float(token_logprobs(model, torch.tensor([episode.token_ids]), mask)[0].sum())
+            total += float(token_logprobs(model, torch.tensor([episode.token_ids]), mask).sum())
         return total
 
     assert sum(episode.reward for episode in rollouts) == 6

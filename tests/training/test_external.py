@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
@@ -86,7 +87,7 @@ def test_old_log_probabilities_are_the_policys_before_the_step(policy):
         models = Models.make(algorithm, policy.model, None, make_processes(Resources()), 64)
         told = models.annotate(batch, algorithm)
         with torch.no_grad():
-            expected, _ = token_logprobs(policy.model, batch.token_ids, batch.mask)
+            expected = token_logprobs(policy.model, batch.token_ids, batch.mask)
         torch.testing.assert_close(told.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
         assert torch.equal(told.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
         assert told.vocabulary == policy.model.config.vocab_size

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
+from stages.agent.logprobs import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.critic import learns_values
@@ -160,7 +160,7 @@ class Models:
         """Log-probabilities [B, T] under `model` (policy or reference) on the masked tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)[0]
+            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)
 
         return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 

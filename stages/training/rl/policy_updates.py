@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stages.agent.policy import score_tokens
+from stages.agent.logprobs import score_tokens
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.parts.group_resampling import forward_rows

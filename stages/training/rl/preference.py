@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from stages.agent.chat import Chat
-from stages.agent.policy import Policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
@@ -55,7 +56,7 @@ class Documents:
 
 def summed_logprobs(model: Any, documents: Documents) -> Tensor:
     """Sum of the log-probabilities of each document's masked tokens, [D] float32."""
-    return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device))[0].sum(1)
+    return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device)).sum(1)
 
 
 class PreferenceJob:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.agent.chat import Chat
-from stages.agent.policy import Policy, predicting_states, token_scores
+from stages.agent.logprobs import predicting_states, token_scores
+from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, next_token_values
 from stages.algorithms.parts.offline import Scores, StoredBatch, asked

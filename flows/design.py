@@ -1,8 +1,8 @@
 """Search over agent designs as a Prefect flow: `python -m flows.design`, `python -m flows.design design.method=random`.
 
-One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. What is evaluated next, and
-what came of it, `python -m stages.designs` says; section `design` of params.yaml holds the search's settings. A search that was
-stopped goes on where it was, and what was evaluated before, by whatever method, is not played again.
+One task per design that is evaluated, by the ordinary stage `evaluate` in a copy of the checkout. `python -m
+stages.designs` chooses what is evaluated next and records the results; its settings are in reports/design/design.yaml. A stopped
+search resumes, and a design that was evaluated before, by any method, is not played again.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.checkout import only_run
 from flows.experiments import environment
 from flows.lifecycle import can_be_retried, echo, gpu
+from flows.overrides import OVERRIDE
 from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
 from stages.runtime.command import command
 
 LOCK = Path(".bellwether") / "design" / "search.lock"
-CHANGE = r"^[\w.]+=.+$"
 
 
 class DesignSearch(BaseModel):
-    """How a search departs from section `design` of params.yaml, and what to do when an evaluation fails."""
+    """Overrides of reports/design/design.yaml for one search, and what to do when an evaluation fails."""
 
     model_config = ConfigDict(extra="forbid")
 
     method: Literal["agentswift", "unguided", "random"] | None = Field(
-        None, title="Method", description="Empty: design.method of params.yaml."
+        None, title="Method", description="Empty: method in reports/design/design.yaml."
     )
     budget: int | None = Field(
         None,
         ge=1,
         le=100_000,
         title="Budget",
-        description="Designs to evaluate; empty: design.budget. More than before: it goes on.",
+        description="Designs to evaluate; empty: budget in reports/design/design.yaml. A larger budget continues the search.",
     )
-    overrides: list[Annotated[str, Field(pattern=CHANGE)]] = Field(
-        default_factory=list, title="Changes", description="Of params.yaml for this search, such as design.tasks=24."
+    overrides: list[Annotated[str, Field(pattern=OVERRIDE)]] = Field(
+        default_factory=list, title="Overrides", description="For this search: design.tasks=24, or keys of params.yaml."
     )
     retries: int = Field(
         2, ge=0, le=10, title="Retries", description="How often an evaluation that fails for an outside reason is tried again."
@@ -134,7 +134,7 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
     """Search for the agent design that does best on validation tasks; returns what came of it.
 
     Args:
-        search: Its departures from section `design` of params.yaml.
+        search: Overrides of reports/design/design.yaml.
         root: The checkout; empty: the one that this flow belongs to.
     """
     say, place = echo(), Path(root or ROOT)
@@ -160,10 +160,10 @@ def design(search: DesignSearch = DesignSearch(), root: str = "") -> dict[str, A
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.design", description="Search over agent designs.")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of params.yaml, such as design.method=random")
-    parser.add_argument("--budget", type=int, help="designs to evaluate; more than before: the search goes on")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, such as design.method=random")
+    parser.add_argument("--budget", type=int, help="designs to evaluate; a larger budget continues the search")
     options = parser.parse_args()
-    bad = [change for change in options.overrides if not re.fullmatch(CHANGE, change)]
+    bad = [change for change in options.overrides if not re.fullmatch(OVERRIDE, change)]
     if bad:
         parser.error(f"changes are written KEY=VALUE, not {bad[0]}")
     try:

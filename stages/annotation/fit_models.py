@@ -45,7 +45,7 @@ def fit_q_model(
     model learnt from, and how well it orders the actions of those that are held out from both. Raises ValueError if the trees
     hold nothing to learn from."""
     from stages.annotation.decisions import sibling_decisions, step_pairs, trajectory_pairs
-    from stages.annotation.q_fitting import fit_preferences, fit_regression, judge
+    from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression
 
     q, seed, micro = params.q_model, context.params.seed, context.params.resources.tokens_per_batch
     siblings = sibling_decisions(rows, params)
@@ -71,7 +71,7 @@ def fit_q_model(
             model, fitted = fit_regression(backbone, train, q, seed, micro, on_step)
         else:
             model, fitted = fit_preferences(policy.model, train, q, seed, micro, on_step)
-    judged = judge(model, held_out, params.pairs.min_margin)
+    judged = evaluate(model, held_out, params.pairs.min_margin)
     return model, {"kind": q.kind, **_told(fitted, train, held_out), "held_out": judged}
 
 
@@ -102,4 +102,4 @@ def fit_progress(
 
         model, fitted = progress.fit_progress(policy.model.base_model, train, params.progress, seed, micro, on_step)
     told = {**_told(fitted, train, held_out), "mean_return": mean, "without_turns": len(episodes) - len(rollouts)}
-    return model, {"kind": params.progress.kind, **told, "held_out": progress.judge(model, held_out, mean, micro)}
+    return model, {"kind": params.progress.kind, **told, "held_out": progress.evaluate(model, held_out, mean, micro)}

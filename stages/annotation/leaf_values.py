@@ -48,7 +48,7 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> li
     return paths
 
 
-class HeadReader:
+class HeadEvaluator:
     """`stages.annotation.search.Reader`: a step-value model's head over the states that `engine` computes."""
 
     def __init__(self, engine: TorchEngine, model: StepValueModel) -> None:

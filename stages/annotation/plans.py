@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.solutions import flat, omega
 from stages.annotation.tree import Tree
-from stages.annotation.units import reads_values, values_children
-from stages.annotation.work import Plan, Play, Read, stopped
+from stages.annotation.units import evaluates_children, uses_value_model
+from stages.annotation.work import SearchPlan, TurnRequest, ValueRequest, stopped
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge
 
 
-def plan_of(tree: Tree) -> Plan:
+def search_plan(tree: Tree) -> SearchPlan:
     """The plan that the tree's parameters name."""
     if tree.params.selection.rule in ("flat", "omega"):
         return flat(tree) if tree.params.selection.rule == "flat" else omega(tree)
@@ -39,7 +39,7 @@ class _Leaf:
     index: int
     first: int
     start: int
-    plays: list[Play]
+    plays: list[TurnRequest]
     results: list[list[Edge]]
 
 
@@ -58,11 +58,11 @@ def _choose(tree: Tree, apart: bool) -> list[_Leaf]:
     return leaves
 
 
-def _rollouts(tree: Tree, leaves: list[_Leaf]) -> Plan:
+def _rollouts(tree: Tree, leaves: list[_Leaf]) -> SearchPlan:
     """Play the rollouts of all leaves whose start is no end."""
     for leaf in leaves:
         if not tree.nodes[leaf.start].ended:
-            leaf.plays = [Play(leaf.start, leaf.first + number) for number in range(tree.params.evaluation.rollouts)]
+            leaf.plays = [TurnRequest(leaf.start, leaf.first + number) for number in range(tree.params.evaluation.rollouts)]
     plays = [play for leaf in leaves for play in leaf.plays]
     if plays:
         results = iter((yield plays))
@@ -80,7 +80,7 @@ def _enter(tree: Tree, leaf: _Leaf, model_value: float | None) -> None:
         tree.insert(leaf.start, edges, tree.iterations, model_value if leaf.plays else None)
 
 
-def lazy(tree: Tree) -> Plan:
+def lazy(tree: Tree) -> SearchPlan:
     mixed = tree.params.evaluation.kind == "mixed"
     while not stopped(tree):
         leaves = _choose(tree, apart=False)
@@ -91,13 +91,13 @@ def lazy(tree: Tree) -> Plan:
             _enter(tree, leaf, tree.nodes[leaf.index].model_value if mixed else None)
 
 
-def eager(tree: Tree) -> Plan:
+def eager(tree: Tree) -> SearchPlan:
     params = tree.params
     evaluation = params.evaluation
     while not stopped(tree):
         leaves = _choose(tree, apart=True)
         opened = [leaf.index for leaf in leaves if not tree.nodes[leaf.index].ended]
-        if reads_values(evaluation):
+        if uses_value_model(evaluation):
             yield from _read(tree, opened)
         if evaluation.lookahead:
             yield from _look_ahead(tree, opened)
@@ -126,17 +126,17 @@ def _start(tree: Tree, index: int) -> int:
     return tree.choose(node, opened).index if opened else index
 
 
-def _read(tree: Tree, nodes: list[int]) -> Plan:
+def _read(tree: Tree, nodes: list[int]) -> SearchPlan:
     """Let the value model read nodes that it has not read."""
     fresh = tuple(index for index in dict.fromkeys(nodes) if tree.nodes[index].model_value is None)
     if fresh:
-        yield Read(fresh)
+        yield ValueRequest(fresh)
 
 
-def _expand(tree: Tree, leaves: list[int]) -> Plan:
+def _expand(tree: Tree, leaves: list[int]) -> SearchPlan:
     """Draw the leaves' children; where selection or the critic asks for it, have them read."""
     params = tree.params
-    draws = [Play(index, number, "draw", 1) for index in leaves for number in range(params.expand_k)]
+    draws = [TurnRequest(index, number, "draw", 1) for index in leaves for number in range(params.expand_k)]
     if not draws:
         return
     results = iter((yield draws))
@@ -144,16 +144,16 @@ def _expand(tree: Tree, leaves: list[int]) -> Plan:
     for index in leaves:
         edges = [edge for _ in range(params.expand_k) for edge in next(results)]
         added += tree.draw(index, edges, tree.iterations + 1)
-    if values_children(params):
+    if evaluates_children(params):
         yield from _read(tree, [child for child in added if not tree.nodes[child].ended])
 
 
-def _look_ahead(tree: Tree, leaves: list[int]) -> Plan:
+def _look_ahead(tree: Tree, leaves: list[int]) -> SearchPlan:
     """ReST-MCTS*: V of a leaf becomes V/2 + the largest V along some greedy turns from it / 2; their states become nodes."""
     fresh = [index for index in leaves if not tree.nodes[index].drawn]
     if not fresh:
         return
-    results = yield [Play(index, 0, "ahead", tree.params.evaluation.lookahead) for index in fresh]
+    results = yield [TurnRequest(index, 0, "ahead", tree.params.evaluation.lookahead) for index in fresh]
     ways = [tree.trace(index, edges, tree.iterations + 1) for index, edges in zip(fresh, results, strict=True)]
     yield from _read(tree, [node for way in ways for node in way if not tree.nodes[node].ended])
     for index, way in zip(fresh, ways, strict=True):

@@ -104,7 +104,7 @@ def fit_regression(
     return model.eval(), report
 
 
-def judge(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> dict[str, float]:
+def evaluate(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> dict[str, float]:
     """How well scores order actions: over all pairs of actions of one decision whose q differ by at least `margin` (and at all),
     `accuracy` (ties count half) and `correlation` of the scores' differences with those of q; `pairs` of them."""
     right, count = 0.0, 0

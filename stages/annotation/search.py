@@ -23,11 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stages.annotation.plans import plan_of
+from stages.annotation.plans import search_plan
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import reads_values, worth
-from stages.annotation.work import Plan, Play, Read
+from stages.annotation.units import scaled_return, uses_value_model
+from stages.annotation.work import SearchPlan, TurnRequest, ValueRequest
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Environment
 from stages.records.task import SUCCESS_TERM, Task, opening
@@ -68,12 +68,12 @@ class Reader(Protocol):
 
 
 @dataclass
-class _Growth:
+class _GrowingTree:
     """A tree that is being grown. `environments` are on its task; `snapshots` are the environment's, by node."""
 
     task: Task
     tree: Tree
-    plan: Plan
+    plan: SearchPlan
     prefixes: PrefixStore
     read_prefixes: PrefixStore
     """The value model's; `prefixes` themselves where it reads with the policy's engine."""
@@ -92,8 +92,8 @@ class _Growth:
 class _Rollout:
     """A play under way."""
 
-    growth: _Growth
-    play: Play
+    growth: _GrowingTree
+    play: TurnRequest
     session: int
     length: int
     """Tokens in the session."""
@@ -125,13 +125,13 @@ class Search:
         threaded: bool = True,
         reader: Reader | None = None,
     ) -> None:
-        if reads_values(params.evaluation) and reader is None:
+        if uses_value_model(params.evaluation) and reader is None:
             raise ValueError(f"annotate.evaluation.kind '{params.evaluation.kind}' needs a value model to read leaves with")
         self.engine, self.chat, self.pool, self.params = engine, chat, pool, params
         self.seed, self.max_length, self.threaded, self.reader = seed, max_length, threaded, reader
         self.sampling = Sampling(**params.sampling.model_dump())
         self._playing: dict[int, _Rollout] = {}
-        self._reading: list[tuple[_Growth, tuple[int, ...]]] = []
+        self._reading: list[tuple[_GrowingTree, tuple[int, ...]]] = []
 
     def grow(self, tasks: Sequence[Task], on_tree: Callable[[Tree], None] | None = None) -> list[Tree]:
         """One tree per task, in the tasks' order; `on_tree` is told of each as it is finished."""
@@ -142,26 +142,26 @@ class Search:
             if on_tree:
                 on_tree(tree)
 
-        growths = self._plant(tasks)
+        growths = self._start_trees(tasks)
         with ThreadPoolExecutor(1, thread_name_prefix="environments") as workers:
             acting: list[tuple[_Rollout, Turn, str, Future]] = []
             for growth in growths:
-                self._proceed(growth, None, finished)
+                self._advance_plan(growth, None, finished)
             self._read(finished)
             while self._playing:
                 turns = self.engine.advance()
                 for rollout, turn, action, future in acting:
-                    self._record(rollout, self._edge(rollout, turn, action, *future.result()), finished)
+                    self._append_edge(rollout, self._edge(rollout, turn, action, *future.result()), finished)
                 acting = []
                 for turn in turns:
                     rollout = self._playing[turn.session]
                     rollout.growth.tree.counters["policy_tokens"] += len(turn.token_ids)
-                    known = self._known(rollout, turn)
+                    known = self._known_edge(rollout, turn)
                     if known is not None:
-                        self._record(rollout, known, finished)
+                        self._append_edge(rollout, known, finished)
                         continue
                     action = self.chat.action_text(turn.token_ids)
-                    future = workers.submit(self._act, rollout, action)
+                    future = workers.submit(self._step_environment, rollout, action)
                     if not self.threaded:
                         future.exception()
                     acting.append((rollout, turn, action, future))
@@ -171,9 +171,9 @@ class Search:
 
     # ---- trees --------------------------------------------------------------------------------------------------------------
 
-    def _plant(self, tasks: Sequence[Task]) -> list[_Growth]:
+    def _start_trees(self, tasks: Sequence[Task]) -> list[_GrowingTree]:
         """Reset an environment per task, feed all prompts in one go; a prompt without room for a turn makes a truncated root."""
-        growths: list[_Growth] = []
+        growths: list[_GrowingTree] = []
         sessions: list[int] = []
         for task in tasks:
             environment = self.pool.take()
@@ -186,7 +186,7 @@ class Search:
             shared = self.reader is None or self.reader.engine is self.engine
             read = prefixes if shared else PrefixStore(None, CACHED_TOKENS)
             snapshots = {0: environment.snapshot()}
-            growths.append(_Growth(task, tree, plan_of(tree), prefixes, read, snapshots, [environment], [len(tokens)]))
+            growths.append(_GrowingTree(task, tree, search_plan(tree), prefixes, read, snapshots, [environment], [len(tokens)]))
             sessions.append(self.engine.open(tokens) if fits else -1)
         for growth, session in zip(growths, sessions, strict=True):
             if session >= 0:
@@ -197,23 +197,23 @@ class Search:
                 self.engine.close(session)
         return growths
 
-    def _proceed(self, growth: _Growth, results: list[list[Edge]] | None, finished: Callable[[Tree], None]) -> None:
+    def _advance_plan(self, growth: _GrowingTree, results: list[list[Edge]] | None, finished: Callable[[Tree], None]) -> None:
         """Give the plan what it asked for, None at its start, and begin what it asks for next; without that the tree is done."""
         try:
             work = growth.plan.send(results)  # type: ignore[arg-type]
         except StopIteration:
             work = None
-        self._keep(growth)
+        self._store_results(growth)
         if work is None:
             for environment in growth.environments:
                 self.pool.give_back(environment)
             finished(growth.tree)
-        elif isinstance(work, Read):
+        elif isinstance(work, ValueRequest):
             self._reading.append((growth, work.nodes))
         else:
             self._launch(growth, work)
 
-    def _keep(self, growth: _Growth) -> None:
+    def _store_results(self, growth: _GrowingTree) -> None:
         """Note what the finished rollouts leave for those to come: lengths, prefixes and snapshots of the nodes they made."""
         tree = growth.tree
         for node in tree.nodes[len(growth.lengths) :]:
@@ -238,7 +238,7 @@ class Search:
         after = [token for edge in edges for token in (*edge.token_ids, *edge.context_ids)]
         return engine.open(after if prefix is not None else [*tree.nodes[0].edge.context_ids, *after], prefix)
 
-    def _launch(self, growth: _Growth, plays: Sequence[Play]) -> None:
+    def _launch(self, growth: _GrowingTree, plays: Sequence[TurnRequest]) -> None:
         """Begin what a plan asked for at once."""
         growth.running = len(plays)
         for play in plays:
@@ -246,7 +246,7 @@ class Search:
             rollout = _Rollout(growth, play, session, growth.lengths[play.start], play.start)
             growth.rollouts.append(rollout)
             self._playing[session] = rollout
-            self._ask(rollout)
+            self._request_turn(rollout)
 
     def _read(self, finished: Callable[[Tree], None]) -> None:
         """Let the value model read what the plans of all trees wait for, in one batch; again while they ask for more."""
@@ -259,20 +259,20 @@ class Search:
             worst, best = self.params.returns
             for (growth, node), session, value in zip(wanted, sessions, reader.values(sessions), strict=True):
                 at = growth.tree.nodes[node]
-                at.model_value = worth(self.params, min(best, max(worst, at.total + value)))
+                at.model_value = scaled_return(self.params, min(best, max(worst, at.total + value)))
                 growth.tree.counters["values_read"] += 1
                 growth.read_prefixes.add(node, reader.engine.snapshot(session), growth.lengths[node])
                 reader.engine.close(session)
             for growth, _ in waiting:
-                self._proceed(growth, [], finished)
+                self._advance_plan(growth, [], finished)
 
-    def _ask(self, rollout: _Rollout) -> None:
+    def _request_turn(self, rollout: _Rollout) -> None:
         tree, play = rollout.growth.tree, rollout.play
         path = tree.nodes[play.start].path + {"rollout": "", "draw": "+", "ahead": "*"}[play.kind]
         key = key64(self.seed, "annotate", tree.task_id, path, play.number, len(rollout.edges))
         self.engine.request(rollout.session, key, self._sampling(play, len(rollout.edges)))
 
-    def _sampling(self, play: Play, turn: int) -> Sampling:
+    def _sampling(self, play: TurnRequest, turn: int) -> Sampling:
         """How a turn is drawn: what expands the tree by `sampling`, the rest of a rollout at its own temperature."""
         temperature = self.params.evaluation.temperature
         if play.kind == "ahead":
@@ -282,7 +282,7 @@ class Search:
 
     # ---- turns --------------------------------------------------------------------------------------------------------------
 
-    def _known(self, rollout: _Rollout, turn: Turn) -> Edge | None:
+    def _known_edge(self, rollout: _Rollout, turn: Turn) -> Edge | None:
         """The turn's outcome if the tree knows it."""
         tree = rollout.growth.tree
         if rollout.node < 0:
@@ -294,7 +294,7 @@ class Search:
         tree.counters["reused_steps"] += 1
         return tree.nodes[child].edge
 
-    def _act(self, rollout: _Rollout, action: str) -> tuple[Any, str, int]:
+    def _step_environment(self, rollout: _Rollout, action: str) -> tuple[Any, str, int]:
         """In the environments' thread: do the action; its step, the state after it, and steps made again to get there."""
         growth, tree = rollout.growth, rollout.growth.tree
         replayed = 0
@@ -310,7 +310,7 @@ class Search:
                 replayed += 1
                 if index == start:
                     growth.taken[index] = rollout.environment.snapshot()
-            self._check(growth, path[-1], rollout.environment)
+            self._check_state(growth, path[-1], rollout.environment)
         step = rollout.environment.step(action)
         if step.done:
             return step, "", replayed
@@ -319,7 +319,7 @@ class Search:
         return step, rollout.environment.state_key(), replayed
 
     @staticmethod
-    def _check(growth: _Growth, node: int, environment: Environment) -> None:
+    def _check_state(growth: _GrowingTree, node: int, environment: Environment) -> None:
         """Raise ValueError where a state that was come back to is not the one that was left."""
         found, known = environment.state_key(), growth.tree.nodes[node].edge.state_key
         if found != known:
@@ -329,7 +329,7 @@ class Search:
                 "search needs snapshots that copy the whole state, random numbers included, and steps that depend on nothing else"
             )
 
-    def _environment(self, growth: _Growth) -> Environment:
+    def _environment(self, growth: _GrowingTree) -> Environment:
         """An environment on the tree's task, in whatever state."""
         if growth.environments:
             return growth.environments.pop()
@@ -362,7 +362,7 @@ class Search:
             accepted=step.accepted,
         )
 
-    def _record(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:
+    def _append_edge(self, rollout: _Rollout, edge: Edge, finished: Callable[[Tree], None]) -> None:
         """Add a turn to its rollout; go on, or end the rollout and with the last one of those asked for at once go on with the
         plan."""
         growth, play = rollout.growth, rollout.play
@@ -373,7 +373,7 @@ class Search:
             if len(rollout.edges) == 1 and growth.tree.child(play.start, edge.token_ids) is None:
                 rollout.prefix = (self.engine.snapshot(rollout.session), rollout.length)
             if len(rollout.edges) != play.turns:
-                self._ask(rollout)
+                self._request_turn(rollout)
                 return
         self.engine.close(rollout.session)
         del self._playing[rollout.session]
@@ -381,4 +381,4 @@ class Search:
             growth.environments.append(rollout.environment)
         growth.running -= 1
         if growth.running == 0:
-            self._proceed(growth, [done.edges for done in growth.rollouts], finished)
+            self._advance_plan(growth, [done.edges for done in growth.rollouts], finished)

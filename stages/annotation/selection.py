@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stages.annotation.units import lowest_worth, unvisited_score
+from stages.annotation.units import lowest_value, unvisited_rule
 
 if TYPE_CHECKING:
     from random import Random
@@ -85,7 +85,7 @@ def virtual(params: Annotate, arm: Arm, pending: int) -> Arm:
     visits = arm.visits + pending
     if params.virtual == "wu_uct":
         return replace(arm, visits=visits)
-    return replace(arm, q=(arm.q * arm.visits + pending * lowest_worth(params)) / visits, visits=visits)
+    return replace(arm, q=(arm.q * arm.visits + pending * lowest_value(params)) / visits, visits=visits)
 
 
 def scores(arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float | None = None) -> list[float]:
@@ -96,12 +96,12 @@ def scores(arms: Sequence[Arm], parent_visits: int, params: Annotate, c: float |
         probabilities = softmax([arm.prior for arm in arms], params.selection.prior_temperature)
         return [
             math.inf
-            if arm.visits == 0 and unvisited_score(params) in UNVISITED_FIRST
+            if arm.visits == 0 and unvisited_rule(params) in UNVISITED_FIRST
             else puct(arm.q, arm.visits, parent_visits, c, probability)
             for arm, probability in zip(arms, probabilities, strict=True)
         ]
     factor, more = (2.0 if rule == "uct_2ln" else 1.0), int(rule == "uct_1p")
-    own = {"zero": _zero, "value": lambda arm: arm.q, "bonus": lambda arm: arm.q + BONUS}.get(unvisited_score(params))
+    own = {"zero": _zero, "value": lambda arm: arm.q, "bonus": lambda arm: arm.q + BONUS}.get(unvisited_rule(params))
     return [own(arm) if own and arm.visits == 0 else uct(arm.q, arm.visits, parent_visits, c, factor, more) for arm in arms]
 
 
@@ -117,7 +117,7 @@ def select(
     if params.selection.rule == "random":
         assert stream is not None
         return stream.randrange(len(arms))
-    if unvisited_score(params) == "random":
+    if unvisited_rule(params) == "random":
         unvisited = [place for place, arm in enumerate(arms) if arm.visits == 0]
         if unvisited:
             assert stream is not None

@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from stages.annotation.units import (
-    MEASURING,
-    NO_SCORES,
-    highest_worth,
-    is_return,
-    lowest_worth,
+    SOLUTION_RULES,
+    UNSCORED_RULES,
+    evaluates_children,
+    highest_value,
+    lowest_value,
+    q_is_return,
     q_range,
-    reads_values,
-    unvisited_score,
+    unvisited_rule,
+    uses_value_model,
     value_head,
     value_range,
-    values_children,
 )
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, NonNegative, Positive, Section, Share, refuse_idle
@@ -55,9 +55,9 @@ class Selection(Section):
 
     @model_validator(mode="after")
     def _exploration(self) -> Selection:
-        if self.decay != "none" and self.rule in NO_SCORES:
+        if self.decay != "none" and self.rule in UNSCORED_RULES:
             raise ValueError(f"decay '{self.decay}' lets c fall, which rule '{self.rule}' does not let fall: set it to none")
-        if self.unvisited is not None and self.rule in NO_SCORES:
+        if self.unvisited is not None and self.rule in UNSCORED_RULES:
             raise ValueError(f"rule '{self.rule}' does not score children without visits: set unvisited to null")
         needs = {
             "decay_to": (self.decay != "none", "decay: linear or exponential"),
@@ -108,14 +108,14 @@ class LeafEvaluation(Section):
             raise ValueError(f"kind 'value_model' plays no rollouts: set rollouts to 1 (it is {self.rollouts})")
         if self.lookahead and self.kind != "value_model":
             raise ValueError(f"lookahead ({self.lookahead}) looks ahead with the value model; kind is '{self.kind}': set it to 0")
-        if self.critic == "value" and not reads_values(self):
+        if self.critic == "value" and not uses_value_model(self):
             raise ValueError("critic 'value' ranks by the value model, which kind 'rollout' has none of: set kind or critic")
-        read = (reads_values(self), "kind: value_model or mixed")
+        read = (uses_value_model(self), "kind: value_model or mixed")
         needs = {
             "temperature": (self.kind != "value_model", "kind: rollout or mixed"),
             "value_share": (self.kind == "mixed", "kind: mixed"),
             "backbone": read,
-            "head_learning_rate": (reads_values(self) and self.backbone == "policy", f"{read[1]}, with backbone: policy"),
+            "head_learning_rate": (uses_value_model(self) and self.backbone == "policy", f"{read[1]}, with backbone: policy"),
             "critic_share": (self.critic != "none", "critic: prior or value"),
         }
         refuse_idle(self, "evaluation.", needs)
@@ -233,7 +233,7 @@ class Annotate(Section):
                 "backup 'discounted_max' adds up single rewards, so that cut_return and evaluation.kind 'mixed' would change "
                 "nothing: set cut_return to null and evaluation.kind to rollout or value_model"
             )
-        if self.cut_return is not None and not lowest_worth(self) <= self.cut_return <= highest_worth(self):
+        if self.cut_return is not None and not lowest_value(self) <= self.cut_return <= highest_value(self):
             raise ValueError(f"cut_return ({self.cut_return}) lies outside reward_range {self.reward_range}")
         lowest, highest = q_range(self)
         if self.pairs.min_margin > highest - lowest:
@@ -246,9 +246,9 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _supports(self) -> Annotate:
         returns = (self.returns[0], self.returns[1])
-        named = "returns" if is_return(self.labels) else "shares of success"
+        named = "returns" if q_is_return(self.labels) else "shares of success"
         learnt = [("value_model", value_head(self), value_range(self), named)]
-        if reads_values(self.evaluation):
+        if uses_value_model(self.evaluation):
             learnt.append(("value_model", value_head(self), returns, "returns"))
         if self.q_model.kind == "regression":
             learnt.append(("q_model", self.q_model.head, q_range(self), "the labels' q"))
@@ -265,9 +265,9 @@ class Annotate(Section):
     def _expansion(self) -> Annotate:
         evaluation, expansion = self.evaluation, self.expansion
         if expansion.kind == "eager":
-            if values_children(self) and not reads_values(evaluation):
+            if evaluates_children(self) and not uses_value_model(evaluation):
                 raise ValueError(
-                    f"selection.unvisited '{unvisited_score(self)}' scores children by the value model, which evaluation.kind "
+                    f"selection.unvisited '{unvisited_rule(self)}' scores children by the value model, which evaluation.kind "
                     "'rollout' has none of"
                 )
             if evaluation.kind == "value_model" and self.labels.q in ("rollout", "hard"):
@@ -315,10 +315,10 @@ class Annotate(Section):
     @model_validator(mode="after")
     def _search(self) -> Annotate:
         evaluation = self.evaluation
-        if self.stop.value is not None and not reads_values(evaluation):
+        if self.stop.value is not None and not uses_value_model(evaluation):
             raise ValueError("stop.value is a value of the value model, which evaluation.kind 'rollout' has none of")
         rule = self.selection.rule
-        if rule not in MEASURING:
+        if rule not in SOLUTION_RULES:
             return self
         lacking = {
             "expansion.kind": (self.expansion.kind, "lazy"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stages.annotation.selection import omega_score
 from stages.annotation.tree import Tree
-from stages.annotation.work import Plan, Play, spent, stopped
+from stages.annotation.work import SearchPlan, TurnRequest, spent, stopped
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge
@@ -71,16 +71,16 @@ class _Pool:
         return chosen
 
 
-def _measure(pool: _Pool, state: int) -> Plan:
+def _measure(pool: _Pool, state: int) -> SearchPlan:
     """Know a state's MC; those known already are not measured again."""
     if state in pool.mc:
         return
     first = pool.tree.nodes[state].n_rollouts
-    results = yield [Play(state, first + number) for number in range(pool.tree.params.evaluation.rollouts)]
+    results = yield [TurnRequest(state, first + number) for number in range(pool.tree.params.evaluation.rollouts)]
     pool.enter(state, results)
 
 
-def omega(tree: Tree) -> Plan:
+def omega(tree: Tree) -> SearchPlan:
     """The plan of a tree; it ends early where the pool is empty."""
     pool = _Pool(tree)
     if tree.nodes[0].ended:
@@ -99,11 +99,11 @@ def omega(tree: Tree) -> Plan:
         tree.iterations += 1
 
 
-def flat(tree: Tree) -> Plan:
+def flat(tree: Tree) -> SearchPlan:
     """The plan of a tree."""
     pool = _Pool(tree)
     while not tree.nodes[0].ended and not stopped(tree):
-        (edges,) = yield [Play(0, tree.nodes[0].n_rollouts)]
+        (edges,) = yield [TurnRequest(0, tree.nodes[0].n_rollouts)]
         last = tree.insert(0, edges, tree.iterations + 1)
         for state in tree.path(last)[:-1]:
             if not spent(tree):

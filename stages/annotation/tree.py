@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation import units
-from stages.annotation.backup import backed_up, with_critic
+from stages.annotation.backup import backed_up, mix_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
 from stages.records.task import SUCCESS_TERM, succeeded
 from stages.seeding import stream
@@ -113,7 +113,7 @@ class Tree:
         dropped, and a value model the histories that it read."""
         if params.expansion.kind == "eager":
             self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
-        if units.reads_values(params.evaluation):
+        if units.uses_value_model(params.evaluation):
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -159,7 +159,7 @@ class Tree:
         """The child that selection prefers."""
         params = self.params
         arms = [virtual(params, arm, child.pending) for arm, child in zip(self.arms(children), children, strict=True)]
-        drawing = params.selection.rule == "random" or units.unvisited_score(params) == "random"
+        drawing = params.selection.rule == "random" or units.unvisited_rule(params) == "random"
         key = (self.seed, "annotate", self.task_id, "select", self.iterations, number, node.path)
         c = exploration(params, self.iterations)
         place = select(arms, node.N + node.pending, params, c, stream(*key) if drawing else None)
@@ -168,9 +168,9 @@ class Tree:
     def arms(self, children: Sequence[Node]) -> list[Arm]:
         """What selection knows of siblings; a critic's ranks are mixed into their Q."""
         evaluation = self.params.evaluation
-        q = [child.value if child.N else self.foreseen(child.index) for child in children]
+        q = [child.value if child.N else self.predicted_value(child.index) for child in children]
         if evaluation.critic != "none":
-            q = with_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
+            q = mix_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
         return [Arm(value, child.N, child.prior, child.ended) for value, child in zip(q, children, strict=True)]
 
     def pend(self, index: int, visits: int) -> None:
@@ -203,14 +203,14 @@ class Tree:
             node.R2 += brought * brought
         if solved and self.first_success is None:
             self.first_success = iteration
-        worth = self.worth(final, last.truncated)
+        worth = self.scaled_return(final, last.truncated)
         share = self.params.evaluation.value_share
         self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)
         return current
 
-    def worth(self, total: float, cut: bool) -> float:
+    def scaled_return(self, total: float, cut: bool) -> float:
         """What an episode of return `total` counts as in the tree, where a limit `cut` it maybe something of its own."""
-        return self.params.cut_return if cut and self.params.cut_return is not None else units.worth(self.params, total)
+        return self.params.cut_return if cut and self.params.cut_return is not None else units.scaled_return(self.params, total)
 
     def back_up(self, index: int, value: float) -> None:
         """Count a visit of `value` at a node and above."""
@@ -228,10 +228,10 @@ class Tree:
         price of an iteration and of nothing else."""
         node, dedupe = self.nodes[index], self.params.expansion.dedupe
         node.drawn = True
-        seen = {action_of(self.nodes[child].edge, dedupe) for child in node.children}
+        seen = {dedupe_key(self.nodes[child].edge, dedupe) for child in node.children}
         added = []
         for edge in edges:
-            name = action_of(edge, dedupe)
+            name = dedupe_key(edge, dedupe)
             if self.params.expansion.drop_refused and not edge.accepted:
                 self.counters["refused_draws"] += 1
             elif name in seen:
@@ -249,22 +249,22 @@ class Tree:
             way.append(self._add_unvisited(way[-1], edge, iteration) if known is None else known)
         return way[1:]
 
-    def foreseen(self, index: int) -> float:
+    def predicted_value(self, index: int) -> float:
         """What a node is worth that was not visited, in the backup's units: at an end its return, else the value model's word or
         the lowest return."""
         node, from_here = self.nodes[index], self.params.backup == "discounted_max"
         if node.ended:
-            return node.edge.reward if from_here else self.worth(node.total, node.edge.truncated)
+            return node.edge.reward if from_here else self.scaled_return(node.total, node.edge.truncated)
         if node.model_value is None:
-            return units.lowest_worth(self.params)
+            return units.lowest_value(self.params)
         return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
             child.n_rollouts, child.n_success = 1, int(child.succeeded)
-            if units.reads_values(self.params.evaluation):
-                child.model_value = self.worth(child.total, child.edge.truncated)
+            if units.uses_value_model(self.params.evaluation):
+                child.model_value = self.scaled_return(child.total, child.edge.truncated)
         return child.index
 
     def _add(self, parent: int, edge: Edge, iteration: int) -> int:
@@ -312,19 +312,19 @@ class Tree:
             "R2": node.R2,
         }
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
-        return row if units.plain(self.params) else row | more
+        return row if units.rollouts_only(self.params) else row | more
 
 
-def normal(action: str) -> str:
+def normalize_action(action: str) -> str:
     """Equal for actions that differ in case or white space only."""
     return " ".join(action.lower().split())
 
 
-def action_of(edge: Edge, dedupe: str) -> object:
+def dedupe_key(edge: Edge, dedupe: str) -> object:
     """What makes two actions of a node the same. An end has no state key; there actions with the same text are the same."""
     if dedupe == "tokens":
         return edge.token_ids
-    return edge.state_key if dedupe == "state" and edge.state_key else normal(edge.action)
+    return edge.state_key if dedupe == "state" and edge.state_key else normalize_action(edge.action)
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:

@@ -18,19 +18,19 @@ from typing import Any
 
 import yaml
 
-from stages.agent.engines import EngineSettings
+from stages.agent.player import EngineSettings
 from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel
 from stages.designs.places import Evaluated, summarise
 from stages.designs.search import Search
 from stages.designs.session import best_so_far
+from stages.designs.settings import SearchParams, parse_search
 from stages.designs.space import Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel, describe
 from stages.engine.engine import Sampling
 from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play, start_worker
-from stages.params import Params, parse_params
 from stages.records.episode import read_json, write_json
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.command import command
@@ -45,7 +45,7 @@ ENOUGH = 0.95
 
 def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Panel], models: str) -> list[Outcome]:
     """One design's episodes on each of `panels`: of the policy in `folder`, as `values` (params.yaml with the design) say."""
-    params = parse_params(values)
+    params = parse_search(values)
     name, _, by = (params.evaluate.models or ["sft"])[0].partition("+")
     if name != "sft":
         raise ParamsError(f"lane designs plays by the SFT policy, and design.space.model names {name}; let it be [sft]")
@@ -68,7 +68,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
     ]
 
 
-def panels_of(params: Params) -> dict[str, Panel]:
+def panels_of(params: SearchParams) -> dict[str, Panel]:
     """What searches choose by, `valid`, and what their picks are judged on, `test`: PANEL_TASKS of the panel."""
     (name,) = params.domains
     valid = load_panels(Path("data/curated"), [name], "valid")[name]
@@ -78,13 +78,13 @@ def panels_of(params: Params) -> dict[str, Panel]:
     return {"valid": valid, "test": Panel(test.domain, tasks, test.environment, test.worlds)}
 
 
-def table_path(params: Params, space: Space) -> Path:
+def table_path(params: SearchParams, space: Space) -> Path:
     shape = params.model_dump(mode="json", include={"seed", "evaluate"})
     shape |= {"options": tuple(space.told.values()), "attempts": params.design.attempts}
     return Path(f"designs-{params_hash(shape)}.json")
 
 
-def make_table(values: Mapping[str, Any], params: Params, workers: int) -> dict[str, Any]:
+def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) -> dict[str, Any]:
     """Design name -> {valid, test: what it scored}; written after each design, so that a table that was begun is gone on with."""
     space = Space.of(params)
     path = table_path(params, space)
@@ -143,7 +143,7 @@ def judge(
     return {name: round(found[name], 6) for name in METRICS}
 
 
-def replay(params: Params, table: Mapping[str, Any], description: Mapping[str, float]) -> dict[str, float]:
+def replay(params: SearchParams, table: Mapping[str, Any], description: Mapping[str, float]) -> dict[str, float]:
     """METRICS of the search that `params.design` describes."""
     space, settings = Space.of(params), params.design
     (domain,) = params.domains
@@ -169,7 +169,7 @@ def main() -> int:
         os.environ[name] = str(options.threads)
     try:
         values = yaml.safe_load(options.settings.read_text(encoding="utf-8"))
-        params = parse_params(values, str(options.settings))
+        params = parse_search(values, str(options.settings))
         if options.table:
             make_table(values, params, options.workers)
         if options.result:

@@ -11,6 +11,7 @@ from stages.claims.design_metrics import METRICS as DESIGN_METRICS
 from stages.claims.experiment import FOLDER, Claim, Experiment, digest, run_values
 from stages.claims.label_metrics import METRICS, WORLDS
 from stages.control.settings import OfflineQ
+from stages.designs.settings import parse_search
 from stages.evaluation.aggregates import claim_verdict, paired_difference
 from stages.params import parse_params
 from stages.records.episode import read_json, write_json
@@ -62,11 +63,12 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
     everything as it was makes no finished run another one."""
     if experiment.lane == "offline_q":
         return OfflineQ.model_validate(values).model_dump(mode="json", exclude_defaults=True)
-    shaping = parse_params(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
+    parse = parse_search if experiment.lane == "designs" else parse_params
+    shaping = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
     # How fast it is run is no part of what is run.
     chosen = ("device", "precision", "tokens_per_batch")
     shaping["resources"] = {name: one for name, one in shaping.get("resources", {}).items() if name in chosen}
-    for name in ("report", "merge", *(["design"] if experiment.lane != "designs" else [])):
+    for name in ("report", "merge"):
         shaping.pop(name, None)
     return shaping
 

@@ -265,4 +265,4 @@ def write_settings(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_params(folder: Path, values: Mapping[str, Any]) -> None:
-    write_settings(folder / "params.yaml", values)
+    write_settings(folder / "params.yaml", {name: value for name, value in values.items() if name != "design"})

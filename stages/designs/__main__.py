@@ -1,4 +1,4 @@
-"""design: one step of a search over agent designs (`design` in params.yaml); `python -m flows.design` takes all of them.
+"""design: one step of a search over agent designs; `python -m flows.design` takes all of them.
 
 Says, as JSON, what is to be evaluated next and in which folder `python -m stages.evaluate` is to do it; `--ended SECONDS` takes
 up what was evaluated there, `--failed WHY` that it could not be. In the end: reports/design/<method>.json, read by the report,
@@ -10,18 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.designs.places import Places
 from stages.designs.session import RESULTS, Session
+from stages.designs.settings import SearchParams, load_search
 from stages.designs.space import Space
-from stages.params import Params, check_domains, load_params, parse_params
 from stages.records.episode import read_json, write_json
-from stages.records.sections import deep_merge
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 from stages.runtime.parent import die_with_parent
@@ -31,24 +28,7 @@ from stages.runtime.workers import quiet_environment
 from stages.tracking import open_tracker
 
 
-def overridden(root: Path, changes: Sequence[str]) -> tuple[dict[str, Any], Params]:
-    """params.yaml with changes such as `design.budget=20`, as it is and checked. Raises ParamsError."""
-    load_params(root / "params.yaml")
-    values: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals:
-            raise ParamsError(f"--set takes KEY=VALUE, such as design.budget=20, not '{change}'")
-        nested: Any = yaml.safe_load(text)
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        values = deep_merge(values, nested)
-    params = parse_params(values, "params.yaml with --set" if changes else "params.yaml")
-    check_domains(params)
-    return values, params
-
-
-def finish(root: Path, session: Session, params: Params) -> dict[str, Any]:
+def finish(root: Path, session: Session, params: SearchParams) -> dict[str, Any]:
     """Write the results, and tell MLflow of them where they are new; what to say of them."""
     results, path = session.results(), root / RESULTS / f"{params.design.method}.json"
     if not path.exists() or read_json(path) != results:
@@ -66,7 +46,7 @@ def finish(root: Path, session: Session, params: Params) -> dict[str, Any]:
     }
 
 
-def log(root: Path, params: Params, results: Mapping[str, Any], path: Path) -> None:
+def log(root: Path, params: SearchParams, results: Mapping[str, Any], path: Path) -> None:
     tracker = open_tracker(root, "design", None, params)
     tracker.params({"design": params.design.model_dump(mode="json")})
     for number, (node, best) in enumerate(zip(results["nodes"], results["best"], strict=True), start=1):
@@ -81,14 +61,20 @@ def log(root: Path, params: Params, results: Mapping[str, Any], path: Path) -> N
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.designs", description=(__doc__ or "").strip())
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of params.yaml for this search")
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="overrides for this search, such as design.budget=20",
+    )
     parser.add_argument("--ended", type=float, metavar="SECONDS", help="the evaluation under way has ended, after so long")
     parser.add_argument("--failed", default="", metavar="WHY", help="... and the design could not be run")
     options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()
     try:
-        values, params = overridden(root, options.set)
+        values, params = load_search(root, options.set)
         quiet_environment(1, not params.model.path.startswith("hub:"))
         session = Session(Places.prepared(root, values, params, Space.of(params)))
         step = session.step(options.ended, options.failed)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from stages.designs.settings import SearchParams
 from stages.designs.space import Design, Space
 from stages.designs.tasks import Chosen, choose_tasks
 from stages.designs.value_model import describe
-from stages.params import Params
 from stages.records.episode import read_json, read_rows, write_json, write_tasks
 from stages.records.sections import deep_merge, params_hash
 from stages.records.task import Task
@@ -37,7 +37,7 @@ RESAMPLES = 100
 DIGITS = 6
 
 
-def place_key(root: Path, params: Params) -> str:
+def place_key(root: Path, params: SearchParams) -> str:
     """16 hex digits over what the scores of designs depend on: files, as dvc.yaml lists them for evaluate, and settings."""
     played = params.model_dump(mode="json", include={"seed", "domains", "model", "evaluate"})
     scored = params.design.model_dump(mode="json", include={"tasks", "attempts", "metric"})
@@ -77,7 +77,7 @@ def bring_code(root: Path, target: Path) -> None:
     shutil.copy2(root / "dvc.yaml", target / "dvc.yaml")
 
 
-def make_place(root: Path, target: Path, params: Params, tasks: Mapping[str, tuple[Chosen, Sequence[Task]]]) -> None:
+def make_place(root: Path, target: Path, params: SearchParams, tasks: Mapping[str, tuple[Chosen, Sequence[Task]]]) -> None:
     """The copy `target` of the checkout, with code, models and panels, whose validation tasks are `tasks` (domain -> what was
     chosen, and which of it)."""
     bring_code(root, target)
@@ -136,11 +136,11 @@ class Places:
     folder: Path
     values: Mapping[str, Any]
     """params.yaml of the search, parsed."""
-    params: Params
+    params: SearchParams
     space: Space
 
     @classmethod
-    def prepared(cls, root: Path, values: Mapping[str, Any], params: Params, space: Space) -> Places:
+    def prepared(cls, root: Path, values: Mapping[str, Any], params: SearchParams, space: Space) -> Places:
         """Make the places unless they are there, with the present code in any case. Raises ParamsError, FileNotFoundError,
         ValueError for what is missing."""
         made = cls(root / FOLDER / place_key(root, params), values, params, space)

@@ -1,12 +1,19 @@
-"""Search over agent designs (`python -m flows.design`): which designs there are, and how they are searched."""
+"""Settings of the search over agent designs (`python -m flows.design`), read from reports/design/design.yaml."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
-from stages.runtime.validation import Count, NonNegative, Section, Share
+from stages.params import Params, check_domains, load_params, parse_as
+from stages.records.sections import deep_merge
+from stages.runtime.validation import Count, NonNegative, ParamsError, Section, Share, explain, parse_yaml
+
+SETTINGS = Path("reports/design/design.yaml")
 
 Window = Annotated[int, Field(ge=1)] | None
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -102,3 +109,39 @@ class Design(Section):
         if self.tree.uncertainty == "std" and self.method != "agentswift":
             raise ValueError(f"tree.uncertainty: std is the value model's, and method {self.method} has none; set it to error")
         return self
+
+
+class SearchParams(Params):
+    """params.yaml, and the search's own settings as the section `design`."""
+
+    design: Design = Design()
+
+
+def parse_search(values: Mapping[str, Any], source: str = "params.yaml") -> SearchParams:
+    """Check `values`: params.yaml with a section `design`. Raises ParamsError."""
+    return parse_as(SearchParams, values, source)
+
+
+def load_search(root: Path, changes: Sequence[str] = ()) -> tuple[dict[str, Any], SearchParams]:
+    """The values of params.yaml, and with SETTINGS as `design`, checked; both after overrides such as `design.budget=20`.
+    Raises ParamsError."""
+    path = root / SETTINGS
+    load_params(root / "params.yaml")
+    values: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    values["design"] = parse_yaml(path.read_bytes(), SETTINGS, may_be_empty=True) if path.exists() else {}
+    for change in changes:
+        key, equals, text = change.removeprefix("++").partition("=")
+        if not equals:
+            raise ParamsError(f"--set takes KEY=VALUE, such as design.budget=20, not '{change}'")
+        nested: Any = yaml.safe_load(text)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        values = deep_merge(values, nested)
+    changed = " with --set" if changes else ""
+    try:
+        Design.model_validate(values["design"])
+    except ValidationError as error:
+        raise ParamsError(explain(error, Design, f"{SETTINGS}{changed}")) from error
+    params = parse_search(values, f"params.yaml{changed}")
+    check_domains(params)
+    return {name: value for name, value in values.items() if name != "design"}, params

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from stages.agent.named import model_names
+from stages.agent.model_names import model_names
 from stages.algorithms.registry import composition, learns_token_values
-from stages.designs.settings import DesignSpace
-from stages.params import Params
+from stages.designs.settings import SETTINGS, DesignSpace, SearchParams
 from stages.runtime.validation import ParamsError
 
 LARGEST = 100_000
@@ -81,7 +80,7 @@ def _asked(space: DesignSpace, name: str) -> Sequence[Any]:
     return getattr(space, name) or ()
 
 
-def _check_choices(params: Params) -> None:
+def _check_choices(params: SearchParams) -> None:
     """Raise ParamsError for a choice by what a domain does not have: a Q-model, or values of tokens."""
     choose = params.design.space.choose
     no_q = [name for name in params.domains if params.section("annotate", name).q_model.kind == "none"]
@@ -89,12 +88,12 @@ def _check_choices(params: Params) -> None:
     no_values = [name for name, method in methods.items() if not learns_token_values(method)]
     if "q" in choose and no_q:
         raise ParamsError(
-            f"params.yaml: design.space.choose: q needs a Q-model, and annotate.q_model.kind is none in {no_q[0]}; "
+            f"{SETTINGS}: space.choose: q needs a Q-model, and annotate.q_model.kind is none in {no_q[0]}; "
             "set it to step_dpo or regression, or leave q out"
         )
     if "value" in choose and no_values:
         raise ParamsError(
-            "params.yaml: design.space.choose: value needs values of tokens, which rl learns with rl.algorithm b_coder, and in "
+            f"{SETTINGS}: space.choose: value needs values of tokens, which rl learns with rl.algorithm b_coder, and in "
             f"{no_values[0]} that is {params.section('rl', no_values[0]).algorithm}; set it to b_coder, or leave value out"
         )
 
@@ -121,7 +120,7 @@ class Space:
     root: Design
 
     @classmethod
-    def of(cls, params: Params) -> Space:
+    def of(cls, params: SearchParams) -> Space:
         """The space that `design.space` describes. Raises ParamsError for a model that the run does not have, a choice that it
         cannot make, or a space that is too large."""
         evaluate, space = params.evaluate.model_dump(), params.design.space
@@ -129,7 +128,7 @@ class Space:
         given = space.model or models[1:]
         strange = sorted(set(given) - set(models))
         if strange:
-            raise ParamsError(f"params.yaml: design.space.model names {strange}; there are {', '.join(models)}")
+            raise ParamsError(f"{SETTINGS}: space.model names {strange}; there are {', '.join(models)}")
         _check_choices(params)
         root = [_nested(evaluate, factor.key) if factor.key else None for factor in FACTORS]
         root[PLACE["model"]] = "merged" if "merged" in given else given[0]
@@ -143,9 +142,7 @@ class Space:
             options.append(tuple(found))
         size = math.prod(map(len, options))
         if size > LARGEST:
-            raise ParamsError(
-                f"params.yaml: design.space has {size:,} designs; leave out options until it has {LARGEST:,} at most"
-            )
+            raise ParamsError(f"{SETTINGS}: space has {size:,} designs; leave out options until it has {LARGEST:,} at most")
         made = cls(tuple(options), tuple(root))
         return cls(made.options, made.canonical(made.root))
 

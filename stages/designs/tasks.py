@@ -15,9 +15,9 @@ from stages.curation.assemble import assemble
 from stages.curation.cleaning import task_faults
 from stages.curation.panel import Panel, read_panel
 from stages.curation.raw import check_lines, record_line
+from stages.designs.settings import SearchParams
 from stages.environments.protocol import Domain
 from stages.environments.registry import load_domain
-from stages.params import Params
 from stages.records.episode import read_tasks
 from stages.records.task import Task
 from stages.runtime.validation import ParamsError
@@ -66,7 +66,7 @@ def split_tasks(tasks: Sequence[Task], search: int, confirm: int, seed: int) -> 
     return _spread(first, search), _spread(second, confirm)
 
 
-def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: Params) -> list[Task]:
+def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, params: SearchParams) -> list[Task]:
     """Validation tasks from the domain's recipes, their worlds below `folder`; none that shares a world with `there`, or an
     entity with a test task in it."""
     lines = (
@@ -83,7 +83,7 @@ def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, para
     return [task for task in tasks if task.task_id not in faults and task.cluster not in taken]
 
 
-def choose_tasks(root: Path, name: str, params: Params, folder: Path) -> Chosen:
+def choose_tasks(root: Path, name: str, params: SearchParams, folder: Path) -> Chosen:
     """Tasks of domain `name`: curated validation tasks, and, where `design` asks for more, further ones made from recipes below
     `folder`. Raises ParamsError if there are too few, FileNotFoundError or PanelMismatchError without a panel."""
     curated, design = root / "data" / "curated" / name, params.design

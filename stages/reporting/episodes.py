@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.agent.samples import choose, outcome
+from stages.agent.sample_episodes import choose, outcome
 from stages.records.episode import Owner
 
 BYTES = 1_500_000

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stages.annotation.labels import hard, node_q, weighed
+from stages.annotation.labels import hard, has_enough_visits, node_q
 from stages.annotation.nodes import Row, children_of, ended, tree_values
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import most_visited_path
 
@@ -60,13 +60,13 @@ class Known:
         }
         path = [row["node"] for row in most_visited_path(tree)]
         known = {label["node"]: label for label in labels}
-        q = [value if weighed(row, params, 1) else None for row, value in zip(tree, node_q(tree, params), strict=True)]
+        q = [value if has_enough_visits(row, params, 1) else None for row, value in zip(tree, node_q(tree, params), strict=True)]
         return cls(tree, children_of(tree), tree_values(tree, params), q, known, pairs, path, ends, params)
 
 
 def scale(params: Annotate) -> str:
     """What the lowest and the highest value of a tree stand for."""
-    low, high = f"{lowest_worth(params):g}".replace("-", "−"), f"{highest_worth(params):g}"
+    low, high = f"{lowest_value(params):g}".replace("-", "−"), f"{highest_value(params):g}"
     if params.returns == [0.0, 1.0] and params.gamma == 1.0:
         return f"{low} fails, {high} solves"
     return f"{low} is the worst, {high} the best"

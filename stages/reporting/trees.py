@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.annotation.nodes import Row, trees_of
 from stages.annotation.selection import softmax
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.figures.data import short
 from stages.reporting.figures.trees import telling_tree
 from stages.reporting.tree_words import Known, meanings, story
@@ -99,7 +99,7 @@ class Grown:
     @property
     def limits(self) -> tuple[float, float]:
         """The worst and the best value of a tree."""
-        return lowest_worth(self.params), highest_worth(self.params)
+        return lowest_value(self.params), highest_value(self.params)
 
     def of(self, task: str) -> Grown:
         """One task's."""

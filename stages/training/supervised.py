@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.policy import token_logprobs
+from stages.agent.logprobs import token_logprobs
 from stages.algorithms.batch import LossTerms
 from stages.records.episode import Episode
 from stages.training.adapters import load_trained_state, trained_state
@@ -59,7 +59,7 @@ class SftJob(Job):
 
         def loss(micro: list[int]) -> Iterator[LossTerms]:
             token_ids, mask = self.train.take(micro, self.model.device)
-            logprobs, _ = token_logprobs(self.model, token_ids, mask)
+            logprobs = token_logprobs(self.model, token_ids, mask)
             share = -logprobs.sum() / tokens
             yield LossTerms(share, {"loss": share.detach()}, (torch.tensor(micro), mask))
 
@@ -73,7 +73,7 @@ class SftJob(Job):
         assert valid is not None
 
         def loss(micro: list[int]) -> float:
-            return -float(token_logprobs(self.model, *valid.take(micro, self.model.device))[0].sum())
+            return -float(token_logprobs(self.model, *valid.take(micro, self.model.device)).sum())
 
         plan, own = micro_batches(valid, range(valid.size), self.tokens_per_batch), []
         with torch.no_grad():

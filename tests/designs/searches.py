@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stages.designs.search import Search
+from stages.designs.settings import parse_search
 from stages.designs.space import FACTORS, Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel
-from stages.params import parse_params
 
 SPACE: dict[str, Any] = {
     "model": ["sft"],
@@ -24,7 +24,7 @@ TASKS = {"search": {"difficulty": 2.0, "prompt_words": 9.0, "max_turns": 8.0}}
 
 
 def settings(space: dict[str, Any] | None = None, **design: Any) -> Any:
-    return parse_params({"domains": ["search"], "per_domain": {"search": {}}, "design": {"space": space or SPACE, **design}})
+    return parse_search({"domains": ["search"], "per_domain": {"search": {}}, "design": {"space": space or SPACE, **design}})
 
 
 def search(given: Any, seed: int = 0, value_model: Any = None) -> Search:

@@ -15,7 +15,7 @@ import yaml
 
 from flows import design as flow
 from stages.agent.chat import Chat
-from stages.agent.named import model_names
+from stages.agent.model_names import model_names
 from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search, workshop
 from stages.claims.design_metrics import METRICS
@@ -26,12 +26,13 @@ from stages.curation.panel import make_panel, write_panel
 from stages.designs import __main__ as command
 from stages.designs.places import Places, standard_error, summarise
 from stages.designs.session import Session, best_so_far
+from stages.designs.settings import SETTINGS, SearchParams, parse_search
 from stages.designs.space import PLACE, Space
 from stages.designs.tasks import choose_tasks, split_tasks
 from stages.designs.tree import Node
 from stages.environments.search import SearchDomain
 from stages.evaluation.panels import EVALUATION_SCHEMA
-from stages.params import ROOT, Params, load_params, parse_params
+from stages.params import ROOT, load_params
 from stages.records.episode import Owner, read_json, read_rows, read_tasks, write_json, write_table, write_tasks
 from stages.records.sections import deep_merge
 from stages.runtime.overlay import apply_overlay
@@ -52,6 +53,17 @@ VALUES: dict[str, Any] = {
 }
 
 
+def of_params(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` without the search's own settings: what params.yaml holds."""
+    return {name: value for name, value in values.items() if name != "design"}
+
+
+def write_files(root: Path, values: dict[str, Any]) -> None:
+    (root / "params.yaml").write_text(yaml.safe_dump(of_params(values)))
+    (root / SETTINGS).parent.mkdir(parents=True, exist_ok=True)
+    (root / SETTINGS).write_text(yaml.safe_dump(values["design"]))
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
     """A checkout with a panel of 8 tasks, 4 validation tasks and a policy."""
@@ -59,7 +71,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
     (root / "stages").mkdir()
     (root / "stages" / "code.py").write_text("")
     (root / "dvc.yaml").write_text((ROOT / "dvc.yaml").read_text())
-    (root / "params.yaml").write_text(yaml.safe_dump(VALUES))
+    write_files(root, VALUES)
     for folder in ("data/base", "data/models/sft"):
         (root / folder).mkdir(parents=True)
         for path in tiny_policy.iterdir():
@@ -74,10 +86,10 @@ def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
     return root
 
 
-def session_of(root: Path, **design: Any) -> tuple[Session, Params]:
+def session_of(root: Path, **design: Any) -> tuple[Session, SearchParams]:
     values = deep_merge(VALUES, {"design": design})
-    params = parse_params(values)
-    return Session(Places.prepared(root, values, params, Space.of(params))), params
+    params = parse_search(values)
+    return Session(Places.prepared(root, of_params(values), params, Space.of(params))), params
 
 
 def play(place: Path, better: str = "task") -> None:
@@ -235,7 +247,7 @@ def test_the_command_line_takes_a_step(source: Path, monkeypatch: pytest.MonkeyP
     assert kinds[:2] == ["search", "search"]
     assert read_json(source / told["result"])["settings"]["method"] == "unguided"
     path = source / "copy.yaml"
-    path.write_text(yaml.safe_dump(VALUES))
+    path.write_text(yaml.safe_dump(of_params(VALUES)))
     apply_overlay(path, source / told["overlay"])
     models = load_params(path).evaluate.models
     assert models is None or models == [*model_names(["search"]), "sft+vote"], "the others go on playing"
@@ -275,7 +287,7 @@ def test_tasks_are_split_by_worlds() -> None:
 def test_searches_are_judged_on_a_table() -> None:
     """Contract: the pick is the best by validation, judged by the panel; a budget of all designs finds the best there is."""
     values = deep_merge(VALUES, {"design": {"budget": 12, "method": "random"}})
-    params = parse_params(values)
+    params = parse_search(values)
     space = Space.of(params)
     table = {}
     for place, design in enumerate(space.all()):
@@ -295,7 +307,7 @@ def test_searches_are_judged_on_a_table() -> None:
     assert found["regret.40"] == pytest.approx(max(one["test"]["score"] for one in table.values()) - (1 - best))
     assert found["rank_correlation"] == 0.0
     assert found == design_search.replay(params, table, told)
-    guided = parse_params(deep_merge(values, {"design": {"method": "agentswift", "budget": 8}}))
+    guided = parse_search(deep_merge(values, {"design": {"method": "agentswift", "budget": 8}}))
     found = design_search.replay(guided, table, told)
     assert found["rank_correlation"] > 0.5
     assert found["area"] <= found["best.10"] <= best
@@ -313,7 +325,7 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
         assert values["design"]["seed"] == 3
         assert {**values, "design": 0} == {**common, "design": 0}
         assert design_search.table_path(checked[arm], Space.of(checked[arm])) == design_search.table_path(
-            parse_params(common), Space.of(parse_params(common))
+            parse_search(common), Space.of(parse_search(common))
         )
     assert set(metrics_of(experiment)) == {f"designs.{name}" for name in METRICS}
     keys = {run.key for run in planned_runs(experiment, params)}
@@ -345,7 +357,7 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
     space |= {"draws": [5], "temperature": [0.5], "top_p": [0.95]}
     values = deep_merge(VALUES, {"design": {"space": space, "attempts": 1}, "evaluate": {"sampling": sampling}})
     values["design"]["space"] = {**space, "max_tokens": [6]}
-    params = parse_params(values)
+    params = parse_search(values)
     panels = design_search.panels_of(params)
     assert [len(panel.tasks) for panel in panels.values()] == [4, 8]
     space_of = Space.of(params)
@@ -366,7 +378,7 @@ def test_a_table_is_what_the_stage_would_find(source: Path, tmp_path: Path, monk
 
     (tmp_path / "run").mkdir()
     written = deep_merge(values, {"evaluate": {"models": ["sft"], "split": "valid"}})
-    (tmp_path / "run" / "params.yaml").write_text(yaml.safe_dump(written))
+    (tmp_path / "run" / "params.yaml").write_text(yaml.safe_dump(of_params(written)))
     (tmp_path / "run" / "data").symlink_to(source / "data")
     environment = {"PYTHONPATH": str(ROOT), "BELLWETHER_TRACKING": "off", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
@@ -421,8 +433,8 @@ def test_a_search_with_a_policy_from_its_steps_to_its_results(
     evaluate = {"sampling": {"max_tokens": 12}, "scaffold": {"max_turns": 2}}
     design = {"method": "random", "attempts": 1, "confirm": {"designs": 1}, "space": {**space, "max_turns": [2]}}
     values = deep_merge(VALUES, {"evaluate": evaluate, "design": design})
-    (root / "params.yaml").write_text(yaml.safe_dump(values))
-    tasks = choose_tasks(root, "search", parse_params(values), tmp_path / "worlds").search
+    write_files(root, values)
+    tasks = choose_tasks(root, "search", parse_search(values), tmp_path / "worlds").search
     teach(root / "data/models/sft", [task.prompt for task in tasks], f"answer {tasks[0].spec['answer']}")
     monkeypatch.setenv("BELLWETHER_TRACKING", "off")
     monkeypatch.setattr(flow, "echo", lambda: print)

@@ -15,6 +15,7 @@ from searches import SPACE, node, run, search, settings, worth
 from stages.designs.covering import combinations_of, covering_array, uncovered
 from stages.designs.search import Search, remedies
 from stages.designs.session import journal_key
+from stages.designs.settings import parse_search
 from stages.designs.space import COMPONENTS, DECODING, FACTORS, PLACE, Design, Space
 from stages.designs.tree import (
     Node,
@@ -180,7 +181,7 @@ def test_a_space_that_does_not_name_scores_per_token_is_what_it_was() -> None:
 
 
 def test_values_of_tokens_choose_where_rl_learns_them() -> None:
-    given = parse_params(
+    given = parse_search(
         {
             "domains": ["search"],
             "per_domain": {"search": {"rl": {"algorithm": "b_coder"}}},
@@ -364,7 +365,7 @@ def test_operations_change_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"design\.space\.model names \['rl@shop'\]"),
+        ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"space\.model names \['rl@shop'\]"),
         ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
         ({"space": {**SPACE, "choose": ["value"]}}, r"rl\.algorithm b_coder, and in search that is grpo"),
         (

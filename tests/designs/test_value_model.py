@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from searches import SPACE, TASKS, run, search, settings, worth
 
+from stages.designs.settings import parse_search
 from stages.designs.space import PLACE, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FEWEST, FittedValueModel, describe
-from stages.params import parse_params
 from stages.records.task import Task
 
 
@@ -54,7 +54,7 @@ def test_designs_that_could_not_be_run_teach_the_value_model_nothing() -> None:
 def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     """Contract: rows are (design, domain); what helps in one domain and hurts in the other is told apart, and the score is the
     mean over both."""
-    both = parse_params({"domains": ["search", "shop"], "per_domain": {"search": {}, "shop": {}}, "design": {"space": SPACE}})
+    both = parse_search({"domains": ["search", "shop"], "per_domain": {"search": {}, "shop": {}}, "design": {"space": SPACE}})
     space = Space.of(both)
     domains = {**TASKS, "shop": describe([Task("a", "shop", "valid", 0, "buy a red cup", {}, 3.0)], 10)}
     assert domains["shop"] == {"difficulty": 3.0, "prompt_words": 4.0, "max_turns": 10.0}
@@ -77,7 +77,7 @@ def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
     """Contract: of a domain in which nothing was played, the description says what to expect: the scores of the domain that is
     described so, their level and what helps there, and not those of the other; without descriptions there is no telling."""
     names = ["search", "shop", "textworld"]
-    space = Space.of(parse_params({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
+    space = Space.of(parse_search({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
     designs, place = space.all(), PLACE["temperature"]
     nodes = [
         Node(one, -1, "random", 0.0, 0.01, {"search": (0.2 + 0.4 * one[place], 0.01), "shop": (0.9 - 0.4 * one[place], 0.01)})

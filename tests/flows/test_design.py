@@ -53,7 +53,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("BELLWETHER_TRACKING", raising=False)
     for folder in (tmp_path, tmp_path / "place"):
         (folder / "stages").mkdir(parents=True)
-        for name, text in (("__init__", ""), ("design", DESIGN), ("evaluate", EVALUATE)):
+        for name, text in (("__init__", ""), ("designs", DESIGN), ("evaluate", EVALUATE)):
             (folder / "stages" / f"{name}.py").write_text(text)
     (tmp_path / "dvc.yaml").write_text("stages: {evaluate: {cmd: x, params: [resources.device]}}\n")
     return tmp_path

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stages.agent.samples import choose, outcome
+from stages.agent.sample_episodes import choose, outcome
 from stages.reporting.episodes import browser_data, pack
 from stages.reporting.inputs import load_inputs
 

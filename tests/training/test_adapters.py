@@ -10,7 +10,8 @@ import pytest
 import torch
 from adapters import adapted_policy
 
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.agent.settings import Lora
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import LossTerms
@@ -107,8 +108,8 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
     mask = torch.ones_like(IDS, dtype=torch.bool)
     mask[:, 0] = False
     with torch.no_grad():
-        found = token_logprobs(models.reference, IDS, mask)[0]
-        expected = token_logprobs(load_policy(tiny_policy, attention="sdpa").model, IDS, mask)[0]
+        found = token_logprobs(models.reference, IDS, mask)
+        expected = token_logprobs(load_policy(tiny_policy, attention="sdpa").model, IDS, mask)
     assert torch.equal(found, expected)
 
 

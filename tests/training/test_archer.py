@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.fresh import Asked, draw_turns
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.continuations import ContinuationRequest, sample_turns
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
@@ -184,7 +185,7 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
         for task in (task for task in letter_tasks(16) if task.split == "valid"):
             episode = as_external(demonstration(task, ("open the door", action)), chat)
             mask = (torch.tensor([episode.turn]) == 1) & (torch.tensor([episode.owner]) == Owner.EXTERNAL)
-            total += float(token_logprobs(model, torch.tensor([episode.token_ids]), mask)[0].sum())
+            total += float(token_logprobs(model, torch.tensor([episode.token_ids]), mask).sum())
         return total
 
     assert sum(episode.reward for episode in rollouts) == 6
@@ -214,7 +215,8 @@ def test_records_are_needed_and_must_fit(make_context, tiny_policy):
 
 
 def test_the_oldest_episodes_are_evicted():
-    """A capacity of 6 turns: played episodes are evicted oldest first, offline ones stay, and so does the newest, whatever its length."""
+    """A capacity of 6 turns: played episodes are evicted oldest first, offline ones stay, and so does the newest, whatever its
+    length."""
     offline = [make_episode("offline", "a", [1], 0.0)]
     replay = ReplayBuffer(offline, 6)
     replay.add([make_episode(f"{number}", "a", [1, 1], 0.0) for number in range(4)])
@@ -241,8 +243,11 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
     def engine() -> TorchEngine:
         return TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
 
-    asked = [Asked(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1]) for row, one in enumerate(episodes)]
-    together = draw_turns(engine(), asked, sampling, 4)
+    asked = [
+        ContinuationRequest(one.token_ids, [turn.start for turn in one.turns], [7 * row, 7 * row + 1])
+        for row, one in enumerate(episodes)
+    ]
+    together = sample_turns(engine(), asked, sampling, 4)
     for row, one in enumerate(episodes):
         for place, turn in enumerate(one.turns):
             alone = engine()
@@ -250,9 +255,9 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
             (expected,) = alone.advance()
             assert together[row][place].token_ids == expected.token_ids
             assert together[row][place].logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    backwards = draw_turns(engine(), asked[::-1], sampling, 9)[::-1]
+    backwards = sample_turns(engine(), asked[::-1], sampling, 9)[::-1]
     assert [[turn.token_ids for turn in row] for row in backwards] == [[turn.token_ids for turn in row] for row in together]
-    assert [turn.token_ids for turn in draw_turns(engine(), asked[3:], sampling, 1)[1]] == [
+    assert [turn.token_ids for turn in sample_turns(engine(), asked[3:], sampling, 1)[1]] == [
         turn.token_ids for turn in together[4]
     ]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.training.documents import encode, epoch_batches, micro_batches, steps_per_epoch
 from training.toys import demonstration, letter_tasks
 
@@ -46,9 +47,9 @@ def test_an_epoch_uses_every_document_once(documents):
 @pytest.mark.parametrize("tokens_per_batch", [64, 128, 4096])
 def test_the_micro_batch_split_leaves_every_logprob(policy, documents, tokens_per_batch: int):
     """Contract: a row's log-probabilities do not depend on the rows and the padding beside it."""
-    whole, _ = token_logprobs(policy.model, documents.token_ids, documents.mask)
+    whole = token_logprobs(policy.model, documents.token_ids, documents.mask)
     for rows in micro_batches(documents, range(documents.size), tokens_per_batch):
-        part, _ = token_logprobs(policy.model, *documents.take(rows))
+        part = token_logprobs(policy.model, *documents.take(rows))
         torch.testing.assert_close(part, whole[torch.tensor(rows), : part.shape[1]], rtol=0, atol=2e-6)
 
 

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from stages import rl
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
@@ -74,7 +75,7 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_of_the_same_text(policy):
     batch = trajectory_batch([episode])
     assert batch.external is not None
     assert torch.equal(batch.external, batch.mask)
-    assert not batch.own.any()
+    assert not batch.policy_mask.any()
     assert trajectory_batch([make_episode("0", "a", [1], 0.0)]).external is None
 
 
@@ -86,9 +87,9 @@ def test_old_log_probabilities_are_the_policys_before_the_step(policy):
         models = Models.make(algorithm, policy.model, None, make_processes(Resources()), 64)
         told = models.annotate(batch, algorithm)
         with torch.no_grad():
-            expected, _ = token_logprobs(policy.model, batch.token_ids, batch.mask)
+            expected = token_logprobs(policy.model, batch.token_ids, batch.mask)
         torch.testing.assert_close(told.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
-        assert torch.equal(told.logprobs_old[batch.own], batch.logprobs_old[batch.own])
+        assert torch.equal(told.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
         assert told.vocabulary == policy.model.config.vocab_size
 
 
@@ -108,7 +109,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_count
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
         assert batch.external is not None
         assert ledger.external_tokens == int(batch.external.sum())
-        assert ledger.policy_tokens == int(batch.own.sum())
+        assert ledger.policy_tokens == int(batch.policy_mask.sum())
         assert ledger.environment_tokens == 0
     assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from stages import rl
-from stages.agent.policy import load_policy, score_tokens
+from stages.agent.logprobs import score_tokens
+from stages.agent.policy import load_policy
 from stages.training.rl.policy_updates import RESCORING_TOLERANCE, agreement, check_agreement
 from training.toys import store_pairs
 

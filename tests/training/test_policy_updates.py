@@ -133,7 +133,7 @@ def test_groups_that_count_nowhere_cost_no_optimiser_step(model, minibatches: in
     for seed in range(5):
         algorithm = resolve(Rl(algorithm="dapo", group_size=2, tasks_per_step=4, minibatches=minibatches), 64)
         models = Models.make(algorithm, copy.deepcopy(model), None, make_processes(Resources()), 4096)
-        prepared = algorithm.prepare(models.annotate(algorithm.fill(algorithm.shape(batch), seed), algorithm))
+        prepared = algorithm.prepare(models.annotate(algorithm.resample(algorithm.shape(batch), seed), algorithm))
         assert prepared.weights.sum() == 8
         ledger, sizes = Ledger(), []
         for update in PolicyUpdates(models, algorithm, ledger, constant_length=16).updates(prepared, 0, (seed,)):

@@ -108,7 +108,9 @@ def half_dead(context, monkeypatch, dead: set[str]) -> None:
 def test_dynamic_sampling_plays_further_tasks(make_context, monkeypatch):
     """dapo: dead groups are replaced by further tasks, at most `rounds` times; all that was played is counted."""
     tasks = {f"toy-{index:03d}" for index in range(16) if index % 4 != 3}
-    context = make_context("rl", rl={**RL, "steps": 1, "algorithm": "dapo", "tasks_per_step": 4, "filling": {"rounds": 6}})
+    context = make_context(
+        "rl", rl={**RL, "steps": 1, "algorithm": "dapo", "tasks_per_step": 4, "group_resampling": {"rounds": 6}}
+    )
     half_dead(context, monkeypatch, dead=set(sorted(tasks)[::2]))
     (row,) = run(context)
     assert row["live_groups"] >= 4

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.agent.policy import load_policy, predicting_states, token_logprobs
+from stages.agent.logprobs import predicting_states, token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
@@ -137,7 +138,7 @@ def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
     micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
 
     def total() -> torch.Tensor:
-        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)[0].sum()
+        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states).sum()
         if torch.is_grad_enabled():
             loss.backward()
         return loss.detach()

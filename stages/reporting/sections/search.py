@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.units import highest_value, lowest_value
 from stages.reporting.blocks import (
     Block,
     Drawing,
@@ -161,6 +161,6 @@ def search_section(inputs: Inputs) -> Section:
         section.blocks += [Heading("Walk through a tree"), TreeViewer(trees, asked)]
     for index, (domain, given) in enumerate(inputs.domains.items()):
         annotate = inputs.params.section("annotate", domain)
-        section.blocks += _domain_blocks(domain, index, given, (lowest_worth(annotate), highest_worth(annotate)))
+        section.blocks += _domain_blocks(domain, index, given, (lowest_value(annotate), highest_value(annotate)))
     section.blocks += use_blocks(inputs)
     return section

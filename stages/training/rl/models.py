@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
+from stages.agent.logprobs import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.kl import kl_estimate
 from stages.algorithms.parts.critic import learns_values
-from stages.algorithms.parts.filling import forward_rows
+from stages.algorithms.parts.group_resampling import forward_rows
+from stages.algorithms.parts.loss import kl_estimate
 from stages.algorithms.settings import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
@@ -158,7 +158,7 @@ class Models:
         """Log-probabilities [B, T] under `model` (policy or reference) on the masked tokens of `rows`, 0 elsewhere."""
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)[0]
+            return token_logprobs(model, micro.token_ids, micro.mask, temperature, states=self.states)
 
         return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 
@@ -169,7 +169,7 @@ class Models:
         forward passes. In mixed precision always over the latter, with the policy's current log-probabilities unless the batch
         has those of a training pass.
         """
-        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.own, self.processes.mixed_precision
+        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.policy_mask, self.processes.mixed_precision
         if reference is None or mixed:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
@@ -217,7 +217,7 @@ class Models:
         In mixed precision, `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once the micro-batches are known; here
         they are recomputed for the reward's KL penalty alone.
         """
-        rows = forward_rows(batch, "keep").tolist()
+        rows = forward_rows(batch).tolist()
         if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed_precision else algorithm.needs_rescoring:
             batch = self.rescored(batch, self.plan(batch, rows), algorithm)
         if batch.external is not None:
@@ -269,7 +269,7 @@ def make_critics(
         start = StepValueModel.load(annotated / "value_model", str(policy.device))
         if recomputes(policy):
             recompute_layers(start.backbone)
-    if not algorithm.needs_utterances:
+    if not algorithm.needs_turn_critic:
         return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
     backbone = twin(policy.base_model) if start is None else start.backbone
     # The token baseline learns advantages: no step-value model predicts these, and no fixed support fits them.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.fresh import Asked, draw_turns
+from stages.agent.continuations import ContinuationRequest, sample_turns
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.engine.engine import Engine, Sampling, Turn
@@ -117,7 +117,7 @@ class OffPolicy:
         self.models.refresh_player()
         places = [[place for place in range(len(episode.turns)) for _ in range(samples)] for episode in episodes]
         requests = [
-            Asked(
+            ContinuationRequest(
                 episode.token_ids,
                 [episode.turns[place].start for place in of_episode],
                 [key64(*key, "fresh", number, which) for which in range(len(of_episode))],
@@ -126,7 +126,7 @@ class OffPolicy:
         ]
         processes, sampling = self.models.processes, Sampling(**self.algorithm.rl.sampling.model_dump())
         mine = range(processes.index, len(requests), processes.count)
-        own = draw_turns(self.engine, [requests[number] for number in mine], sampling, self.width)
+        own = sample_turns(self.engine, [requests[number] for number in mine], sampling, self.width)
         turns = dict(processes.gather(list(zip(mine, own, strict=True))))
         return [
             [

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from stages.agent.policy import Policy, predicting_states, token_scores
+from stages.agent.logprobs import predicting_states, token_scores
+from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.batch import LossTerms
-from stages.algorithms.stored import Scores, StoredBatch, asked
-from stages.algorithms.successors import successors
+from stages.algorithms.batch import LossTerms, next_token_values
+from stages.algorithms.parts.offline import Scores, StoredBatch, asked
 from stages.environments.protocol import Domain
 from stages.records.episode import read_tasks
 from stages.seeding import seed_torch
@@ -242,7 +242,7 @@ class OfflineJob(RlJob):
             scores = self.policy_scores(batch, rows, self.trained)
             value = bounded(asked(scores.value) + asked(scores.residual), settings.r_max)
             advantage = advantages(asked(scores.logprobs), asked(scores.best), settings.alpha)
-            reward = recovered(advantage, value, successors(value, batch.mask), settings.gamma)
+            reward = recovered(advantage, value, next_token_values(value, batch.mask), settings.gamma)
             return torch.stack([reward * batch.mask, advantage * batch.mask], -1)
 
         sums = self._per_episode(compute, self.trained, 2).sum(1)

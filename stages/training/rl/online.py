@@ -13,7 +13,7 @@ from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.critic import check_returns
-from stages.algorithms.parts.filling import dead_groups
+from stages.algorithms.parts.group_resampling import dead_groups
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Domain
@@ -69,7 +69,7 @@ class OnlineJob(RlJob):
         self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
         self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
         self.plan = algorithm.plan(policy.model.config.vocab_size)
-        self.off_policy = self._make_off_policy() if algorithm.needs_utterances else None
+        self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None
         self.logprob_mismatch: dict[str, float] = {}
         """Maxima so far of what `agreement` measures."""
         self.played: list[Episode] = []
@@ -129,8 +129,8 @@ class OnlineJob(RlJob):
         drawn = self.sampler.draw(*key)
         self.played = self.play(drawn, step)
         batch = self.shaped(drawn, step)
-        for number in range(self.rl.filling.rounds):
-            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing(batch), without=drawn)
+        for number in range(self.rl.group_resampling.rounds):
+            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
             if not further:
                 break
             drawn += further
@@ -144,7 +144,7 @@ class OnlineJob(RlJob):
             rows = [*self.played, *self.external]
             batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
         self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
-        return self.algorithm.fill(batch, *key)
+        return self.algorithm.resample(batch, *key)
 
     def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
         """The played episodes and the demonstrations of the drawn tasks, as a batch with shaped rewards."""
@@ -153,7 +153,7 @@ class OnlineJob(RlJob):
             key = (self.labels.seed, self.labels.stream, step)
             self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
         batch = self.algorithm.shape(trajectory_batch([*self.played, *self.external]))
-        return batch.telling(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+        return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
 
     def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
         """Play `group_size` episodes of each task, less the demonstrations that join its group, or one greedy episode, with the
@@ -189,9 +189,9 @@ class OnlineJob(RlJob):
         batch = self.models.annotate(batch, self.algorithm)
         kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
         groups = len({episode.group_id for episode in self.played})
-        batch = batch.telling(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
+        batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
         limit = self.algorithm.turn_limit(step, self.max_turns)
-        batch = self.algorithm.prepare(batch if limit is None else batch.telling(turn_limit=float(limit)))
+        batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
         self.metrics = dict(batch.metrics)
         return batch
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stages.agent.policy import score_tokens
-from stages.algorithms.aggregation import denominators
+from stages.agent.logprobs import score_tokens
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.batch import Denominators, LossTerms, TrajectoryBatch
-from stages.algorithms.parts.filling import forward_rows
+from stages.algorithms.batch import LossTerms, TrajectoryBatch
+from stages.algorithms.parts.group_resampling import forward_rows
+from stages.algorithms.parts.loss import Denominators, denominators
 from stages.seeding import permutation
 from stages.training.batches import minibatches, take
 from stages.training.ledger import Ledger
@@ -59,7 +59,7 @@ class PolicyUpdates:
 
     def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
         # Groups with weight 0 could leave a minibatch without anything to learn from, at the cost of an optimiser step.
-        groups = list(dict.fromkeys(batch.group[forward_rows(batch, "keep")].tolist()))
+        groups = list(dict.fromkeys(batch.group[forward_rows(batch)].tolist()))
         count = self.algorithm.rl.minibatches
         return minibatches(batch.group, count, permutation(groups, *key, epoch) if count > 1 else groups)
 
@@ -73,7 +73,7 @@ class PolicyUpdates:
         """
         rl = self.algorithm.rl
         kept = set(self.algorithm.forward_rows(batch).tolist())
-        valued = set(forward_rows(batch, "keep").tolist())
+        valued = set(forward_rows(batch).tolist())
         dropped = torch.tensor([row not in kept for row in range(batch.size)])
         policy_learns = self._policy_learns(step)
         for epoch in range(rl.epochs):
@@ -118,11 +118,14 @@ class PolicyUpdates:
         """How log-probabilities [b, T] of the step's first update differ from the engine's, and from those of an earlier training
         pass if there was one, as sums for `agreement`."""
         drawn = micro.logprobs_old if micro.logprobs_drawn is None else micro.logprobs_drawn
-        difference = ((logprobs - drawn) * micro.own).abs()
+        difference = ((logprobs - drawn) * micro.policy_mask).abs()
         sums = {"max_logprob_difference": difference.max(), "logprob_difference": difference.sum()}
-        sums |= {"logprob_tokens": micro.own.sum(), "logprobs_apart": (difference > LOGPROB_TOLERANCE[self.precision]).sum()}
+        sums |= {
+            "logprob_tokens": micro.policy_mask.sum(),
+            "logprobs_apart": (difference > LOGPROB_TOLERANCE[self.precision]).sum(),
+        }
         if micro.logprobs_drawn is not None:
-            again = ((logprobs - micro.logprobs_old) * micro.own).abs()
+            again = ((logprobs - micro.logprobs_old) * micro.policy_mask).abs()
             sums |= {"max_rescored_difference": again.max(), "rescored_difference": again.sum()}
         return sums
 

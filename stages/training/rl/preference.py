@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stages.agent.policy import Policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
@@ -54,7 +55,7 @@ class Documents:
 
 def summed_logprobs(model: Any, documents: Documents) -> Tensor:
     """Sum of the log-probabilities of each document's masked tokens, [D] float32."""
-    return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device))[0].sum(1)
+    return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device)).sum(1)
 
 
 class PreferenceJob(RlJob):

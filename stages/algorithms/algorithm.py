@@ -3,8 +3,8 @@
 algorithm = resolve(params.section("rl", domain), params.model.max_length)
 plan = algorithm.plan(vocabulary)                           # how the episodes of a group are played
 batch = algorithm.shape(batch)                              # reward shaping, over the whole batch
-while algorithm.missing(batch): ...                         # further tasks are played, where filling asks for them
-batch = algorithm.fill(batch, *key)                         # which groups count, and how often
+while algorithm.missing_groups(batch): ...                         # further tasks are played, where filling asks for them
+batch = algorithm.resample(batch, *key)                        # which groups count, and how often
 batch = algorithm.prepare(batch)                            # advantages and step credit
 total = denominators(minibatch, ...)                        # before micro-batching
 terms = algorithm.loss(logprobs, entropy, micro, total)     # a share of the loss
@@ -19,24 +19,21 @@ import torch
 from torch import Tensor
 
 from stages.agent.branching import Plan
-from stages.agent.policy import Vocabulary
-from stages.algorithms import groups
-from stages.algorithms.aggregation import aggregate
-from stages.algorithms.batch import Denominators, LossTerms, TrajectoryBatch
+from stages.agent.logprobs import Vocabulary
+from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.gae import gae_advantage
-from stages.algorithms.kl import kl_estimate
-from stages.algorithms.parts import advantage, filling, horizon
+from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups
 from stages.algorithms.parts.branching import EntropyPlan
 from stages.algorithms.parts.credit import add_credit
 from stages.algorithms.parts.critic import needs_critic
 from stages.algorithms.parts.external import external_loss
-from stages.algorithms.parts.loss import LOSSES, Loss, clipped, log_ratio
+from stages.algorithms.parts.gae import gae_advantage
+from stages.algorithms.parts.loss import LOSSES, Denominators, Loss, aggregate, clipped, kl_estimate, log_ratio
+from stages.algorithms.parts.progress import progress_rewards
 from stages.algorithms.parts.reward import kl_penalty, shape_rewards
-from stages.algorithms.progress import progress_rewards
+from stages.algorithms.parts.turn_critic import turn_critic_advantage
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
-from stages.algorithms.turn_critic import utterance_advantage
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Algorithm:
         return self.method.data != "pairs" and needs_critic(self.rl)
 
     @property
-    def needs_utterances(self) -> bool:
+    def needs_turn_critic(self) -> bool:
         """Whether batches need `turn_q` and `turn_v`, by a critic of utterances that learns from replayed episodes."""
         return self.method.data != "pairs" and self.rl.advantage.estimator == "utterance"
 
@@ -121,15 +118,15 @@ class Algorithm:
             batch = self.method.pieces["reward"](batch, self.rl)
         return shape_rewards(batch, self.rl.reward)
 
-    def missing(self, batch: TrajectoryBatch) -> int:
-        """Groups that a shaped batch lacks: so many further tasks are to be played, `filling.rounds` times at the most."""
-        return filling.missing_groups(batch, self.rl.filling, self.rl.tasks_per_step)
+    def missing_groups(self, batch: TrajectoryBatch) -> int:
+        """How many further tasks to play so that a shaped batch has enough groups (at most `group_resampling.rounds` times)."""
+        return group_resampling.missing_groups(batch, self.rl.group_resampling, self.rl.tasks_per_step)
 
-    def fill(self, batch: TrajectoryBatch, *key: object) -> TrajectoryBatch:
-        """The shaped batch with `weight` and `smoothing` of its rows, where filling sets them; `key` names its random draws."""
-        if self.rl.filling.kind == "own":
-            return self.method.pieces["filling"](batch, self.rl)
-        return filling.fill(batch, self.rl.filling, self.rl.tasks_per_step, self.rl.reward.prs, *key)
+    def resample(self, batch: TrajectoryBatch, *key: object) -> TrajectoryBatch:
+        """The shaped batch with the rows' `weight` and `smoothing`, where groups are resampled; `key`: of the random draws."""
+        if self.rl.group_resampling.kind == "own":
+            return self.method.pieces["group_resampling"](batch, self.rl)
+        return group_resampling.resample(batch, self.rl.group_resampling, self.rl.tasks_per_step, self.rl.reward.prs, *key)
 
     def prepare(self, batch: TrajectoryBatch) -> TrajectoryBatch:
         """The batch with `advantages` (and `returns` where there is a critic), step credit included."""
@@ -142,22 +139,22 @@ class Algorithm:
         elif estimator == "gae":
             batch = gae_advantage(batch, self.rl.advantage)
         elif estimator == "utterance":
-            batch = utterance_advantage(batch, self.rl.advantage)
+            batch = turn_critic_advantage(batch, self.rl.advantage)
         else:
             batch = advantage.group_advantage(batch, self.rl.advantage)
         batch = advantage.finish(batch, self.rl.advantage)
         if self.rl.credit.kind == "own":
             batch = self.method.pieces["credit"](batch, self.rl)
-        batch = filling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.filling)
-        return groups.count_members(batch) if self.whole_groups else batch
+        batch = group_resampling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.group_resampling)
+        return whole_groups.count_members(batch) if self.whole_groups else batch
 
     def forward_rows(self, batch: TrajectoryBatch) -> Tensor:
         """Indices [b] int64 of a prepared batch's rows that have to go through the policy."""
-        adds_nothing, loss = None, self.rl.loss
+        loss = self.rl.loss
         imitates = self.external_per_group > 0 and self.rl.external.loss == "sft"
-        if not loss.kl_coef and not loss.entropy_coef and loss.kind != "own" and not imitates:
-            adds_nothing = filling.silent_rows(batch)
-        return filling.forward_rows(batch, self.rl.dead_groups, adds_nothing)
+        proportional = not loss.kl_coef and not loss.entropy_coef and loss.kind != "own" and not imitates
+        without = group_resampling.zero_advantage_rows(batch) if proportional and self.rl.dead_groups == "drop" else None
+        return group_resampling.forward_rows(batch, without)
 
     def loss(
         self,
@@ -175,7 +172,7 @@ class Algorithm:
         """
         params = self.rl.loss
         if self.whole_groups:
-            groups.check_whole(batch)
+            whole_groups.check_whole(batch)
         if params.kind == "own":
             whole = (vocabulary,) if self.needs_vocabulary else ()
             per_token = self.method.pieces["loss"](logprobs, batch, self.rl, *whole)
@@ -188,7 +185,7 @@ class Algorithm:
                 raise ValueError("rl.loss.kl_coef is above 0 and the batch has no reference log-probabilities")
             kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator)
             # The estimators hold for samples of the policy's own.
-            per_token = per_token + params.kl_coef * kl * batch.own
+            per_token = per_token + params.kl_coef * kl * batch.policy_mask
         bonus, apart = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"
         if params.entropy_coef and not apart:
             per_token = per_token - bonus
@@ -199,7 +196,7 @@ class Algorithm:
 
 
 def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, params: Loss, loss: Tensor) -> dict[str, Tensor]:
-    mask = batch.own
+    mask = batch.policy_mask
     ratio = log_ratio(logprobs, batch).exp()
     sums = {
         "loss": loss,

@@ -127,26 +127,17 @@ class TrajectoryBatch:
         return torch.ones(self.size, device=self.mask.device) if self.weight is None else self.weight
 
     @property
-    def own(self) -> Tensor:
+    def policy_mask(self) -> Tensor:
         """Tokens of the mask that the policy wrote itself, [B, T] bool."""
         return self.mask if self.external is None else self.mask & ~self.external
 
-    def telling(self, **metrics: float) -> TrajectoryBatch:
+    def with_metrics(self, **metrics: float) -> TrajectoryBatch:
         """The batch with further `metrics`."""
         return replace(self, metrics={**self.metrics, **metrics})
 
     @property
     def size(self) -> int:
         return int(self.token_ids.shape[0])
-
-
-@dataclass(frozen=True)
-class Denominators:
-    """Taken over the whole batch before micro-batching. See `aggregation`."""
-
-    tokens: float
-    sequences: float
-    constant: float
 
 
 @dataclass(frozen=True)
@@ -170,3 +161,23 @@ def masked_whiten(values: Tensor, mask: Tensor, weight: Tensor | None = None, ep
     mean = masked_mean(values, counts)
     variance = masked_mean((values - mean) ** 2, counts)
     return torch.where(mask, (values - mean) / (variance + eps).sqrt(), torch.zeros_like(values))
+
+
+def next_token_values(values: Tensor, mask: Tensor, turn: Tensor | None = None) -> Tensor:
+    """`values` [b, T] at the next token of the row in `mask` [b, T], for each token of the mask; 0 after the last one and off the
+    mask. With turn [b, T]: also 0 after the last token of each turn."""
+    width = mask.shape[1]
+    positions = torch.arange(width, device=mask.device).expand_as(mask)
+    # The first masked position at or after each position, then strictly after it; `width` where there is none.
+    first = torch.where(mask, positions, width).flip(1).cummin(1).values.flip(1)
+    after = torch.cat([first[:, 1:], torch.full_like(first[:, :1], width)], 1)
+    found = torch.cat([values, torch.zeros_like(values[:, :1])], 1).gather(1, after)
+    has_next = mask & (after < width)
+    if turn is not None:
+        has_next &= torch.cat([turn, torch.full_like(turn[:, :1], -1)], 1).gather(1, after) == turn
+    return torch.where(has_next, found, torch.zeros_like(found))
+
+
+def is_last_token(mask: Tensor) -> Tensor:
+    """Whether each token is the last of the mask in its row, [B, T] bool."""
+    return mask & (next_token_values(mask.float(), mask) == 0)

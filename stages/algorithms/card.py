@@ -9,13 +9,13 @@ from typing import Any, Literal
 from stages.records.card import Card as Card
 from stages.runtime.validation import Section
 
-PIECES = ("reward", "branching", "filling", "advantage", "credit", "loss", "preference")
+PIECES = ("reward", "branching", "group_resampling", "advantage", "credit", "loss", "preference")
 """Parts that a method can bring a function of its own for; its name in the parameters is then `own`."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Losses on stored episodes: (stages.algorithms.stored.Scores, StoredBatch, rl) -> LossTerms, a micro-batch's share.
+    """Losses on stored episodes: (stages.algorithms.parts.offline.Scores, StoredBatch, rl) -> LossTerms, a micro-batch's share.
 
     policy: of the policy. value: of a value network that learns first, while the policy stands still; None: there is none.
     """
@@ -30,7 +30,7 @@ class Composition:
 
     parts: what its name stands for, by dotted keys of section `rl` (`loss.clip_high`); the user's own values go before.
     pieces: functions of its own, by part (see PIECES); they get the resolved section `rl` last, its `settings` an instance of
-    `settings`. reward, filling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
+    `settings`. reward, group_resampling, advantage, credit: (batch, rl) -> batch; branching: rl -> stages.agent.branching.Plan;
     loss: (logprobs [b, T], batch, rl) -> per-token loss [b, T]; preference: (pairs, rl) -> loss per pair [P].
     vocabulary: (rl) -> whether its loss gets a `stages.agent.policy.Vocabulary` of the current policy after `batch`.
     rescored: (rl) -> whether the training pass computes `logprobs_old` anew, and `mean_logprobs_old` with them.

@@ -31,7 +31,7 @@ def check(name: str, found: Findings) -> None:
     algorithm = found.check("composition: its parts and pieces fit", at, lambda: resolve(Rl(algorithm=name, group_size=SIZE)))
     if algorithm is None or method.data != "episodes":
         return
-    if algorithm.needs_critic or algorithm.needs_utterances or algorithm.needs_vocabulary or algorithm.needs_progress:
+    if algorithm.needs_critic or algorithm.needs_turn_critic or algorithm.needs_vocabulary or algorithm.needs_progress:
         found.kept.append("pieces: not played here, since they need values that other models give")
         return
     prepared = found.check(
@@ -105,13 +105,13 @@ def _batch() -> TrajectoryBatch:
 
 
 def _prepare(algorithm: Algorithm, batch: TrajectoryBatch) -> TrajectoryBatch:
-    return algorithm.prepare(algorithm.fill(algorithm.shape(batch), "check"))
+    return algorithm.prepare(algorithm.resample(algorithm.shape(batch), "check"))
 
 
 def _prepared(algorithm: Algorithm, method: Composition) -> TrajectoryBatch:
     from stages.algorithms.batch import TrajectoryBatch
 
-    for part in ("reward", "filling", "advantage", "credit"):
+    for part in ("reward", "group_resampling", "advantage", "credit"):
         if part in method.pieces and part == "advantage":
             made = method.pieces[part](algorithm.shape(_batch()), algorithm.rl)
             kind = type(made).__name__
@@ -131,7 +131,7 @@ def _gradient(algorithm: Algorithm, batch: TrajectoryBatch, parts: int) -> Any:
     """Of the loss by the log-probabilities, [B, T]; summed over `parts` micro-batches."""
     import torch
 
-    from stages.algorithms.aggregation import denominators
+    from stages.algorithms.parts.loss import denominators
 
     logprobs = (batch.logprobs_old * 0.9).requires_grad_()
     total = denominators(batch, LENGTH)

@@ -14,7 +14,7 @@ from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.critic import Critic
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.external import External
-from stages.algorithms.parts.filling import Filling
+from stages.algorithms.parts.group_resampling import GroupResampling
 from stages.algorithms.parts.horizon import Horizon
 from stages.algorithms.parts.loss import Loss
 from stages.algorithms.parts.part import Layered
@@ -59,7 +59,7 @@ class Rl(Layered):
     episode whole. The same gradient to float rounding."""
     reward: Reward = Reward()
     branching: Branching = Branching()
-    filling: Filling = Filling()
+    group_resampling: GroupResampling = GroupResampling()
     external: External = External()
     horizon: Horizon = Horizon()
     advantage: Advantage = Advantage()

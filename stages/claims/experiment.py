@@ -6,8 +6,6 @@ paired: they draw the same tasks and start from the same SFT policy.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +19,7 @@ from stages.algorithms.settings import Rl
 from stages.control.settings import OfflineQ
 from stages.designs.settings import parse_search
 from stages.params import Params, check_domains, parse_params
-from stages.records.sections import deep_merge
+from stages.records.sections import deep_merge, params_hash
 from stages.runtime.validation import Count, ParamsError, Section, explain
 
 FOLDER = Path("reports/claims")
@@ -130,7 +128,7 @@ class Experiment(Section):
 
 
 def digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return params_hash(values)
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -163,7 +161,7 @@ def _settle(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
 def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """params.yaml as the arm has it; the seed is still to come (`run_values`).
 
-    `params`: the parsed params.yaml. The domain's overrides in it stay, under those of the experiment.
+    `params`: params.yaml with its defaults. The domain's overrides in it stay, under those of the experiment.
     """
     domain = experiment.environment
     if experiment.lane == "offline_q":

@@ -20,12 +20,12 @@ import numpy as np
 
 from stages.claims.experiment import FOLDER, load_experiment, run_values
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
-from stages.params import Params, parse_params
+from stages.params import Params, load_params, parse_params
 from stages.records.episode import Episode, read_json, read_tasks, write_json
 from stages.records.task import Task
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
-from stages.runtime.validation import ParamsError, parse_yaml
+from stages.runtime.validation import ParamsError
 from stages.seeding import permutation
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def exact_values(tasks: Sequence[Task], settings: Any, episodes: Sequence[Episod
 
 def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[str, ExactValues]) -> Judged:
     """Each step's advantage in a prepared batch beside the exact one; rows are `episodes`."""
-    from stages.algorithms.graph import turn_advantages
+    from stages.algorithms.parts.graph import turn_advantages
 
     numbers = {task_id: number for number, task_id in enumerate(sorted(exact))}
     given, true, task = [], [], []
@@ -133,8 +133,8 @@ class Bench:
 
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
         """`groups` groups of every task, as the method plays them."""
+        from stages.agent.active_episode import EpisodeRequest
         from stages.agent.chat import Chat
-        from stages.agent.play import Request
         from stages.agent.rollout import EnvironmentPool, Labels, collect
         from stages.algorithms.algorithm import resolve
         from stages.engine.engine import Sampling
@@ -145,7 +145,7 @@ class Bench:
         engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
         plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
         requests = [
-            Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
+            EpisodeRequest(task, group * rl.group_size + place, f"{task.task_id}/{group}")
             for task in self.tasks
             for group in range(groups)
             for place in range(rl.group_size)
@@ -169,7 +169,7 @@ class Bench:
         annotated = self.folder / "data/annotated" / self.name
         models = Models.make(algorithm, self.policy.model, annotated, self.processes, params.resources.tokens_per_batch)
         batch = models.annotate(algorithm.shape(trajectory_batch(episodes)), algorithm)
-        return algorithm.prepare(algorithm.fill(batch, 0))
+        return algorithm.prepare(algorithm.resample(batch, 0))
 
     def measure(self) -> dict[str, Any]:
         """What the result file holds of each method."""
@@ -215,7 +215,7 @@ def main() -> int:
     die_with_parent()
     root = Path.cwd()
     try:
-        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
+        params = load_params(root / "params.yaml").model_dump()
         experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
         values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
         workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])

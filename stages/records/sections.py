@@ -44,7 +44,17 @@ def seed_of(params: Params, section: Seeded) -> int:
     return params.seed if section.seed is None else section.seed
 
 
-def params_hash(params: BaseModel | Mapping[str, Any]) -> str:
-    """16 hex digits that name a set of parameters, independent of key order and comments."""
+HASHED_AS = {"group_resampling": "filling"}
+"""Renamed keys are hashed under their first name, so that renaming a key does not change what outputs and results refer to."""
+
+
+def _first_names(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {HASHED_AS.get(key, key): _first_names(value) for key, value in values.items()}
+    return [_first_names(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def params_hash(params: Any) -> str:
+    """16 hex digits that identify parameters (a model, or JSON values), whatever the order of keys."""
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_first_names(values), sort_keys=True).encode()).hexdigest()[:16]

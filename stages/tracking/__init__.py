@@ -1,10 +1,10 @@
-"""MLflow tracking that can neither slow a stage down nor stop it.
+"""MLflow tracking that never blocks or fails a stage.
 
-The stage appends events to a spool file (spool.py) and never waits. A follower process (follower.py, a child of the stage)
-sends them every few seconds through server.py, the only module that imports mlflow, so the UI is live. What a slow or
-absent server missed stays in the spool; `python -m stages.tracking` sends it, and so does the next stage's follower.
+The stage appends events to a spool file (spool.py). A child process, the follower (follower.py), sends them every few seconds
+through server.py, the only module that imports mlflow. If the server is slow or unreachable, unsent events stay in the spool;
+`python -m stages.tracking` or the next stage's follower sends them.
 
-Server: MLFLOW_TRACKING_URI, else the file mlflow.db in the project's root. BELLWETHER_TRACKING=off switches tracking off.
+Server: MLFLOW_TRACKING_URI, else mlflow.db in the project root. BELLWETHER_TRACKING=off disables tracking.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from stages.params import ROOT, Params
+from stages.runtime.files import atomic_text
 from stages.runtime.lineage import dvc_hash, tracked_files
 from stages.runtime.tracker import Tracker
-from stages.tracking.cached import note, tell_what_came_before
+from stages.tracking.cached import add_upstream_runs, record
 from stages.tracking.header import Lifecycle, flatten, git_state
 from stages.tracking.spool import FOLDER, Spool, spools
 
 __all__ = ["REGISTERED_MODEL", "SpoolTracker", "flatten", "git_state", "open_tracker", "tracking_is_off"]
 
 CLOSE_WAIT_S = 1.5
-"""Longest wait for the follower when a stage ends; after that it goes on by itself, for a minute at most."""
-FOLLOWERS = 3
-"""How many followers a stage starts, one after the other, should they be killed."""
+"""Longest wait for the follower when a stage ends; it then continues on its own for up to a minute."""
+MAX_FOLLOWERS = 3
+"""How often a stage restarts a follower that was killed, the first start included."""
 REGISTERED_MODEL, MODEL_FILES, ROWS = "bellwether", "model", "rows.parquet"
-"""Name of the registered model, and a version's files among its run's artifacts: their folder and the evaluation rows in it."""
+"""The registered model, the artifact folder of a version, and the evaluation rows in that folder."""
 
 
 def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What MLflow shows as a run's datasets: name, DVC hash, and a profile of number and size of files and rows of tables."""
+    """The run's MLflow datasets: name, DVC hash, and a profile (number of files, bytes, rows per table)."""
     found = []
     for path, digest in hashes.items():
         folder = root / path
@@ -50,28 +53,39 @@ def datasets(root: Path, hashes: Mapping[str, str]) -> list[dict[str, Any]]:
         if tables:
             import pyarrow.parquet as pq
 
-            with suppress(ValueError):  # a damaged table is the stage's to complain of
+            with suppress(ValueError):  # the stage itself reports a damaged table
                 profile.update({f"rows of {item.stem}": pq.read_metadata(item).num_rows for item in tables[:20]})
         found.append({"name": path, "digest": digest, "profile": profile})
     return found
 
 
-class SpoolTracker(Tracker):
-    """Writes events and keeps a follower running. An event that cannot be written (full disk) is reported once and let go."""
+def write_pointer(target: Path, folder: Path, digest: str) -> Path:
+    """`target/<folder's name>.dvc`, as `dvc add` writes it for `folder` with hash `digest`. A registered version holds this file
+    in place of the weights: `dvc pull` or `dvc checkout` of it fetches them."""
+    files = tracked_files(folder)
+    size = sum(item.stat().st_size for item in files)
+    entry = {"md5": digest, "size": size, "nfiles": len(files), "hash": "md5", "path": folder.name}
+    path = target / f"{folder.name}.dvc"
+    atomic_text(path, yaml.safe_dump({"outs": [entry]}, sort_keys=False))
+    return path
 
-    def __init__(self, root: Path, spool: Spool, title: str, here: Path | None = None) -> None:
-        self.root, self.spool, self.here = root, spool, here or root
+
+class SpoolTracker(Tracker):
+    """Writes events and keeps a follower running. A write error (full disk) is reported once and disables tracking."""
+
+    def __init__(self, root: Path, spool: Spool, title: str, workdir: Path | None = None) -> None:
+        self.root, self.spool, self.workdir = root, spool, workdir or root
         self.title = title
         self.broken = False
         self.spent_s = 0.0
-        """Seconds of the stage's own time that went into tracking."""
+        """Seconds of the stage's own time spent in tracking."""
         self.started = 0
         self.follower: subprocess.Popen[bytes] | None = None
-        self._follow()
+        self._start_follower()
 
-    def _follow(self) -> None:
-        """Start a follower unless one runs."""
-        if (self.follower is not None and self.follower.poll() is None) or self.started >= FOLLOWERS:
+    def _start_follower(self) -> None:
+        """Start a follower unless one is running."""
+        if (self.follower is not None and self.follower.poll() is None) or self.started >= MAX_FOLLOWERS:
             return
         self.started += 1
         with (self.root / FOLDER / "follower.log").open("ab") as log:
@@ -85,13 +99,13 @@ class SpoolTracker(Tracker):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Count the time that passes here, and let nothing that goes wrong with files out."""
+        """Time the block and turn its OSError into a warning that disables tracking."""
         before = time.monotonic()
         try:
             yield
         except OSError as error:
             self.broken = True
-            print(f"tracking: cannot write {self.spool.path}: {error}; this run is not tracked further", file=sys.stderr)
+            print(f"tracking: cannot write {self.spool.path}: {error}; tracking is disabled for this run", file=sys.stderr)
         finally:
             self.spent_s += time.monotonic() - before
 
@@ -101,7 +115,7 @@ class SpoolTracker(Tracker):
         with self._guarded():
             self.spool.append(event)
             if self.follower is not None:
-                self._follow()
+                self._start_follower()
 
     def params(self, values: Mapping[str, Any]) -> None:
         self._event({"kind": "params", "values": {key: str(value) for key, value in flatten(values).items()}})
@@ -119,17 +133,17 @@ class SpoolTracker(Tracker):
         self.tags({f"in:{path}": value for path, value in hashes.items()})
         found: list[dict[str, Any]] = []
         with self._guarded():
-            found = datasets(self.here, hashes)
+            found = datasets(self.workdir, hashes)
         self._event({"kind": "datasets", "context": self.title, "datasets": found})
 
     def outputs(self, hashes: Mapping[str, str]) -> None:
         self.tags({f"out:{path}": value for path, value in hashes.items()})
 
     def artifact(self, path: Path) -> None:
-        self._keep({"kind": "artifact"}, [Path(path)])
+        self._attach({"kind": "artifact"}, [Path(path)])
 
-    def _keep(self, event: dict[str, Any], paths: Sequence[Path]) -> None:
-        """An event with files: copied, since the next run replaces them, perhaps before the server is back."""
+    def _attach(self, event: dict[str, Any], paths: Sequence[Path]) -> None:
+        """Append an event with copies of `paths`: a later run may overwrite them before the server is reachable again."""
         if self.broken:
             return
         before = time.monotonic()
@@ -139,29 +153,28 @@ class SpoolTracker(Tracker):
                 copy = shutil.copytree if path.is_dir() else shutil.copy2
                 copy(path, folder / path.name)
         except OSError as error:
-            print(f"tracking: cannot keep {', '.join(map(str, paths))} for MLflow: {error}; left out", file=sys.stderr)
+            print(f"tracking: cannot attach {', '.join(map(str, paths))}: {error}; skipped", file=sys.stderr)
             return
         finally:
             self.spent_s += time.monotonic() - before
         self._event({**event, "files": folder.name})
 
     def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
-        from stages.tracking.episodes import sample, trace_of
+        from stages.agent.sample_episodes import choose
+        from stages.tracking.episodes import trace_of
 
-        for row in sample(rows, count):
+        for _, row in choose(rows, count, "traces"):
             trace = trace_of(row)
             self._event({"kind": "trace", **trace, "tags": {**trace["tags"], "stage": self.title, "sample": label}})
 
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
-        from stages.tracking.pointer import write_pointer
-
-        path, digest = os.path.relpath(folder, self.here), dvc_hash(folder)
+        path, digest = os.path.relpath(folder, self.workdir), dvc_hash(folder)
         event = {"kind": "model", "name": REGISTERED_MODEL, "path": path, "md5": digest, "settings": dict(settings)}
         with tempfile.TemporaryDirectory() as scratch:
             files = Path(scratch) / MODEL_FILES
             write_pointer(files, folder, digest)
             shutil.copy2(rows, files / ROWS)
-            self._keep(event, [files])
+            self._attach(event, [files])
 
     def close(self, status: str) -> None:
         self.metric("tracking/stage_seconds", round(self.spent_s, 3))
@@ -171,24 +184,24 @@ class SpoolTracker(Tracker):
         self.follower.stdin.close()
         started = time.monotonic()
         while self.spool.path.exists() and not self.spool.load_sent().error and time.monotonic() - started < CLOSE_WAIT_S:
-            self._follow()
+            self._start_follower()
             time.sleep(0.02)
-        self._say_what_is_left()
+        self._warn_if_unsent()
 
-    def _say_what_is_left(self) -> None:
-        """On standard error, why the server lacks something; nothing where the follower is about to have sent it."""
-        sent, alive = self.spool.load_sent(), self.follower is not None and self.follower.poll() is None
+    def _warn_if_unsent(self) -> None:
+        """Warn on standard error if events are unsent and the follower is not about to send them."""
         if not self.spool.path.exists():
             return
+        sent, alive = self.spool.load_sent(), self.follower is not None and self.follower.poll() is None
         error = sent.error
         if alive and not sent.run_id and not error:
-            # No answer yet, as at the end of any short stage. It is worth a word where earlier stages got none either.
+            # No reply yet, as at the end of any short stage: warn only if earlier stages got none either.
             error = next((earlier for spool in spools(self.root) if (earlier := spool.load_sent().error)), "")
         if alive and not error:
             return
         print(
-            f"tracking: not everything was sent ({error or 'see .bellwether/tracking/follower.log'}). It is kept in {FOLDER}; "
-            f"the next stage sends it, or 'python -m stages.tracking'",
+            f"tracking: some events were not sent ({error or 'see .bellwether/tracking/follower.log'}). They stay in {FOLDER} "
+            f"until the next stage or 'python -m stages.tracking' sends them",
             file=sys.stderr,
         )
 
@@ -198,18 +211,18 @@ def tracking_is_off() -> bool:
 
 
 def open_tracker(root: Path, name: str, domain: str | None, params: Params) -> Tracker:
-    """The tracker of one stage run. Tracking that cannot start is reported and left off: it never stops a stage."""
+    """The tracker of one stage run. If tracking cannot start, a warning is printed and the stage runs untracked."""
     if tracking_is_off():
         return Tracker()
     before = time.monotonic()
-    # A DVC experiment may run in a folder of its own that is removed afterwards; DVC_ROOT is the checkout itself.
+    # A DVC experiment may run in a temporary folder; DVC_ROOT is the checkout itself.
     home = Path(os.environ.get("DVC_ROOT", root)).absolute()
     lifecycle = Lifecycle.now(home, params)
     header = lifecycle.header(name, domain)
     try:
-        if os.environ.get("DVC_STAGE"):  # by hand, what dvc.lock says need not be what is there
-            tell_what_came_before(lifecycle, root, name, domain)
-        note(lifecycle, header["title"])
+        if os.environ.get("DVC_STAGE"):  # outside DVC, the files may differ from dvc.lock
+            add_upstream_runs(lifecycle, root, name, domain)
+        record(lifecycle, header["title"])
         tracker = SpoolTracker(home, Spool.create(home, header), header["title"], root)
     except OSError as error:
         print(f"tracking: cannot start ({error}); this run is not tracked", file=sys.stderr)

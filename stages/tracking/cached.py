@@ -1,7 +1,7 @@
-"""Runs for stages that were not executed: what DVC found up to date or restored has a child in MLflow too.
+"""MLflow runs for stages that DVC did not execute because they were up to date or restored.
 
-DVC starts no process for such a stage, so who comes after says it: a stage that starts knows from dvc.lock what it came after.
-Which stages a lifecycle has runs of already is kept in a file per lifecycle, below `.bellwether/tracking/lifecycles`.
+DVC starts no process for such a stage. When a later stage starts, it adds runs for those it depends on, read from dvc.lock.
+A file per lifecycle in `.bellwether/tracking/lifecycles` lists the stages that already have a run.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from stages.tracking.header import Lifecycle
 from stages.tracking.spool import FOLDER, Spool
 
 
-def _noted(lifecycle: Lifecycle) -> Path:
+def _record_file(lifecycle: Lifecycle) -> Path:
     return lifecycle.root / FOLDER / "lifecycles" / hashlib.sha256(lifecycle.key.encode()).hexdigest()[:16]
 
 
-def noted(lifecycle: Lifecycle) -> set[str]:
-    """Titles of the stages that this checkout has told of in this lifecycle."""
-    path = _noted(lifecycle)
+def recorded(lifecycle: Lifecycle) -> set[str]:
+    """Titles of the stages for which this checkout has spooled a run in this lifecycle."""
+    path = _record_file(lifecycle)
     return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
 
 
-def note(lifecycle: Lifecycle, title: str) -> None:
-    path = _noted(lifecycle)
+def record(lifecycle: Lifecycle, title: str) -> None:
+    path = _record_file(lifecycle)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as handle:
         handle.write(f"{title}\n")
 
 
-def tell(lifecycle: Lifecycle, stages: Iterable[Locked], states: Mapping[str, str]) -> list[str]:
-    """Spool a finished run for each stage; `states` by title, "cached" where not given. Returns the titles. Raises OSError."""
-    told = []
+def add_cached_runs(lifecycle: Lifecycle, stages: Iterable[Locked], states: Mapping[str, str]) -> list[str]:
+    """Spool a finished run for each stage; `states` by title, default "cached". Returns the titles. Raises OSError."""
+    titles = []
     for stage in stages:
         spool = Spool.create(lifecycle.root, lifecycle.header(stage.name, stage.domain, states.get(stage.title, "cached")))
         tags = {f"in:{path}": value for path, value in stage.inputs.items()}
         tags.update({f"out:{path}": value for path, value in stage.outputs.items()})
         spool.append({"kind": "tags", "values": tags})
         spool.append({"kind": "end", "status": "FINISHED"})
-        note(lifecycle, stage.title)
-        told.append(stage.title)
-    return told
+        record(lifecycle, stage.title)
+        titles.append(stage.title)
+    return titles
 
 
-def tell_what_came_before(lifecycle: Lifecycle, root: Path, name: str, domain: str | None) -> list[str]:
-    """Called when a stage starts, by DVC and thus after all it depends on: tell of those that this lifecycle has no run of."""
+def add_upstream_runs(lifecycle: Lifecycle, root: Path, name: str, domain: str | None) -> list[str]:
+    """Add runs for the stages upstream of a stage that DVC starts now, where this lifecycle has none."""
     stages = locked_stages(root, lifecycle.params.domains)
     before = came_before(stages, stage_entry(root, name, domain).get("deps", []))
-    known = noted(lifecycle)
-    return tell(lifecycle, [stage for stage in before if stage.title not in known], {})
+    known = recorded(lifecycle)
+    return add_cached_runs(lifecycle, [stage for stage in before if stage.title not in known], {})

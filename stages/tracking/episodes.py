@@ -1,18 +1,15 @@
-"""Sample episodes as MLflow's traces show them: what was asked, and per turn the action, what the policy thought of it, what it
-brought and how it was credited."""
+"""Sample episodes as MLflow traces: the prompt, and per turn the action, its log-probability, observation, reward, advantage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from stages.agent.samples import choose, outcome
-
-Row = Mapping[str, Any]
+from stages.agent.sample_episodes import outcome
 
 
-def trace_of(row: Row) -> dict[str, Any]:
-    """An episode's row (EPISODE_SCHEMA, and where it was trained on `advantages` [T] and `step`) as a trace event's content.
+def trace_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The trace event of an episode row (EPISODE_SCHEMA; `advantages` [T] if it was trained on).
 
     Per turn: `logprob`, the sum over the action's tokens under the behaviour policy, and `advantage`, their mean.
     """
@@ -20,12 +17,12 @@ def trace_of(row: Row) -> dict[str, Any]:
     turns = []
     for turn in row["turns"]:
         span = slice(turn["start"], turn["end"])
-        told = {key: turn[key] for key in ("action", "observation", "reward", "accepted", "cost")}
-        told["tokens"] = turn["end"] - turn["start"]
-        told["logprob"] = round(sum(row["logprob"][span]), 4)
-        if advantages is not None and told["tokens"]:
-            told["advantage"] = round(sum(advantages[span]) / told["tokens"], 4)
-        turns.append(told)
+        values = {key: turn[key] for key in ("action", "observation", "reward", "accepted", "cost")}
+        values["tokens"] = turn["end"] - turn["start"]
+        values["logprob"] = round(sum(row["logprob"][span]), 4)
+        if advantages is not None and values["tokens"]:
+            values["advantage"] = round(sum(advantages[span]) / values["tokens"], 4)
+        turns.append(values)
     messages = row["messages"]
     return {
         "name": row["task_id"],
@@ -34,8 +31,3 @@ def trace_of(row: Row) -> dict[str, Any]:
         "outcome": {"reward": row["reward"], "success": outcome(row) == "success", "stop_reason": row["stop_reason"]},
         "tags": {"episode": row["episode_id"], "task": row["task_id"], "domain": row["domain"], "outcome": outcome(row)},
     }
-
-
-def sample(rows: Sequence[Row], count: int) -> list[Row]:
-    """At most `count` of the rows in turn best, worst and random; the same rows give the same sample."""
-    return [row for _, row in choose(rows, count, "traces")]

@@ -1,4 +1,4 @@
-"""The process beside a stage: sends its events, samples its CPU, memory and GPU, and says KILLED for a stage that is gone."""
+"""The process beside a stage: sends its events, samples CPU, memory and GPU, and marks the run KILLED if the stage dies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SEND_EVERY_S = 2.0
 SAMPLE_EVERY_S = 5.0
 RETRY_AT_MOST_S = 30.0
 LINGER_S = 60.0
-"""How long the follower of a stage that is gone goes on sending."""
+"""How long a follower keeps sending after its stage has exited."""
 LINGER_UNREACHABLE_S = 5.0
-"""The same, while the server does not answer."""
+"""The same while the server is unreachable."""
 OTHERS_AT_MOST = 20
-"""Runs of other stages that are sent between two looks at the own one."""
+"""Leftover runs of other stages sent between two sends of the own one."""
 
 
 class Sampler:
-    """System metrics of one process and its children, under the names that MLflow's UI shows as such."""
+    """System metrics of a process and its children, under MLflow's names for them."""
 
     def __init__(self, pid: int, folder: Path) -> None:
         import psutil
@@ -46,14 +46,14 @@ class Sampler:
 
             pynvml.nvmlInit()
         except Exception as error:
-            # No package, no driver, no GPU: each raises its own kind, and all mean that there is nothing to sample.
+            # A missing package, driver or GPU each raise another exception; all mean no GPU to sample.
             print(f"no GPU metrics: {error}", flush=True)
             return []
         self.pynvml = pynvml
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
     def sample(self) -> dict[str, float]:
-        """CPU in percent of one core, memory and free disk in MB; per GPU utilisation in percent, memory in MB, power in W."""
+        """CPU (% of one core), memory and free disk (MB); per GPU utilisation (%), memory (MB), power (W)."""
         cpu = memory = 0.0
         for process in [self.stage, *self.stage.children(recursive=True)]:
             if process.pid == os.getpid():
@@ -82,8 +82,8 @@ class Sampler:
 
 
 def follow(path: Path) -> int:
-    """Send `path` until its run ends. The stage holds the other end of stdin: it closes when the stage ends, however it ends."""
-    # Ctrl-C and a terminated process group reach the stage and this process alike; what the stage still says must be sent.
+    """Send `path` until its run ends. Standard input is a pipe from the stage, which closes however the stage exits."""
+    # A signal to the process group reaches this process too, but the stage's last events must still be sent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(10)
@@ -91,7 +91,7 @@ def follow(path: Path) -> int:
     spool, parent = Spool(path), os.getppid()
     with locked(path.with_suffix(".lock"), wait=True):
         if not path.exists():
-            # A short stage's end may have been seen, and all of it sent, by another stage's follower while this one started.
+            # Another stage's follower may have sent all of a short stage's events while this one started.
             spool.remove()
             return 0
         return Follower(root, spool, parent).run()
@@ -104,13 +104,15 @@ class Follower:
         self.sender: Sender | None = None
         self.failures = 0
         self.swept = False
-        self.left_at: float | None = None
+        self.exited_at: float | None = None
         self.next_send = self.next_sample = 0.0
 
     def run(self) -> int:
-        """Exit code: 0 all sent, 1 given up (the spool file stays)."""
-        while self.left_at is None or time.monotonic() - self.left_at <= (LINGER_UNREACHABLE_S if self.failures else LINGER_S):
-            if self.left_at is None and time.monotonic() >= self.next_sample:
+        """Exit code: 0 if all was sent, 1 if it gave up (the spool file stays)."""
+        while self.exited_at is None or time.monotonic() - self.exited_at <= (
+            LINGER_UNREACHABLE_S if self.failures else LINGER_S
+        ):
+            if self.exited_at is None and time.monotonic() >= self.next_sample:
                 self._sample()
             if time.monotonic() >= self.next_send:
                 if self._send():
@@ -118,6 +120,10 @@ class Follower:
                 self.next_send = time.monotonic() + min(SEND_EVERY_S * 2**self.failures, RETRY_AT_MOST_S)
             self._wait()
         return 1
+
+    def _gives_up(self) -> bool:
+        linger = LINGER_UNREACHABLE_S if self.failures else LINGER_S
+        return self.exited_at is not None and time.monotonic() - self.exited_at > linger
 
     def _sample(self) -> None:
         self.next_sample = time.monotonic() + SAMPLE_EVERY_S
@@ -127,21 +133,21 @@ class Follower:
             print(f"no sample: {error}", flush=True)
 
     def _wait(self) -> None:
-        """Sleep a little; when the stage goes, see to it that its run has an end and is sent at once."""
-        if self.left_at is not None:
+        """Sleep until the next send or sample; if the stage exits meanwhile, end its run and send at once."""
+        if self.exited_at is not None:
             time.sleep(0.2)
             return
         pause = min(self.next_send, self.next_sample) - time.monotonic()
-        # A worker the stage forked may hold the pipe open after the stage was killed, hence the parent's number as well.
+        # Workers forked by a killed stage may keep the pipe open, so the parent's PID is checked too.
         ready, _, _ = select.select([sys.stdin], [], [], min(max(pause, 0.0), 1.0))
         if ready or os.getppid() != self.parent:
-            self.left_at = time.monotonic()
+            self.exited_at = time.monotonic()
             self.next_send = 0.0
             if not self.spool.ended():
                 self.spool.end_killed()
 
-    def _look_after_others(self, server: Server, over: bool) -> None:
-        """Send what stages before this one left, and once end the runs of those that are gone. What fails is left to the next."""
+    def _clean_up_others(self, server: Server, over: bool) -> None:
+        """Send the leftovers of earlier stages and, once, end runs of dead processes. A failure is left to the next follower."""
         try:
             replay(self.root, server, at_most=None if over else OTHERS_AT_MOST)
             if not self.swept:
@@ -151,17 +157,17 @@ class Follower:
             print(f"{time.strftime('%H:%M:%S')} others: {type(error).__name__}: {error}", flush=True)
 
     def _send(self) -> bool:
-        """Send what there is; True when all is sent and the run is over. A server that fails is tried again, ever later."""
+        """Send pending events; True when the run has ended and all is sent. Failures are retried with exponential backoff."""
         try:
             if self.sender is None:
                 self.sender = Sender(Server(self.root), self.spool)
             over = self.sender.send()
             self.failures = 0
-            self._look_after_others(self.sender.server, over)
+            self._clean_up_others(self.sender.server, over)
             return over
         except Exception as error:
             self.failures += 1
             print(f"{time.strftime('%H:%M:%S')} {self.spool.path.name}: {type(error).__name__}: {error}", flush=True)
-            with suppress(OSError):  # a full disk: the stage is not told, and this goes on trying
+            with suppress(OSError):  # full disk: the stage does not learn of the error
                 self.spool.save_error(f"{type(error).__name__}: {str(error)[:300]}")
         return False

@@ -1,4 +1,4 @@
-"""What a run is, as it stands when a stage starts: all that whoever sends it needs, be it months later."""
+"""The header of a stage's run: names, tags and parameters, captured when the stage starts so it can be sent at any time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stages.params import Params
 from stages.records.sections import params_hash
 
 STATES = ("ran", "restored", "unchanged", "cached")
-"""Tag `dvc.state`: executed; taken from DVC's run cache; up to date before; one of these two, not known which."""
+"""Tag `dvc.state`: executed; restored from DVC's run cache; already up to date; not executed (restored or unchanged)."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}; an empty mapping stays one value."""
+    """{"a": {"b": 1}} -> {"a.b": 1}; an empty mapping stays a value."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -31,7 +31,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command, None where there is no git or no repository."""
+    """Output of a git command; None without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, errors="replace", timeout=5, check=False
@@ -42,7 +42,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def git_state(root: Path) -> tuple[str, bool]:
-    """(commit, whether tracked files differ from it). What the pipeline itself writes does not count as a difference."""
+    """(commit, whether tracked files differ from it, except those that the pipeline writes)."""
     commit = _git(root, "rev-parse", "HEAD") or "none"
     changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock", ":!reports")
     return commit, bool(changed)
@@ -51,13 +51,13 @@ def git_state(root: Path) -> tuple[str, bool]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a container user without a name
         return str(os.getuid())
 
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """The parent run: one per flow run, per DVC experiment, or per commit and parameters."""
+    """The parent run: one per flow run, DVC experiment, or commit and parameters."""
 
     root: Path
     key: str
@@ -67,11 +67,11 @@ class Lifecycle:
 
     @classmethod
     def now(cls, root: Path, params: Params) -> Lifecycle:
-        """Of a stage that starts now: LIFECYCLE_RUN_ID if a flow set it, else made of commit, parameters and DVC_EXP_NAME."""
+        """The current lifecycle: LIFECYCLE_RUN_ID if set by a flow, else a hash of commit, parameters and DVC_EXP_NAME."""
         commit, dirty = git_state(root)
         digest = params_hash(params)
         experiment = os.environ.get("DVC_EXP_NAME", "")
-        made = hashlib.sha256(" ".join(filter(None, [commit, digest, experiment])).encode()).hexdigest()[:16]
+        default_key = hashlib.sha256(" ".join(filter(None, [commit, digest, experiment])).encode()).hexdigest()[:16]
         title = os.environ.get("LIFECYCLE_RUN_NAME") or experiment or f"{commit[:8]} {digest[:8]}"
         tags = {
             "git.commit": commit,
@@ -83,10 +83,10 @@ class Lifecycle:
         }
         if experiment:
             tags["dvc.exp"] = experiment
-        return cls(root, os.environ.get("LIFECYCLE_RUN_ID") or made, f"lifecycle {title}", tags, params)
+        return cls(root, os.environ.get("LIFECYCLE_RUN_ID") or default_key, f"lifecycle {title}", tags, params)
 
     def header(self, name: str, domain: str | None, state: str = "ran") -> dict[str, Any]:
-        """The first event of a stage's run: the run's name, tags and parameters, and those of the lifecycle it belongs to."""
+        """The first event of a stage's run: name, tags and parameters of the run and of its lifecycle."""
         params = self.params
         values: dict[str, Any] = {"seed": params.seed, "model": params.model, "resources": params.resources}
         if domain and hasattr(params.per_domain[domain], name):

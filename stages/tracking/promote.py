@@ -1,7 +1,7 @@
-"""`python -m stages.tracking.promote` says whether the newest merged model is the champion, and why or why not.
+"""`python -m stages.tracking.promote` compares the newest merged model with the champion and moves the alias if it is better.
 
-Evaluate registers each merged model in MLflow and lets it challenge the alias `champion` at once; this command holds a version
-against the champion again and moves the alias if the paired test on the frozen panels says that it is better.
+The evaluate stage does the same when it registers a merged model in MLflow; this command repeats the paired test on the frozen
+panels, for any version, and prints the reasons.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def promote(server: Server, settings: dict[str, float], wanted: int | None) -> int:
-    """Exit code: 0 if the version is champion in the end, 1 if it is not, 2 if there is no such version."""
-    from stages.tracking.registry import champion, judge, number, versions
+    """Exit code: 0 if the version is the champion afterwards, 1 if not, 2 if there is no such version."""
+    from stages.tracking.registry import challenge, champion, number, versions
 
     found = {number(version): version for version in versions(server, REGISTERED_MODEL)}
     if not found or (wanted is not None and wanted not in found):
@@ -32,7 +32,7 @@ def promote(server: Server, settings: dict[str, float], wanted: int | None) -> i
         return 2
     version = found[wanted] if wanted is not None else list(found.values())[-1]
     print(f"{REGISTERED_MODEL} version {version.version}: {version.tags['dvc.path']}, DVC hash {version.tags['dvc.md5']}")
-    decision = judge(server, REGISTERED_MODEL, version, settings)
+    decision = challenge(server, REGISTERED_MODEL, version, settings)
     for line in decision.lines:
         print(line)
     holder = champion(server, REGISTERED_MODEL)
@@ -43,11 +43,11 @@ def promote(server: Server, settings: dict[str, float], wanted: int | None) -> i
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.tracking.promote", description=__doc__)
-    parser.add_argument("--version", type=int, help="the version to hold against the champion; the newest if not given")
+    parser.add_argument("--version", type=int, help="the version that challenges the champion (default: the newest)")
     parser.add_argument(
         "--retire",
         action="store_true",
-        help="take the title from the champion: after a change of panels nothing can be held against it",
+        help="remove the alias, e.g. after the panels changed and no version can be compared with the champion",
     )
     options = parser.parse_args()
     root = Path(os.environ.get("DVC_ROOT", ".")).absolute()
@@ -59,7 +59,7 @@ def main() -> int:
         server = Server(root)
         if options.retire:
             holder = retire(server, REGISTERED_MODEL)
-            print(f"version {holder.version} is champion no more" if holder is not None else "there is no champion")
+            print(f"version {holder.version} is no longer the champion" if holder is not None else "there is no champion")
             return 0
         evaluate = params.evaluate
         settings = {"confidence": evaluate.confidence, "resamples": evaluate.resamples, "seed": params.seed}
@@ -69,7 +69,7 @@ def main() -> int:
     except Exception as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
-        print(f"promote: {type(error).__name__}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        print(f"promote: {type(error).__name__}: {error}\n(BELLWETHER_DEBUG=1 shows the traceback)", file=sys.stderr)
     return 2
 
 

@@ -1,7 +1,7 @@
 """Sends spooled events to MLflow.
 
-Exactly once: points of curves, parameters, tags and files are idempotent on the server; runs, traces and model versions are
-looked up by a tag of their own before they are made, whenever an earlier attempt may have got through.
+Delivery is exactly once: metric points, parameters, tags and files are idempotent on the server; runs, traces and model
+versions are looked up by a unique tag before they are created whenever an earlier attempt may have succeeded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.tracking.registry import register
-from stages.tracking.server import MAX_POINTS, Server, refused
-from stages.tracking.spool import Spool
+from stages.tracking.server import MAX_POINTS, Server, permanent
+from stages.tracking.spool import CORRUPT, Spool
 from stages.tracking.traces import log_trace
 
-BATCHED = ("metric", "params", "tags", "torn")
+BATCHED = ("metric", "params", "tags", CORRUPT)
 
 
 class Sender:
@@ -26,12 +26,12 @@ class Sender:
         self.server, self.spool = server, spool
         self.sent = spool.load_sent()
         if self.sent.again and not self.sent.offset:
-            print(f"{spool.state_path} is damaged: all is sent again, and what the server has already is left alone", flush=True)
+            print(f"{spool.state_path} is corrupt: resending everything the server does not have yet", flush=True)
 
     def send(self) -> bool:
-        """Send all whole events there are. True if the last one ends the run (the file is then removed).
+        """Send all complete events. True if the last one ends the run (the file is then removed).
 
-        Raises what MLflow raises when the server does not answer; what was confirmed by then is remembered.
+        Raises what MLflow raises if the server is unreachable; confirmed progress is kept.
         """
         while True:
             events, after = self.spool.read(self.sent.offset)
@@ -47,7 +47,7 @@ class Sender:
                 return True
 
     def _begin(self) -> bool:
-        """Make or find the run; False if there is nothing to send, and the file is gone."""
+        """Create or find the run; False if there is nothing to send (the file is then removed)."""
         header = self.spool.header()
         if header is None:
             self.spool.set_aside()
@@ -61,7 +61,7 @@ class Sender:
         return True
 
     def _send_events(self, events: list[tuple[int, dict[str, Any]]], after: int) -> bool:
-        """Batches of points, parameters and tags, cut where something else comes; True when the run has ended."""
+        """Send metric points, parameters and tags in batches and other events singly; True when the run has ended."""
         waiting: list[dict[str, Any]] = []
         for index, (_, event) in enumerate(events):
             following = events[index + 1][0] if index + 1 < len(events) else after
@@ -83,10 +83,10 @@ class Sender:
         params = [pair for event in events if event["kind"] == "params" for pair in event["values"].items()]
         tags = {key: value for event in events if event["kind"] == "tags" for key, value in event["values"].items()}
         self.sent.rejected += self.server.batch(self.sent.run_id, points, params, list(tags.items()))
-        self.sent.rejected += sum(event["kind"] == "torn" for event in events)
+        self.sent.rejected += sum(event["kind"] == CORRUPT for event in events)
 
     def _one(self, event: dict[str, Any], offset: int) -> None:
-        """The event at `offset`, which is sent by itself. One that is refused for good is reported and passed over."""
+        """Send the event at `offset`. One that the server rejects is reported and skipped."""
         run_id, doubt, key = self.sent.run_id, self.sent.doubt or offset < self.sent.again, f"{self.spool.path.stem}:{offset}"
         self.sent.doubt = True
         self.spool.save_sent(self.sent)
@@ -101,9 +101,9 @@ class Sender:
         try:
             actions[event["kind"]]()
         except Exception as error:
-            if not refused(error):
+            if not permanent(error):
                 raise
-            print(f"refused: {event['kind']}: {error}", flush=True)
+            print(f"rejected: {event['kind']}: {error}", flush=True)
             self.sent.rejected += 1
 
     def _artifacts(self, event: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""MLflow as this project uses it: the only module that imports it, and only in processes that are not stages."""
+"""The MLflow client: the only module that imports mlflow; stages themselves never load it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.files import atomic_file, locked
-from stages.tracking.place import ARTIFACTS, DATABASE, bring_up_to_date
 from stages.tracking.spool import FOLDER
+from stages.tracking.store import ARTIFACTS, DATABASE, relocate
 
 EXPERIMENT = "bellwether"
 MAX_POINTS, MAX_ITEMS = 1000, 100
-"""MLflow's limits per log_batch: points of curves, and parameters or tags."""
+"""MLflow's limits per log_batch: metric points, and parameters or tags."""
 MAX_CHILDREN = 1000
 DIGEST_CHARACTERS = 36
-REFUSED = {
+PERMANENT = {
     "INVALID_PARAMETER_VALUE",
     "BAD_REQUEST",
     "RESOURCE_ALREADY_EXISTS",
@@ -28,7 +28,7 @@ REFUSED = {
     "INVALID_STATE",
     "FEATURE_DISABLED",
 }
-"""Error codes that trying again cannot cure."""
+"""Error codes for which a retry is pointless."""
 
 for _name, _value in {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -41,27 +41,27 @@ for _name, _value in {
     "GIT_PYTHON_REFRESH": "quiet",
 }.items():
     os.environ.setdefault(_name, _value)
-# MLflow would resume the run this names instead of making the stage's own.
+# MLflow would resume this run instead of creating a new one.
 os.environ.pop("MLFLOW_RUN_ID", None)
 
 
 def clean(name: str) -> str:
-    """`name` with only the characters that MLflow takes in keys."""
+    """`name` with only the characters that MLflow allows in keys."""
     return re.sub(r"[^\w.\- :/]", "_", name)[:250]
 
 
-def refused(error: Exception) -> bool:
-    """Whether trying again cannot help: the server said no, a file is gone, an event makes no sense."""
-    return getattr(error, "error_code", None) in REFUSED or isinstance(
+def permanent(error: Exception) -> bool:
+    """Whether a retry is pointless: the server rejected the event, a file is missing, the event is malformed."""
+    return getattr(error, "error_code", None) in PERMANENT or isinstance(
         error, (FileNotFoundError, KeyError, TypeError, ValueError)
     )
 
 
 def create_database(path: Path, artifacts: Path) -> None:
-    """Make MLflow's database at `path` unless it is there. The caller holds a lock.
+    """Create MLflow's database at `path` unless it exists. The caller holds a lock.
 
-    Made elsewhere and moved there whole, since MLflow does not repair tables that a killed process left half made; in memory
-    where there is such a place, since the many small transactions take seconds on a disk.
+    Created elsewhere and moved, since MLflow does not repair half-created tables; in /dev/shm if possible, since the many small
+    transactions take seconds on disk.
     """
     if path.exists():
         return
@@ -79,28 +79,28 @@ class Server:
     """A connection to the tracking server, with the project's experiment and lifecycle runs."""
 
     def __init__(self, root: Path) -> None:
-        """Connect. Raises whatever MLflow raises when the server does not answer."""
+        """Connect. Raises what MLflow raises if the server is unreachable."""
         import mlflow
 
         self.root = root
         self.local = not os.environ.get("MLFLOW_TRACKING_URI")
         self.uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / DATABASE}"
         self.mlflow = mlflow
-        # Two stages that start together must not both create the database or the experiment; a client makes the database, too.
-        with self.alone():
+        # Stages that start together must not both create the database or the experiment.
+        with self.lock():
             if self.local:
                 create_database(root / DATABASE, root / ARTIFACTS)
-                former = bring_up_to_date(root)
+                former = relocate(root)
                 if former:
-                    print(f"{root / DATABASE} was made elsewhere: runs' files are below {root / ARTIFACTS}, not {former}")
+                    print(f"{root / DATABASE} was copied or moved: artifacts are in {root / ARTIFACTS}, no longer in {former}")
             mlflow.set_tracking_uri(self.uri)
             if self.local:
                 os.environ.pop("MLFLOW_TRACKING_URI", None)  # set_tracking_uri wrote it; another root has another file
             self.client = mlflow.MlflowClient()
             self.experiment = self._experiment()
 
-    def alone(self) -> Any:
-        """A lock that one process of this checkout holds at a time: for looking first and making then."""
+    def lock(self) -> Any:
+        """The checkout-wide lock for looking something up and then creating it."""
         return locked(self.root / FOLDER / "connect.lock", wait=True)
 
     def _experiment(self) -> str:
@@ -110,19 +110,19 @@ class Server:
                 self.client.restore_experiment(found.experiment_id)
             return found.experiment_id
         location = (self.root / ARTIFACTS).as_uri() if self.local else None
-        # Else the UI takes traces for a sign that nothing is trained here, and hides the charts.
+        # Otherwise the UI takes an experiment with traces for a GenAI one and hides the charts.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         return self.client.create_experiment(EXPERIMENT, artifact_location=location, tags=tags)
 
     def runs(self, at_most: int = MAX_CHILDREN, /, **tags: str) -> list[Any]:
-        """Runs whose tags have these values (`__` in a name stands for a dot), oldest first."""
+        """Runs whose tags have these values (`__` in a name means a dot), oldest first."""
         parts = [f"tags.`{name.replace('__', '.')}` = '{value.replace(chr(39), '')}'" for name, value in tags.items()]
         return list(
             self.client.search_runs([self.experiment], " and ".join(parts), max_results=at_most, order_by=["start_time ASC"])
         )
 
     def running(self, host: str) -> list[Any]:
-        """Runs of this machine that stand as RUNNING."""
+        """RUNNING runs of this machine."""
         query = f"attributes.status = 'RUNNING' and tags.host = '{host}'"
         return list(self.client.search_runs([self.experiment], query, max_results=MAX_CHILDREN))
 
@@ -131,7 +131,7 @@ class Server:
         return self.runs(mlflow__parentRunId=parent)
 
     def lifecycle(self, header: Mapping[str, Any]) -> str:
-        """The parent run of a stage's run: found by the lifecycle's key, or made. The caller is `alone`."""
+        """Find (by the lifecycle's key) or create the parent run. The caller holds the lock."""
         found = self.runs(1, lifecycle=header["lifecycle"])
         if found:
             return str(found[0].info.run_id)
@@ -141,16 +141,16 @@ class Server:
         return run_id
 
     def stage_run(self, spool: str, header: Mapping[str, Any]) -> str | None:
-        """The run of one stage: a child of its lifecycle's run, known by the name of its spool file.
+        """Find (by spool file name) or create the run of one stage, a child of its lifecycle's run.
 
-        None for a stage that was not executed and of which the lifecycle has a run already.
+        None for a stage that was not executed and already has a run in the lifecycle.
         """
-        with self.alone():
+        with self.lock():
             found = self.runs(1, spool=spool)
             if found:
                 return str(found[0].info.run_id)
             parent = self.lifecycle(header)
-            if header["state"] != "ran" and self._known(parent, header):
+            if header["state"] != "ran" and self._has_run(parent, header):
                 return None
             tags = {**header["tags"], "lifecycle.of": header["lifecycle"], "mlflow.parentRunId": parent, "spool": spool}
             run_id = self._create(header["t"], header["title"], tags)
@@ -158,8 +158,8 @@ class Server:
             self.client.update_run(parent, status="RUNNING")
         return run_id
 
-    def _known(self, parent: str, header: Mapping[str, Any]) -> bool:
-        """Whether `parent` has a run of this stage. One that was only known as cached learns its state."""
+    def _has_run(self, parent: str, header: Mapping[str, Any]) -> bool:
+        """Whether `parent` has a run of this stage. Refines the state of a run tagged `cached`."""
         same = [run for run in self.children(parent) if run.info.run_name == header["title"]]
         for run in same:
             if run.data.tags.get("dvc.state") == "cached" and header["state"] != "cached":
@@ -178,38 +178,38 @@ class Server:
         params: Sequence[tuple[str, str]] = (),
         tags: Sequence[tuple[str, str]] = (),
     ) -> int:
-        """Send points (name, value, time in ms, step), parameters and tags; returns how many the server refused."""
+        """Send points (name, value, time in ms, step), parameters and tags; returns how many were rejected."""
         from mlflow.entities import Metric, Param, RunTag
 
-        lost = 0
+        rejected = 0
         metrics = [Metric(clean(name), value, t, step) for name, value, t, step in points]
         pairs = [Param(clean(key), value[:6000]) for key, value in params]
         labels = [RunTag(clean(key), value[:5000]) for key, value in tags]
         for kind, items, size in (("metrics", metrics, MAX_POINTS), ("params", pairs, MAX_ITEMS), ("tags", labels, MAX_ITEMS)):
             for start in range(0, len(items), size):
-                lost += self._some(run_id, kind, items[start : start + size])
-        return lost
+                rejected += self._log(run_id, kind, items[start : start + size])
+        return rejected
 
-    def _some(self, run_id: str, kind: str, items: list[Any]) -> int:
-        """One log_batch; where it is refused, its items one at a time, so that one bad item costs nothing but itself."""
+    def _log(self, run_id: str, kind: str, items: list[Any]) -> int:
+        """One log_batch; if it is rejected, log its items one by one. Returns how many were rejected."""
         try:
             self.client.log_batch(run_id, **{kind: items})
         except Exception as error:
-            if not refused(error):
+            if not permanent(error):
                 raise
             if len(items) == 1:
-                print(f"refused: {kind} {items[0]}: {error}", flush=True)
+                print(f"rejected: {kind} {items[0]}: {error}", flush=True)
                 return 1
-            return sum(self._some(run_id, kind, [item]) for item in items)
+            return sum(self._log(run_id, kind, [item]) for item in items)
         return 0
 
     def headline(self, run_id: str, values: Mapping[str, float], t: int) -> None:
-        """Metrics of the lifecycle that the stage's run belongs to."""
+        """Log metrics to the parent (lifecycle) run."""
         parent = self.client.get_run(run_id).data.tags["mlflow.parentRunId"]
         self.batch(parent, [(name, value, t, 0) for name, value in values.items()])
 
     def inputs(self, run_id: str, event: Mapping[str, Any]) -> None:
-        """Datasets of a run: name, DVC's hash as their digest, profile."""
+        """Log the datasets of a run: name, DVC hash as digest, profile."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         given = []
@@ -223,21 +223,21 @@ class Server:
 
     def artifact(self, run_id: str, path: Path) -> None:
         if not path.exists():
-            raise FileNotFoundError(f"artifact {path} is gone")
+            raise FileNotFoundError(f"artifact {path} does not exist")
         if path.is_dir():
             self.client.log_artifacts(run_id, str(path), path.name)
         else:
             self.client.log_artifact(run_id, str(path))
 
     def end(self, run_id: str, status: str, ended_ms: int) -> None:
-        """End a stage's run, and bring its lifecycle's state up to date."""
+        """End a stage's run and update the status of its lifecycle."""
         self.client.set_terminated(run_id, status, end_time=ended_ms)
         parent = self.client.get_run(run_id).data.tags.get("mlflow.parentRunId")
         if parent:
-            self.settle(parent, ended_ms)
+            self.update_status(parent, ended_ms)
 
-    def settle(self, parent: str, now_ms: int) -> None:
-        """A lifecycle runs while a stage of it does; else it is what its stages' last runs are: killed, failed or finished."""
+    def update_status(self, parent: str, now_ms: int) -> None:
+        """Set a lifecycle's status from the latest run of each stage: RUNNING, else KILLED, else FAILED, else FINISHED."""
         last = {run.info.run_name: run.info.status for run in self.children(parent)}
         status = next((state for state in ("RUNNING", "KILLED", "FAILED") if state in last.values()), "FINISHED")
         if status == "RUNNING":

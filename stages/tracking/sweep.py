@@ -1,4 +1,4 @@
-"""What is done for stages that are gone: send what they left, and end runs that nobody will end any more."""
+"""Cleans up after dead stages: sends their leftover events and ends their runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from stages.runtime.files import locked
 from stages.tracking.sender import Sender
-from stages.tracking.server import Server, refused
+from stages.tracking.server import Server, permanent
 from stages.tracking.spool import Spool, spools
 
 SAME_MOMENT_MS = 1000
 
 
 def alive(pid: int, started_ms: int) -> bool:
-    """Whether process `pid` is the one that was running at `started_ms`, not a later one with its number."""
+    """Whether process `pid` was already running at `started_ms` (not a later process with the same PID) and still is."""
     import psutil
 
     try:
@@ -27,29 +27,28 @@ def alive(pid: int, started_ms: int) -> bool:
 
 
 def replay(root: Path, server: Server, at_most: int | None = None) -> int:
-    """Send files that no follower is sending and whose stage is gone; returns how many were sent completely.
+    """Send the spool files of dead stages that no follower is sending; returns how many were sent completely.
 
-    A file that cannot be sent for reasons of its own is reported and keeps no other back. Raises what MLflow raises when the
-    server does not answer.
+    A file that cannot be sent is reported and skipped. Raises what MLflow raises if the server is unreachable.
     """
     done = 0
     for spool in spools(root):
         if at_most is not None and done >= at_most:
             break
-        with locked(spool.path.with_suffix(".lock"), wait=False) as mine:
-            if not mine or not spool.path.exists():
+        with locked(spool.path.with_suffix(".lock"), wait=False) as acquired:
+            if not acquired or not spool.path.exists():
                 continue
             try:
-                done += _send_left(spool, server)
+                done += _send_leftover(spool, server)
             except Exception as error:
-                if not (refused(error) or isinstance(error, (PermissionError, IsADirectoryError, NotADirectoryError))):
+                if not (permanent(error) or isinstance(error, (PermissionError, IsADirectoryError, NotADirectoryError))):
                     raise
-                print(f"tracking: {spool.path} can't be sent: {type(error).__name__}: {error}", flush=True)
+                print(f"tracking: cannot send {spool.path}: {type(error).__name__}: {error}", flush=True)
     return done
 
 
-def _send_left(spool: Spool, server: Server) -> bool:
-    """Send `spool` if its stage is gone; whether it was sent completely."""
+def _send_leftover(spool: Spool, server: Server) -> bool:
+    """Send `spool` if its stage has exited; whether it was sent completely."""
     header = spool.header()
     if header is None:
         spool.set_aside()
@@ -61,17 +60,17 @@ def _send_left(spool: Spool, server: Server) -> bool:
     return Sender(server, spool).send()
 
 
-def _gone(tags: Mapping[str, str], root: Path, waiting: set[str], started_ms: int) -> bool:
-    """Whether nobody will end a run: not its process, not the spool of its checkout."""
+def _abandoned(tags: Mapping[str, str], root: Path, waiting: set[str], started_ms: int) -> bool:
+    """Whether neither the run's process nor a spool file of its checkout will end it."""
     checkout = Path(tags.get("checkout", ""))
     ours = checkout == root or not checkout.exists()
     return ours and "pid" in tags and tags.get("spool") not in waiting and not alive(int(tags["pid"]), started_ms)
 
 
 def sweep(server: Server) -> list[str]:
-    """End runs that stand as RUNNING though their process on this machine is gone and left no spool; returns their names.
+    """End runs of this machine that are RUNNING although their process has exited without a spool file; returns their names.
 
-    Runs of other machines and checkouts are left alone: what they still hold cannot be told from here.
+    Runs of other machines and checkouts are left alone: they may still have unsent events.
     """
     now = time.time_ns() // 1_000_000
     waiting = {spool.path.stem for spool in spools(server.root)}
@@ -80,10 +79,10 @@ def sweep(server: Server) -> list[str]:
     for run in server.running(socket.gethostname()):
         if "lifecycle" in run.data.tags:
             parents.add(run.info.run_id)
-        elif _gone(run.data.tags, server.root, waiting, run.info.start_time):
-            server.client.set_tag(run.info.run_id, "tracking.swept", "its process was gone and had left no word")
+        elif _abandoned(run.data.tags, server.root, waiting, run.info.start_time):
+            server.client.set_tag(run.info.run_id, "tracking.swept", "process exited without ending its run")
             server.client.set_terminated(run.info.run_id, "KILLED", end_time=now)
             ended.append(str(run.info.run_name))
     for parent in sorted(parents):
-        server.settle(parent, now)
+        server.update_status(parent, now)
     return ended

@@ -1,4 +1,4 @@
-"""A sample episode as MLflow's trace: a root span for the episode, and per turn one each for the policy and the environment."""
+"""Sends an episode as an MLflow trace: a root span, and per turn one span each for policy and environment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stages.tracking.server import Server
 
 NAME_CHARACTERS = 60
 FEEDBACK = ("reward", "success")
-"""Outcomes that are shown as assessments, in columns of their own."""
+"""Outcomes logged as assessments, which the UI shows in columns."""
 
 
 def log_trace(server: Server, run_id: str, event: Mapping[str, Any], key: str, doubt: bool) -> None:
-    """Once: the tag `event` names the spool's event, and is looked for first where an earlier attempt may have got through."""
+    """Log a trace exactly once: with `doubt` (an earlier attempt may have succeeded), look it up by its tag `event` first."""
     found = []
     if doubt:
         query = f"tags.event = '{key}'"
@@ -35,7 +35,7 @@ def _environment(server: Server) -> Any:
 
 
 def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) -> str:
-    """Times within a trace are made up, a millisecond for each turn's half: order is what counts."""
+    """Span times are artificial, one millisecond per span: they only order the turns."""
     start, step = event["t"] * 1_000_000, 1_000_000
     begin = server.mlflow.start_span_no_context
     root = begin(
@@ -66,10 +66,10 @@ def _log_spans(server: Server, run_id: str, event: Mapping[str, Any], key: str) 
             inputs={"action": turn["action"]},
             start_time_ns=at + step,
         )
-        brought = {name: turn[name] for name in ("observation", "reward", "accepted", "cost") if name in turn}
+        outputs = {name: turn[name] for name in ("observation", "reward", "accepted", "cost") if name in turn}
         if "advantage" in thought:
-            brought["advantage"] = thought["advantage"]
-        tool.end(outputs=brought, end_time_ns=at + 2 * step)
+            outputs["advantage"] = thought["advantage"]
+        tool.end(outputs=outputs, end_time_ns=at + 2 * step)
         at, seen = at + 2 * step, turn["observation"]
     root.end(outputs=dict(event["outcome"]), end_time_ns=max(at, start + step))
     return str(root.trace_id)

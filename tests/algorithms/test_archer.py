@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.critic import check_returns
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError
@@ -109,7 +109,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer_offline", "replay": {"samples": 2}}, "value_target: policy"),
     ({"algorithm": "archer", "replay": {"actions": "recorded"}}, "does not correct for"),
     ({"algorithm": "archer", "replay": {"actions": "played", "policy_updates": 2}}, "set policy_updates to 1"),
-    ({"algorithm": "archer", "filling": {"kind": "resample"}}, r"rl\.filling\.kind: resample acts on returns and groups"),
+    (
+        {"algorithm": "archer", "group_resampling": {"kind": "resample"}},
+        r"rl\.group_resampling\.kind: resample acts on returns and groups",
+    ),
     ({"algorithm": "archer", "credit": {"kind": "annotated"}}, r"rl\.credit\.kind: annotated"),
     ({"algorithm": "archer", "external": {"per_group": 1}}, r"rl\.replay\.records"),
     ({"algorithm": "archer", "reward": {"kl_coef": 0.1}}, r"rl\.reward\.kl_coef"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from stages.agent.branching import Path
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.rewards.hierarchical import hierarchical
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
@@ -187,7 +187,7 @@ def test_reward_of_a_batch(make_batch) -> None:
             "more than the 2 episodes",
         ),
         ({"algorithm": "arpo", "group_size": 2, "external": {"per_group": 1}}, "and there is 1"),
-        ({"algorithm": "arpo", "filling": {"kind": "value", "r_max": 1.0}}, "rl.reward gives up to 1.1"),
+        ({"algorithm": "arpo", "group_resampling": {"kind": "value", "r_max": 1.0}}, "rl.reward gives up to 1.1"),
         ({"algorithm": "grpo", "branching": {"initial": 4}}, "needs branching.kind: entropy or random"),
         ({"algorithm": "arpo", "branching": {"kind": "random", "tokens": 5}}, "needs branching.kind: entropy"),
         ({"algorithm": "grpo", "credit": {"kind": "branches"}}, "set rl.branching.kind"),

@@ -12,8 +12,8 @@ from torch import Tensor
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.methods.b_coder import policy_loss, targets, value_loss
 from stages.algorithms.methods.stored_pg import policy_loss as gradient_loss
+from stages.algorithms.parts.offline import Scores, StoredBatch
 from stages.algorithms.settings import Rl
-from stages.algorithms.stored import Scores, StoredBatch
 from stages.runtime.validation import ParamsError
 from stages.values.token_q import advantages, bounded, raw_of, standing
 

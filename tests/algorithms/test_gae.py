@@ -6,8 +6,8 @@ import pytest
 import torch
 from by_hand import assert_near
 
-from stages.algorithms.gae import compact, gae, gae_advantage
 from stages.algorithms.parts.advantage import Advantage
+from stages.algorithms.parts.gae import compact, gae, gae_advantage
 
 
 @pytest.mark.parametrize(("lam", "expected"), [(1.0, [0.5, 0.5, 0.5]), (0.0, [0.0, 0.0, 0.5])])

@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
 
 
@@ -28,7 +28,12 @@ def test_the_method_is_what_the_paper_says() -> None:
     rl = algorithm.rl
     assert (rl.advantage.mean, rl.advantage.std, rl.advantage.ddof, rl.advantage.whiten) == ("group", "batch", 1, False)
     assert (rl.loss.kind, rl.loss.clip_low, rl.loss.clip_high, rl.loss.aggregation) == ("ppo_clip", 0.2, 0.2, "token_mean")
-    assert (rl.loss.kl_coef, rl.loss.entropy_coef, rl.filling.kind, rl.filling.overlong) == (0.0, 0.0, "none", "keep")
+    assert (rl.loss.kl_coef, rl.loss.entropy_coef, rl.group_resampling.kind, rl.group_resampling.overlong) == (
+        0.0,
+        0.0,
+        "none",
+        "keep",
+    )
     assert rl.loss.dual_clip is None
     assert rl.advantage.clip is None
     assert not algorithm.needs_critic
@@ -92,7 +97,7 @@ def test_every_point_of_the_studys_grid_can_be_named(make_batch) -> None:
             "algorithm": "lite_ppo",
             "advantage": {"mean": mean, "std": std},
             "loss": {"aggregation": aggregation, "clip_high": clip_high},
-            "filling": {"overlong": overlong},
+            "group_resampling": {"overlong": overlong},
         }
         seen.add(whole(make_batch, [[1.0, 0.0], [1.0, 0.5]], [4, 2, 3, 1], **section))
     assert len(seen) > 60

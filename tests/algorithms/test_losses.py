@@ -7,11 +7,9 @@ import math
 import pytest
 import torch
 
-from stages.algorithms.aggregation import aggregate, denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.kl import kl_estimate
-from stages.algorithms.parts.loss import Loss, clipped, log_ratio, policy_gradient, ppo_clip
+from stages.algorithms.parts.loss import Loss, aggregate, clipped, denominators, kl_estimate, log_ratio, policy_gradient, ppo_clip
 from stages.algorithms.settings import Rl
 
 CLIP = Loss(kind="ppo_clip", clip_low=0.2, clip_high=0.2)

@@ -12,8 +12,8 @@ import torch
 
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.gae import gae_advantage
 from stages.algorithms.parts.advantage import Advantage
+from stages.algorithms.parts.gae import gae_advantage
 from stages.algorithms.parts.reward import Reward, shape_rewards
 from stages.algorithms.rewards.density import dense
 from stages.algorithms.settings import Rl
@@ -151,7 +151,7 @@ def test_every_arm_of_the_study_resolves(make_batch, density: str, estimator: di
     )
     batch = make_batch([[1, 0.4], [0, 1]], turns=[[1, 2], [2, 1], [1], [3]])
     batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask, values=torch.zeros(batch.mask.shape))
-    prepared = algorithm.prepare(algorithm.fill(algorithm.shape(batch), 0))
+    prepared = algorithm.prepare(algorithm.resample(algorithm.shape(batch), 0))
     assert prepared.advantages is not None
     assert prepared.advantages[prepared.mask].isfinite().all()
     assert prepared.advantages.abs().sum() > 0

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.loss import Loss, cispo, clipped, gspo, ppo_clip
+from stages.algorithms.parts.loss import Loss, cispo, clipped, denominators, gspo, ppo_clip
 from stages.algorithms.settings import Rl
 
 LENGTHS = [2, 3, 4, 1]
@@ -30,7 +29,7 @@ def loss_of(make_batch, name: str, **changes) -> float:
     batch = batch_of(make_batch)
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
-    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    batch = algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))
     logprobs = (batch.logprobs_old + SHIFT) * batch.mask
     total = denominators(batch, float(algorithm.rl.loss.constant_length or 8))
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, total).loss)
@@ -115,7 +114,9 @@ def test_dapo_by_hand(make_batch) -> None:
 
 
 def test_dapo_without_its_parts_is_grpo_with_token_mean(make_batch) -> None:
-    plain = loss_of(make_batch, "dapo", reward={"overlong_penalty": 0.0}, filling={"kind": "none"}, loss={"clip_high": 0.2})
+    plain = loss_of(
+        make_batch, "dapo", reward={"overlong_penalty": 0.0}, group_resampling={"kind": "none"}, loss={"clip_high": 0.2}
+    )
     assert plain == loss_of(make_batch, "grpo", loss={"aggregation": "token_mean"})
 
 
@@ -130,7 +131,7 @@ def shaped_loss(make_batch, name: str, **changes) -> float:
     """Of episodes with 3, 1, 2 and 0 tool calls."""
     algorithm = resolve(Rl.model_validate({"algorithm": name, "group_size": 2, "tasks_per_step": 2, **changes}), 8)
     batch = batch_of(make_batch).with_(tool_calls=torch.tensor([3.0, 1.0, 2.0, 0.0]))
-    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    batch = algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))
     logprobs = (batch.logprobs_old + SHIFT) * batch.mask
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss)
 

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.parts.loss import Loss, clipped, gspo, ppo_clip
+from stages.algorithms.parts.loss import Loss, clipped, denominators, gspo, ppo_clip
 from stages.algorithms.parts.reward import Reward, shape_rewards
 from stages.algorithms.rewards.terms import overlong_term
 from stages.algorithms.settings import Rl
@@ -63,7 +62,7 @@ def loss_of(make_batch, name: str, **section) -> float:
     algorithm = resolve(Rl.model_validate({"algorithm": name, "group_size": 2, **section}), 64)
     batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1])
     batch = batch.with_(logprobs_ref=batch.logprobs_old)
-    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), 0))
+    batch = algorithm.prepare(algorithm.resample(algorithm.shape(batch), 0))
     logprobs = (batch.logprobs_old + 0.4 * torch.sin(torch.arange(batch.mask.numel()).reshape(batch.mask.shape))) * batch.mask
     return float(algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss)
 

@@ -7,10 +7,10 @@ import torch
 from by_hand import assert_near
 from torch import Tensor
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.implicit_critic import class_weights, episode_losses, labels, scores
+from stages.algorithms.methods.pacs import class_weights, episode_losses, labels, scores
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.training.batches import take
@@ -189,18 +189,18 @@ def test_the_gradient_by_finite_differences(make_batch, settings: dict) -> None:
 
 
 def test_labels(make_batch) -> None:
-    """An episode that was cut has label 0; soft labels must lie in [0, 1]."""
+    """An episode that was cut has label 0; soft labels must be in [0, 1]."""
     batch = make_batch([[1, 0.6, 0.4, 1]]).with_(truncated=torch.tensor([False, False, False, True]))
     assert labels(batch, 0.5).tolist() == [1, 1, 0, 0]
     assert_near(labels(batch, None), [1.0, 0.6, 0.4, 0.0], atol=2e-6)
-    with pytest.raises(ValueError, match=r"from -1 to 1; labels must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"from -1 to 1; labels must be in \[0, 1\]"):
         labels(make_batch([[1, -1]]), None)
 
 
 def test_masked_episodes_have_no_part_in_the_weights(make_batch) -> None:
-    """Contract: with filling.overlong mask, classes are balanced over the rows that are trained on, so that both weigh the same,
-    and the loss is that of a group without the masked ones."""
-    algorithm = resolve(Rl(algorithm="pacs", group_size=4, filling={"overlong": "mask"}))
+    """Contract: with group_resampling.overlong mask, classes are balanced over the rows that are trained
+    on, and the loss is that of a group without the masked ones."""
+    algorithm = resolve(Rl(algorithm="pacs", group_size=4, group_resampling={"overlong": "mask"}))
     batch = make_batch([Y], lengths=[2, 3, 1, 4])
     batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True])))
     assert_near(batch.extra["class_weight"], [1.0, 1.0, 0.0, 0.0], atol=1e-6)
@@ -240,8 +240,8 @@ def test_repeated_groups_are_damped_as_advantages_are(make_batch) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss": {"kind": "ppo_clip"}}, "an advantage and a loss in one"),
-        ({"advantage": {"estimator": "group"}}, "an advantage and a loss in one"),
+        ({"loss": {"kind": "ppo_clip"}}, "replaces both advantage and loss"),
+        ({"advantage": {"estimator": "group"}}, "replaces both advantage and loss"),
         ({"group_size": 1}, "group_size must be at least 2"),
         ({"loss": {"clip_high": 0.3}}, "not from advantages"),
         ({"advantage": {"whiten": True}}, "not from advantages"),

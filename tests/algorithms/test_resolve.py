@@ -12,9 +12,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.agent.policy import Vocabulary
-from stages.algorithms.aggregation import denominators
+from stages.agent.logprobs import Vocabulary
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.part import Part, conditions, get, parts_of
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
@@ -127,7 +127,7 @@ def test_an_absent_key_is_the_algorithms_own_choice(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_part_can_be_overridden(name: str) -> None:
     """Contract: whatever a method's name stands for, the user's own value goes before."""
-    others: dict[str, Any] = {"filling.kind": "exclude", "loss.aggregation": "seq_mean_token_sum", "loss.clip_high": 0.5}
+    others: dict[str, Any] = {"group_resampling.kind": "exclude", "loss.aggregation": "seq_mean_token_sum", "loss.clip_high": 0.5}
     others |= {"external.per_group": 2, "external.gamma": 0.1, "horizon.kind": "environment", "advantage.mean": "leave_one_out"}
     others |= {"preference.level": "step", "preference.beta": 0.7, "reward.kl_coef": 0.3, "loss.kl_coef": 0.2}
     others |= {"reward.correct": 2.0, "reward.tool_bonus": 0.4, "reward.overlong_penalty": 0.25, "reward.density": "single"}
@@ -173,7 +173,7 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "dapo", "critic": {"warmup_steps": 3}}, "a method with a critic"),
         ({"algorithm": "grpo", "sampling": {"top_p": 0.9}}, "top_p 1"),
         ({"algorithm": "grpo", "sampling": {"temperature": 0.0}}, "temperature above 0"),
-        ({"algorithm": "reinforce", "epochs": 2}, "moved away"),
+        ({"algorithm": "reinforce", "epochs": 2}, "does not correct"),
         ({"algorithm": "grpo", "preference": {"beta": 0.1}}, "learns from episodes"),
         ({"algorithm": "dpo", "advantage": {"mean": "group"}}, "stored pairs"),
         ({"algorithm": "dpo", "preference": {"gamma": 0.5}}, "simpo"),
@@ -181,9 +181,9 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "grpo", "reward": {"correct": 1.0}}, "set both"),
         ({"algorithm": "grpo", "reward": {"correct": 0.0, "wrong": 1.0}}, "must be above wrong"),
         ({"algorithm": "grpo", "reward": {"prs": [{"name": "parse", "weight": 1.0}]}}, "kind: prs"),
-        ({"algorithm": "vspo", "filling": {"value_of": "last_stage"}}, "reward.kind to prs"),
+        ({"algorithm": "vspo", "group_resampling": {"value_of": "last_stage"}}, "reward.kind to prs"),
         ({"algorithm": "vspo_prs", "reward": {"density": "dense"}}, "would take the place"),
-        ({"algorithm": "grpo", "filling": {"rounds": 2}}, "resample"),
+        ({"algorithm": "grpo", "group_resampling": {"rounds": 2}}, "resample"),
         ({"algorithm": "remax", "advantage": {"level": "turn"}}, "whole episodes"),
         ({"algorithm": "opo", "advantage": {"level": "token"}}, "whole episodes"),
         ({"algorithm": "grpo", "group_size": 1}, "group_size is 1"),
@@ -194,14 +194,14 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "reinforce", "group_size": 1, "tasks_per_step": 1}, "there is one"),
         ({"algorithm": "remax", "group_size": 1, "advantage": {"std": "batch"}, "tasks_per_step": 1}, "there is one"),
         ({"algorithm": "remax", "group_size": 1, "advantage": {"std": "group"}}, "compares episodes of a group"),
-        ({"algorithm": "reinforce", "group_size": 1, "filling": {"kind": "exclude"}}, "groups of equal rewards"),
+        ({"algorithm": "reinforce", "group_size": 1, "group_resampling": {"kind": "exclude"}}, "groups of equal rewards"),
         ({"algorithm": "gpg", "group_size": 1}, "group_size is 1"),
         ({"algorithm": "rwr", "group_size": 1, "settings": {"over": "group"}}, "group_size is 1"),
         ({"algorithm": "ppo", "advantage": {"std": "batch"}}, "estimator: group"),
         ({"algorithm": "ppo", "advantage": {"ddof": 0}}, "estimator: group"),
         ({"algorithm": "ppo", "critic": {"warmup_steps": 20}}, "none of the 20 steps"),
-        ({"algorithm": "a2c", "epochs": 2}, "moved away"),
-        ({"algorithm": "a2c", "minibatches": 2}, "moved away"),
+        ({"algorithm": "a2c", "epochs": 2}, "does not correct"),
+        ({"algorithm": "a2c", "minibatches": 2}, "does not correct"),
         ({"algorithm": "a2c", "loss": {"clip_high": 0.3}}, "ppo_clip"),
         ({"algorithm": "remax", "critic": {"coef": 0.5}}, "a method with a critic"),
         ({"algorithm": "gpg", "advantage": {"mean": "group"}}, "estimator: group"),
@@ -225,10 +225,10 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 0.5}] * 2}}, "names a stage twice"),
         ({"algorithm": "vspo_prs", "reward": {"prs": [{"name": "parse", "weight": 3.0}]}}, "up to 3"),
         ({"algorithm": "vspo", "reward": {"correct": 5.0, "wrong": 0.0}}, "up to 5"),
-        ({"algorithm": "vspo", "filling": {"min_value": 0.1}}, "replace: low_value"),
-        ({"algorithm": "vspo", "filling": {"kind": "random", "temperature": 2.0}}, "filling.kind: value"),
-        ({"algorithm": "grpo", "filling": {"smooth": "sqrt"}}, "random or value"),
-        ({"algorithm": "grpo", "filling": {"zero_tol": 0.1}}, "other than none"),
+        ({"algorithm": "vspo", "group_resampling": {"min_value": 0.1}}, "replace: low_value"),
+        ({"algorithm": "vspo", "group_resampling": {"kind": "random", "temperature": 2.0}}, "group_resampling.kind: value"),
+        ({"algorithm": "grpo", "group_resampling": {"smooth": "sqrt"}}, "random or value"),
+        ({"algorithm": "grpo", "group_resampling": {"zero_tol": 0.1}}, "other than none"),
         ({"algorithm": "grpo", "sampling": {"top_k": 5}}, "top_k 0"),
         ({"algorithm": "orpo", "preference": {"smoothing": 0.1}}, "cdpo or robust_dpo"),
         ({"algorithm": "dpo", "preference": {"length_normalise": True}}, "preference.loss: ipo"),
@@ -273,14 +273,14 @@ def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> No
         batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
-    if algorithm.needs_utterances:
+    if algorithm.needs_turn_critic:
         batch = batch.with_(turn_q=batch.rewards[:, None, None].expand(-1, 1, 2), turn_v=torch.full((4, 1, 2), 0.5))
     if algorithm.needs_progress:
         batch = batch.with_(turn_progress=batch.rewards[:, None] - 0.25)
     nothing, whole = torch.zeros(batch.mask.shape), None
     if algorithm.needs_vocabulary:
         batch, whole = batch.with_(mean_logprobs_old=nothing), Vocabulary(nothing, nothing)
-    batch = algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    batch = algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))
     logprobs = batch.logprobs_old.clone().requires_grad_()
     terms = algorithm.loss(logprobs, nothing, batch, denominators(batch, 8.0), whole)
     (gradient,) = torch.autograd.grad(terms.loss, logprobs)

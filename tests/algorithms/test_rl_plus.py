@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.external import External, exploration, external_loss, ratio
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

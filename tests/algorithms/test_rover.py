@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from training.toys import make_episode
 
-from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_logprobs
-from stages.algorithms.aggregation import denominators
+from stages.agent.logprobs import Vocabulary, score_tokens, token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import Algorithm, resolve
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import TrajectoryBatch, next_token_values
 from stages.algorithms.methods.rover import values_and_targets
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.settings import Rl
-from stages.algorithms.successors import successors
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
 from stages.training.batches import trajectory_batch
@@ -191,8 +191,8 @@ def test_turns_end_the_values_unless_asked_otherwise(make_batch) -> None:
     """Contract: the successor of a turn's last token is nobody, or the first token of the next turn."""
     batch = make_batch([[1, 0]], turns=[[2, 3], [1]])
     values = torch.arange(8.0).expand(2, 8)
-    assert successors(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
-    assert successors(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
+    assert next_token_values(values, batch.mask, batch.turn).tolist() == [[0, 2, 0, 0, 5, 6, 0, 0], [0] * 8]
+    assert next_token_values(values, batch.mask).tolist() == [[0, 2, 4, 0, 5, 6, 0, 0], [0] * 8]
     algorithm = rover(2, form="absolute", rho=1.0)
     batch = algorithm.prepare(batch)
     vocabulary = Vocabulary(torch.zeros(2, 8), values)
@@ -259,7 +259,7 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
     models = Models.make(algorithm, model, None, make_processes(Resources()), 64)
     told = models.annotate(batch, algorithm)
     with torch.no_grad():
-        expected, _ = token_logprobs(model, batch.token_ids, batch.mask)
+        expected = token_logprobs(model, batch.token_ids, batch.mask)
         logs = model(batch.token_ids).logits.log_softmax(-1).mean(-1)
     torch.testing.assert_close(told.logprobs_old, expected, rtol=0, atol=1e-5)
     mean = torch.cat([torch.zeros(2, 1), logs[:, :-1]], 1) * batch.mask

@@ -10,8 +10,8 @@ import torch
 
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import CUT, ENDED, INVALID, TrajectoryBatch
-from stages.algorithms.graph import edges, merge, similar_states
 from stages.algorithms.parts.credit import Credit
+from stages.algorithms.parts.graph import edges, merge, similar_states
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

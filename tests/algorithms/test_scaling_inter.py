@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.gae import gae, gae_advantage
-from stages.algorithms.kl import kl_estimate
 from stages.algorithms.parts.advantage import Advantage
+from stages.algorithms.parts.gae import gae, gae_advantage
 from stages.algorithms.parts.horizon import Horizon, limits, turn_limit
+from stages.algorithms.parts.loss import denominators, kl_estimate
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

@@ -10,9 +10,9 @@ from by_hand import assert_near
 
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.gae import compact, gae
 from stages.algorithms.parts.credit import Credit
-from stages.algorithms.progress import contributions, left_out, progress_rewards
+from stages.algorithms.parts.gae import compact, gae
+from stages.algorithms.parts.progress import contributions, left_out, progress_rewards
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError

@@ -10,10 +10,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.dro import examples
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.preference import LOSSES, PairScores
 from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
@@ -43,7 +43,7 @@ def prepared(make_batch, section: dict[str, Any]) -> tuple[Algorithm, Trajectory
     batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.05 * batch.mask, greedy_rewards=torch.tensor([0.0, 0.0, 1.0, 1.0]))
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.25) * batch.mask)
-    return algorithm, algorithm.prepare(algorithm.fill(algorithm.shape(batch), "key"))
+    return algorithm, algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))
 
 
 def loss_of(make_batch, name: str, **section: Any) -> tuple[float, np.ndarray]:
@@ -126,7 +126,7 @@ def test_binary_returns_make_best_of_n_reinforce_without_baseline(make_batch) ->
     batch, losses = make_batch([[1, 1], [0, 0]], lengths=LENGTHS), []
     for section in ({"algorithm": "bon_sft"}, {"algorithm": "reinforce", "advantage": {"mean": "none"}}):
         algorithm = resolve(Rl.model_validate({"group_size": 2, **section}))
-        ready = algorithm.prepare(algorithm.fill(batch))
+        ready = algorithm.prepare(algorithm.resample(batch))
         losses.append(
             float(algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), ready, denominators(ready, 8.0)).loss)
         )

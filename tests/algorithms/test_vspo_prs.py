@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from stages.algorithms.aggregation import denominators
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.filling import draw_counts, smoothing, task_values
+from stages.algorithms.parts.group_resampling import draw_counts, smoothing, task_values
+from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.reward import Reward, shape_rewards
 from stages.algorithms.rewards.progressive import staged
 from stages.algorithms.rewards.settings import PrsStage
@@ -72,7 +72,7 @@ def test_length_aware_bleu(answer: str, gold: str, expected: float) -> None:
 
 def prepared(batch: TrajectoryBatch, **section) -> tuple[Algorithm, TrajectoryBatch]:
     algorithm = resolve(Rl.model_validate({"algorithm": "vspo", "group_size": 2, "loss": NO_KL, **section}), 100)
-    return algorithm, algorithm.prepare(algorithm.fill(algorithm.shape(batch), 0, "stream", 7))
+    return algorithm, algorithm.prepare(algorithm.resample(algorithm.shape(batch), 0, "stream", 7))
 
 
 def gradient(algorithm: Algorithm, batch: TrajectoryBatch) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_one_informative_group_with_cap_is_plain_grpo(make_batch) -> None:
     grpo = resolve(Rl(algorithm="grpo", group_size=2))
     plain = gradient(grpo, grpo.prepare(make_batch(ONE_OF_FOUR, lengths=LENGTHS)))
     assert torch.equal(gradient(algorithm, batch), plain)
-    rough = prepared(make_batch(ONE_OF_FOUR, lengths=LENGTHS), filling={"smooth": "none"})
+    rough = prepared(make_batch(ONE_OF_FOUR, lengths=LENGTHS), group_resampling={"smooth": "none"})
     assert torch.equal(gradient(*rough), 4 * plain)
 
 
@@ -115,13 +115,13 @@ def test_draws_through_the_method(make_batch) -> None:
     rewards = [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0], *([[1, 1, 1, 1, 1]] * 38)]
     counts = {}
     for kind in ("value", "random"):
-        _, batch = prepared(make_batch(rewards), group_size=5, filling={"kind": kind})
+        _, batch = prepared(make_batch(rewards), group_size=5, group_resampling={"kind": kind})
         counts[kind] = batch.weights[::5].tolist()
         assert sum(counts[kind]) == 40
         assert counts[kind][2:] == [0.0] * 38
     assert counts["value"][0] > 24
     assert 10 < counts["random"][0] < 30
-    _, hot = prepared(make_batch(rewards), group_size=5, filling={"temperature": 1e9})
+    _, hot = prepared(make_batch(rewards), group_size=5, group_resampling={"temperature": 1e9})
     assert hot.weights[::5].tolist() == counts["random"]
 
 
@@ -160,7 +160,7 @@ def test_low_value_groups_can_make_room_too(make_batch) -> None:
     rewards = [[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
     _, kept = prepared(make_batch(rewards), group_size=5)
     assert kept.weights.tolist() == [1.0] * 10
-    _, gone = prepared(make_batch(rewards), group_size=5, filling={"replace": "low_value", "min_value": 0.1})
+    _, gone = prepared(make_batch(rewards), group_size=5, group_resampling={"replace": "low_value", "min_value": 0.1})
     assert gone.weights.tolist() == [0.0] * 5 + [2.0] * 5
 
 
@@ -174,9 +174,12 @@ def test_value_of_the_last_stage_ignores_format(make_batch) -> None:
     weights = {}
     for value_of in ("reward", "last_stage"):
         algorithm = resolve(
-            Rl.model_validate({"algorithm": "vspo_prs", "group_size": 2, "loss": NO_KL, "filling": {"value_of": value_of}}), 100
+            Rl.model_validate(
+                {"algorithm": "vspo_prs", "group_size": 2, "loss": NO_KL, "group_resampling": {"value_of": value_of}}
+            ),
+            100,
         )
-        filled = algorithm.fill(algorithm.shape(batch), 0)
+        filled = algorithm.resample(algorithm.shape(batch), 0)
         weights[value_of] = filled.metrics["task_value"]
     # Rewards (0, 0.2) and (1, 0.2): V is 0.9 * 0.1 and 0.4 * 0.4. By the last stage (0, 0) and (0.8, 0): 0 and 0.4 * 0.4.
     assert weights["reward"] == pytest.approx((0.9 * 0.1 + 0.4 * 0.4) / 2, abs=1e-4)

@@ -221,8 +221,8 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
     record = next(domain.recipes(1, 0))
     for change, message in (
         ({"hidden": []}, "'hidden' is empty"),
-        ({"solution": "def"}, "'solution' is no Python"),
-        ({"shown": [1]}, "list of texts"),
+        ({"solution": "def"}, "'solution' is not valid Python"),
+        ({"shown": [1]}, "list of strings"),
     ):
         with pytest.raises(ValueError, match=message):
             domain.check({**record, **change})

@@ -117,7 +117,7 @@ def test_a_file_whose_first_line_is_damaged_is_set_aside(
     assert not whole.path.exists()
     assert not spools(root)
     assert broken.path.with_suffix(".damaged").read_bytes().split(b"\n")[1:] == lines[1:]
-    assert "the first line of" in capsys.readouterr().out
+    assert "first line is damaged" in capsys.readouterr().out
 
 
 def test_a_file_that_can_not_be_sent_keeps_no_other_back(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,11 @@ class Alive:
 def test_a_short_stage_tells_of_a_server_that_did_not_answer_earlier_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = SpoolTracker.__new__(SpoolTracker)
     tracker.root, tracker.spool, tracker.follower = root, spooled(root), Alive()
-    tracker._say_what_is_left()
+    tracker._warn_if_unsent()
     assert capsys.readouterr().err == ""
     spooled(root, "sft", None).save_error("ConnectionError: refused")
-    tracker._say_what_is_left()
-    assert re.search(r"not everything was sent \(ConnectionError: refused\).*python -m stages.tracking", capsys.readouterr().err)
+    tracker._warn_if_unsent()
+    assert re.search(r"not sent \(ConnectionError: refused\).*python -m stages.tracking", capsys.readouterr().err)
     tracker.spool.save_sent(Sent("run", 10))
-    tracker._say_what_is_left()
+    tracker._warn_if_unsent()
     assert capsys.readouterr().err == "", "the server answers again, and the follower sends what is left"

@@ -6,11 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from stages.algorithms.batch import LossTerms
+from stages.algorithms.batch import LossTerms, next_token_values
 from stages.algorithms.card import Card, Composition, Stored
+from stages.algorithms.parts.offline import Discount, Scores, StoredBatch, StoredSettings, asked, imitation, weighted
 from stages.algorithms.settings import Rl
-from stages.algorithms.stored import Discount, Scores, StoredBatch, StoredSettings, asked, imitation, weighted
-from stages.algorithms.successors import successors
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
 
@@ -60,7 +59,7 @@ class Settings(StoredSettings):
 def targets(rewards: Tensor, following: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """r + gamma Q(s', .) [d, T], without gradient, from `following` = Q(s, .) of each token's own state [d, T]; r alone at the
     last token of an episode."""
-    return (rewards + gamma * successors(following, mask)).detach()
+    return (rewards + gamma * next_token_values(following, mask)).detach()
 
 
 def temporal_difference(taken: Tensor, following: Tensor, batch: StoredBatch, gamma: float) -> Tensor:

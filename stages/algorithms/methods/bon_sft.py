@@ -32,13 +32,13 @@ class Settings(Section):
     """Smallest return that is learnt from."""
 
 
-def filling(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+def group_resampling(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     """`weight` [B]: 1 for episodes that stay, 0 for the others."""
     kept = batch.rewards >= rl.settings.threshold
     if rl.settings.keep == "best":
         best = torch.full((int(batch.group.max()) + 1,), -torch.inf).scatter_reduce(0, batch.group, batch.rewards, "amax")
         kept &= batch.rewards >= best[batch.group]
-    return batch.with_(weight=kept.float()).telling(kept=float(kept.float().mean()), skipped=float(not bool(kept.any())))
+    return batch.with_(weight=kept.float()).with_metrics(kept=float(kept.float().mean()), skipped=float(not bool(kept.any())))
 
 
 def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
@@ -49,6 +49,6 @@ def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
 COMPOSITION = Composition(
     card=CARD,
     parts={"loss.kind": "policy_gradient"},
-    pieces={"filling": filling, "advantage": advantage},
+    pieces={"group_resampling": group_resampling, "advantage": advantage},
     settings=Settings,
 )

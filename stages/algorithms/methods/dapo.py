@@ -8,10 +8,10 @@ CARD = Card(
     paper="Yu et al., arXiv 2503.14476",
     equation="GRPO with clip 1 - 0.2 .. 1 + 0.28, token mean over the batch, no KL; groups of equal returns are replaced by "
     "playing further tasks; a length penalty over the last fifth of the room",
-    assumptions="groups of at least 2 episodes; filling.rounds bounds the further tasks, so that a batch may stay short; "
-    "clip_high 0.2, filling.kind none and overlong_penalty 0 switch its parts off",
+    assumptions="groups of at least 2 episodes; group_resampling.rounds bounds the further tasks, so that a batch may stay "
+    "short; clip_high 0.2, group_resampling.kind none and overlong_penalty 0 switch its parts off",
     reduces_to="those three parts off: GRPO with token mean",
-    tested_by="tests/algorithms/test_methods.py, tests/algorithms/test_filling.py, tests/algorithms/test_shaping.py",
+    tested_by="tests/algorithms/test_methods.py, tests/algorithms/test_group_resampling.py, tests/algorithms/test_shaping.py",
     switch="rl.algorithm: dapo",
 )
 
@@ -19,7 +19,7 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         "reward.overlong_penalty": 1.0,
-        "filling.kind": "resample",
+        "group_resampling.kind": "resample",
         "advantage.mean": "group",
         "advantage.std": "group",
         "loss.kind": "ppo_clip",

@@ -10,7 +10,7 @@ CARD = Card(
     "policy tokens; no KL, no entropy bonus",
     assumptions="groups of at least 2 episodes; rewards of one scale, since the widest task dominates the std; with nearly "
     "constant rewards drop it (advantage.std: none). The other axes of its study: advantage.mean, advantage.std, "
-    "loss.clip_high, loss.aggregation, filling.overlong",
+    "loss.clip_high, loss.aggregation, group_resampling.overlong",
     reduces_to="one group: GRPO with token mean; advantage.std none and aggregation constant: Dr. GRPO",
     tested_by="tests/algorithms/test_lite_ppo.py, tests/algorithms/test_advantage.py",
     switch="rl.algorithm: lite_ppo",

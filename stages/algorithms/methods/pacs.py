@@ -1,11 +1,25 @@
-"""PACS: the outcome as a label, and a score made of the policy's own log-probabilities that is fitted to it."""
+"""PACS: an implicit critic. A score of each episode, computed from the policy's log-probabilities of its group, is fitted to the
+outcome as a label (equations 4 to 7 of the paper).
+
+    r_i = beta sum_t (log pi(y_t) - log pi_ref(y_t))        over the policy's own tokens
+    psi_i = r_i - mean of the group's other r               (rloo; see `scores`)
+    loss = mean_i w_i [-y_i log s(psi_i) - (1 - y_i) log(1 - s(psi_i))],  s the logistic function
+
+Every psi_i has gradients to all episodes of its group: dloss/dr_i = sum_j w_j (s(psi_j) - y_j) dpsi_j/dr_i / B.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.implicit_critic import advantage, loss
+from stages.algorithms.parts.group_resampling import trained_rows
+from stages.algorithms.parts.whole_groups import sums_by_group
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError, Positive, Section, Share
 
@@ -21,42 +35,135 @@ CARD = Card(
     tested_by="tests/algorithms/test_pacs.py, tests/training/test_whole_groups.py",
     switch="rl.algorithm: pacs",
 )
+STD_EPS = 1e-6
 
 
 class Settings(Section):
     beta: Positive = 1.0
     """Factor on the reward proxy."""
     score: Literal["rloo", "grpo", "naive"] = "rloo"
-    """psi: less the mean of the others' proxies; standardised in the group (its first gradients are about 1e6 times larger, since
-    all proxies are equal then); the proxy itself."""
+    """psi: the proxy less the mean of the others' (rloo), standardised in the group (grpo; its first gradients are about 1e6
+    times larger, since all proxies are then equal), or as it is (naive)."""
     reward_proxy: Literal["log_ratio", "mean_logp"] = "log_ratio"
-    """Sum over policy tokens of the log ratio to the reference; or the mean of their log-probabilities, without a reference."""
+    """Sum over policy tokens of the log ratio to the reference; or their mean log-probability, without a reference."""
     reference: Literal["step_old", "start"] = "step_old"
-    """log_ratio: the policy that played the step's episodes, as in the authors' code, or the one that rl started from, as in the
-    paper's text but without its resets."""
+    """log_ratio: compare with the policy that played the step's episodes, as in the authors' code, or with the one that rl
+    started from, as in the paper's text but without its resets."""
     class_weight: Literal["none", "group_balanced", "only_positive", "only_negative"] = "group_balanced"
-    """group_balanced: both labels weigh the same in a group; only_...: episodes of the other label count 0."""
+    """group_balanced: both labels have equal weight in a group; only_...: episodes of the other label have weight 0."""
     threshold: Share | None = 0.5
-    """Return from which the label is 1; null: the return itself, which must lie in [0, 1], is a soft label."""
+    """Return from which the label is 1; null: the return itself, which must be in [0, 1], is a soft label."""
+
+
+def labels(batch: TrajectoryBatch, threshold: float | None) -> Tensor:
+    """y [B] float32: 1 for a return of at least `threshold`, or the return itself for None; 0 for truncated episodes.
+
+    Raises ValueError for soft labels outside [0, 1], whose cross-entropy is unbounded.
+    """
+    if threshold is not None:
+        found = (batch.rewards >= threshold).float()
+    else:
+        found = batch.rewards.float()
+        if bool(((found < 0) | (found > 1)).any()):
+            raise ValueError(
+                f"rl.settings.threshold is null, so returns are labels, and they range from {float(found.min()):g} to "
+                f"{float(found.max()):g}; labels must be in [0, 1]: set a threshold, or change rl.reward"
+            )
+    return torch.where(batch.truncated, torch.zeros_like(found), found)
+
+
+def class_weights(label: Tensor, group: Tensor, kind: str) -> Tensor:
+    """w [B]. group_balanced: G / (2 n), n the group's members of the same class (labels from 0.5 on, or below), or 1 if all are
+    of one class. only_positive: 1 for labels of exactly 1, else 0; only_negative: for exactly 0."""
+    if kind == "only_positive":
+        return (label == 1).float()
+    if kind == "only_negative":
+        return (label == 0).float()
+    ones = torch.ones_like(label)
+    if kind == "none":
+        return ones
+    positive = (label >= 0.5).float()
+    size, of_class = sums_by_group(ones, group), sums_by_group(positive, group)
+    same = torch.where(positive == 1, of_class, size - of_class)
+    return torch.where(same == size, ones, size / (2 * same))
+
+
+def scores(proxy: Tensor, group: Tensor, kind: str) -> Tensor:
+    """psi [b] of proxies r [b]. rloo: r less the mean of the group's other r. grpo: (r - mean) / (std with n - 1, + 1e-6).
+    naive: r."""
+    if kind == "naive":
+        return proxy
+    size = sums_by_group(torch.ones_like(proxy), group)
+    centred = proxy - sums_by_group(proxy, group) / size
+    if kind == "rloo":
+        return centred * size / (size - 1).clamp(min=1)
+    variance = sums_by_group(centred**2, group) / (size - 1).clamp(min=1)
+    # The root has no derivative at 0; where all proxies are equal the std is a constant.
+    std = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
+    return centred / (torch.where(variance > 0, std, torch.zeros_like(std)) + STD_EPS)
+
+
+def proxies(logprobs: Tensor, batch: TrajectoryBatch, settings: Settings) -> Tensor:
+    """r [b] of the current log-probabilities [b, T], over the mask. Raises ValueError if the proxy compares with the start policy
+    and the batch has no log-probabilities of it."""
+    chosen = torch.where(batch.mask, logprobs, torch.zeros_like(logprobs))
+    if settings.reward_proxy == "mean_logp":
+        return settings.beta * chosen.sum(1) / batch.mask.sum(1).clamp(min=1)
+    before = batch.logprobs_old
+    if settings.reference == "start":
+        if batch.logprobs_ref is None:
+            raise ValueError("rl.settings.reference: start needs the start policy's log-probabilities, and the batch has none")
+        before = batch.logprobs_ref
+    return settings.beta * (chosen - torch.where(batch.mask, before, torch.zeros_like(before))).sum(1)
+
+
+def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
+    """w_i times the cross-entropy of each episode, [b]."""
+    psi = scores(proxies(logprobs, batch, rl.settings), batch.group, rl.settings.score)
+    crossed = binary_cross_entropy_with_logits(psi, batch.extra["label"].to(psi.dtype), reduction="none")
+    losses = batch.extra["class_weight"] * crossed
+    return losses if batch.smoothing is None else losses * batch.smoothing
+
+
+def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
+    """The batch with labels and class weights.
+
+    The loss does not read `advantages`. For reports they are minus the gradient of the group's summed losses by r where all
+    proxies are equal: for rloo without weights, y_i less the mean of the other y. Only rows that are trained on enter their
+    group's weights.
+    """
+    trained = trained_rows(batch, rl.group_resampling)
+    label = labels(batch, rl.settings.threshold)
+    weight = torch.zeros_like(label)
+    weight[trained] = class_weights(label[trained], batch.group[trained], rl.settings.class_weight)
+    pull = torch.zeros_like(label)
+    pull[trained] = scores((weight * (label - 0.5))[trained], batch.group[trained], "rloo")
+    batch = batch.with_(advantages=pull[:, None] * batch.mask, extra={**batch.extra, "label": label, "class_weight": weight})
+    return batch.with_metrics(label_mean=float(label.mean()))
+
+
+def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
+    """Each episode's loss, divided equally among its policy tokens, [b, T]; with seq_mean_token_sum, the mean over episodes."""
+    parts = episode_losses(logprobs, batch, rl) / batch.mask.sum(1).clamp(min=1)
+    return torch.where(batch.mask, parts[:, None], torch.zeros_like(logprobs))
 
 
 def needs_start(rl: Rl) -> bool:
     """Whether the proxy compares with the policy that rl started from."""
-    settings: Settings = rl.settings
-    return settings.reward_proxy == "log_ratio" and settings.reference == "start"
+    return rl.settings.reward_proxy == "log_ratio" and rl.settings.reference == "start"
 
 
 def check(given: Rl, resolved: Rl) -> None:
-    """Labels and scores take the places of advantage and loss, and of all that would act on these."""
+    """Labels and scores replace advantage and loss, and everything that acts on these."""
     settings: Settings = resolved.settings
     if resolved.loss.kind != "own" or resolved.advantage.estimator != "own":
         raise ParamsError(
-            f"rl.algorithm pacs is an advantage and a loss in one; with rl.loss.kind {resolved.loss.kind} and "
-            f"rl.advantage.estimator {resolved.advantage.estimator} nothing of it would be left: set both to null, or name the "
-            f"algorithm that you want"
+            f"rl.algorithm pacs replaces both advantage and loss, and rl.loss.kind {resolved.loss.kind} with "
+            f"rl.advantage.estimator {resolved.advantage.estimator} would undo that: set both to null, or choose another "
+            f"algorithm"
         )
     if resolved.group_size < 2:
-        raise ParamsError("rl.algorithm pacs scores the episodes of a group against each other; rl.group_size must be at least 2")
+        raise ParamsError("rl.algorithm pacs compares the episodes of a group; rl.group_size must be at least 2")
     ignored = {
         **{f"loss.{key}": key in given.loss.model_fields_set for key in ("clip_low", "clip_high")},
         "advantage.whiten": resolved.advantage.whiten,
@@ -64,15 +171,15 @@ def check(given: Rl, resolved: Rl) -> None:
         "reward.kl_coef": resolved.reward.kl_coef > 0,
         "credit.kind": resolved.credit.kind != "outcome",
     }
-    for key, asked in ignored.items():
-        if asked:
+    for key, was_set in ignored.items():
+        if was_set:
             raise ParamsError(f"rl.{key} has no effect: algorithm pacs learns from labels, not from advantages; set it to null")
     if resolved.external.per_group:
         raise ParamsError(
-            "rl.external.per_group is above 0, and algorithm pacs scores whole groups of the policy's own episodes; set it to 0"
+            "rl.external.per_group is above 0, and algorithm pacs compares episodes that the policy itself played; set it to 0"
         )
     if settings.reward_proxy == "mean_logp" and "reference" in settings.model_fields_set:
-        raise ParamsError("rl.settings.reference has no effect with reward_proxy: mean_logp, which has none; leave it out")
+        raise ParamsError("rl.settings.reference has no effect with reward_proxy: mean_logp, which has none; remove it")
 
 
 COMPOSITION = Composition(

@@ -7,12 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stages.agent.policy import Vocabulary
-from stages.algorithms.batch import TrajectoryBatch
+from stages.agent.logprobs import Vocabulary
+from stages.algorithms.batch import TrajectoryBatch, is_last_token, next_token_values
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts.loss import advantages_of, log_ratio
 from stages.algorithms.settings import Rl
-from stages.algorithms.successors import is_last, successors
 from stages.runtime.validation import NonNegative, ParamsError, Positive, Section
 
 CARD = Card(
@@ -59,10 +58,10 @@ def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabul
             f"Algorithm.needs_vocabulary and needs_rescoring"
         )
     if absolute:
-        following = successors(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch.mask, turn)
-        return settings.rho * (logprobs + vocabulary.normaliser), torch.where(is_last(batch.mask), advantages, following)
+        following = next_token_values(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch.mask, turn)
+        return settings.rho * (logprobs + vocabulary.normaliser), torch.where(is_last_token(batch.mask), advantages, following)
     assert batch.mean_logprobs_old is not None
-    following = successors(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch.mask, turn)
+    following = next_token_values(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch.mask, turn)
     return settings.rho * log_ratio(logprobs, batch), advantages + settings.beta_next * following.detach()
 
 

@@ -6,8 +6,8 @@ import torch
 
 from stages.algorithms.batch import LossTerms
 from stages.algorithms.card import Card, Composition, Stored
+from stages.algorithms.parts.offline import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
 from stages.algorithms.settings import Rl
-from stages.algorithms.stored import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
 from stages.runtime.validation import Share
 
 CARD = Card(

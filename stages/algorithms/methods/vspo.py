@@ -8,9 +8,9 @@ CARD = Card(
     paper="Su et al., Progressive Reward Shaping and Value-based Sampling, arXiv 2512.07478",
     equation="GRPO (clip 0.2, KL 0.001); the places of groups of equal returns go to others, drawn by V = (R_max - mean) std; "
     "a group that counts c times has A min(1, c_max / c)",
-    assumptions="groups of at least 2 episodes; filling.r_max is the largest attainable reward. Name and purpose of the "
-    "smoothing are the paper's, its formula and the drawing are ours (filling.smooth, filling.temperature)",
-    reduces_to="no group of equal returns: GRPO, bit for bit; filling.temperature to infinity: filling.kind random",
+    assumptions="groups of at least 2 episodes; group_resampling.r_max is the largest attainable reward. Name and purpose of the "
+    "smoothing are the paper's, its formula and the drawing are ours (group_resampling.smooth, group_resampling.temperature)",
+    reduces_to="no group of equal returns: GRPO, bit for bit; group_resampling.temperature to infinity: kind random",
     tested_by="tests/algorithms/test_vspo_prs.py",
     switch="rl.algorithm: vspo",
 )
@@ -18,7 +18,7 @@ CARD = Card(
 COMPOSITION = Composition(
     card=CARD,
     parts={
-        "filling.kind": "value",
+        "group_resampling.kind": "value",
         "advantage.mean": "group",
         "advantage.std": "group",
         "loss.kind": "ppo_clip",

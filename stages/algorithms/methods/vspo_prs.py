@@ -19,7 +19,7 @@ COMPOSITION = Composition(
     card=CARD,
     parts={
         "reward.kind": "prs",
-        "filling.kind": "value",
+        "group_resampling.kind": "value",
         "advantage.mean": "group",
         "advantage.std": "group",
         "loss.kind": "ppo_clip",

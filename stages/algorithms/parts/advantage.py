@@ -1,5 +1,5 @@
 """Advantages of the group estimator: an episode's return, or what is still to come, minus a baseline (`mean` axis), over a scale
-(`std` axis). Pure functions; nothing here has a gradient. With a critic: stages/algorithms/gae.py.
+(`std` axis). Pure functions; nothing here has a gradient. With a critic: stages/algorithms/parts/gae.py.
 
 `level` says what is credited as one. trajectory: the return, the same for all policy tokens. turn: the reward-to-go from the
 turn on. token: the same, with rewards per token (the KL penalty) from the token on.

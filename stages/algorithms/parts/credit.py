@@ -1,8 +1,8 @@
 """Step credit: how an episode's advantage is spread over its turns.
 
 `outcome` leaves the advantages as they are. `graph` and `branches` give steps that several episodes share the mean advantage of
-these episodes (stages/algorithms/graph.py). `progress` spreads the return before the advantage is estimated
-(stages/algorithms/progress.py). `annotated` adds, on all policy tokens of turn u,
+these episodes (stages/algorithms/parts/graph.py). `progress` spreads the return before the advantage is estimated
+(stages/algorithms/parts/progress.py). `annotated` adds, on all policy tokens of turn u,
 
     weight * (r_u + V(s_{u+1}) - V(s_u)),
 
@@ -124,7 +124,7 @@ def turn_credit(batch: TrajectoryBatch) -> Tensor:
 
 def add_credit(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
     """The batch with the step credit of `params` in `advantages` on policy tokens."""
-    from stages.algorithms.graph import edges, merge_steps
+    from stages.algorithms.parts.graph import edges, merge_steps
 
     if params.kind in ("outcome", "progress", "own"):
         return batch

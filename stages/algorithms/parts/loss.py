@@ -1,7 +1,12 @@
-"""Policy losses per token: pure functions of the current log-probabilities [b, T]. Minimised; aggregation comes after."""
+"""Policy losses per token (pure functions of the current log-probabilities [b, T]), KL estimators, and aggregation.
+
+Denominators are taken over the whole minibatch before it is split into micro-batches, so the split changes neither loss nor
+gradient.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -20,17 +25,22 @@ if TYPE_CHECKING:
 class Loss(Part):
     kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
     clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    """Importance ratios are clipped from below at 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
+    """Importance ratios are clipped from above at 1 + clip_high."""
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
     """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
+    """How per-token losses become one number."""
     constant_length: Annotated[Count | None, AppliesTo("aggregation", "constant")] = None
-    """constant: what token sums are divided by, times the number of episodes. null: model.max_length."""
+    """constant: token sums are divided by this times the number of episodes. null: model.max_length."""
     kl_coef: NonNegative = 0.0
+    """Weight of the KL divergence from the frozen reference."""
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k3"
     entropy_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
     entropy_aggregation: Annotated[Literal["loss", "token_mean"], AppliesAboveZero("entropy_coef")] = "loss"
-    """What the entropy bonus is taken over: as the rest of the loss, or as a mean over tokens whatever the loss does."""
+    """How the entropy bonus is aggregated: like the loss, or always as a mean over tokens."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
@@ -41,14 +51,13 @@ class Loss(Part):
     def check(self, rl: Rl, method: Composition) -> None:
         if self.kind == "policy_gradient" and (rl.epochs > 1 or rl.minibatches > 1):
             raise ParamsError(
-                f"rl.loss.kind: policy_gradient has no correction for data that the policy has moved away from, and rl.epochs is "
-                f"{rl.epochs}, rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or "
-                f"cispo"
+                f"rl.loss.kind: policy_gradient does not correct for off-policy data, and rl.epochs is {rl.epochs}, "
+                f"rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
             )
 
 
 def advantages_of(batch: TrajectoryBatch) -> Tensor:
-    """The batch's advantages [b, T]. Raises ValueError if it has none yet."""
+    """The batch's advantages [b, T]. Raises ValueError if there are none yet."""
     if batch.advantages is None:
         raise ValueError("the batch has no advantages; run the advantage part before the loss")
     return batch.advantages
@@ -60,14 +69,14 @@ def clip_range(params: Loss) -> tuple[float, float]:
 
 
 def log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
-    """log pi(y_t) - log pi_old(y_t) on policy tokens, 0 elsewhere: [b, T]."""
+    """log pi(y_t) - log pi_old(y_t), [b, T], 0 off the mask."""
     import torch
 
     return torch.where(batch.mask, logprobs - batch.logprobs_old, torch.zeros_like(logprobs))
 
 
 def sequence_log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
-    """Mean of `log_ratio` over an episode's policy tokens, on each of them, 0 elsewhere: [b, T] (GSPO's log s_i)."""
+    """Mean of `log_ratio` over each episode's mask, repeated on its tokens: [b, T], 0 off the mask (GSPO's log s_i)."""
     import torch
 
     means = log_ratio(logprobs, batch).sum(1) / batch.mask.sum(1).clamp(min=1)
@@ -75,14 +84,14 @@ def sequence_log_ratio(logprobs: Tensor, batch: TrajectoryBatch) -> Tensor:
 
 
 def policy_gradient(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """REINFORCE's term -A_t log pi(y_t), [b, T], 0 off the mask (Williams 1992). No correction for off-policy data."""
+    """REINFORCE: -A_t log pi(y_t), [b, T], 0 off the mask (Williams 1992). No correction for off-policy data."""
     import torch
 
     return torch.where(batch.mask, -advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
 
 
 def importance(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """-rho_t A_t with rho_t = exp(log pi - log pi_old), [b, T], 0 off the mask: `ppo_clip` without its clip."""
+    """-rho_t A_t with rho_t = exp(log pi - log pi_old), [b, T], 0 off the mask: `ppo_clip` without the clip."""
     import torch
 
     return torch.where(batch.mask, -log_ratio(logprobs, batch).exp() * advantages_of(batch), torch.zeros_like(logprobs))
@@ -103,21 +112,20 @@ def _clipped_surrogate(logs: Tensor, batch: TrajectoryBatch, params: Loss) -> Te
 def ppo_clip(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     """-min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t), [b, T], 0 off the mask (Schulman et al., arXiv 1707.06347).
 
-    rho_t = exp(log pi - log pi_old). At rho = 1 the gradient is that of `policy_gradient`. dual_clip (Ye et al., arXiv
-    1912.09729): for A < 0 the loss is at most dual_clip |A|.
+    rho_t = exp(log pi - log pi_old). At rho = 1 the gradient is that of `policy_gradient`. dual_clip: arXiv 1912.09729.
     """
     return _clipped_surrogate(log_ratio(logprobs, batch), batch, params)
 
 
 def gspo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """`ppo_clip` with one ratio per episode, exp(mean_t (log pi - log pi_old)) (Zheng et al., arXiv 2507.18071): [b, T], the same
-    on all policy tokens of an episode where the advantage is; seq_mean_token_mean then gives the mean over episodes."""
+    """`ppo_clip` with one ratio per episode, exp(mean_t (log pi - log pi_old)) (Zheng et al., arXiv 2507.18071): [b, T]. All
+    tokens of an episode have the same loss, so seq_mean_token_mean gives the mean over episodes."""
     return _clipped_surrogate(sequence_log_ratio(logprobs, batch), batch, params)
 
 
 def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """-sg[clip(rho_t, 1 - clip_low, 1 + clip_high)] A_t log pi(y_t), [b, T] (MiniMax-M1, arXiv 2506.13585): the weight is cut,
-    not the token's gradient."""
+    """-sg[clip(rho_t, 1 - clip_low, 1 + clip_high)] A_t log pi(y_t), [b, T] (MiniMax-M1, arXiv 2506.13585): clips the weight, not
+    the token's gradient."""
     import torch
 
     low, high = clip_range(params)
@@ -125,8 +133,11 @@ def cispo(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     return torch.where(batch.mask, -weight * advantages_of(batch) * logprobs, torch.zeros_like(logprobs))
 
 
+LOSSES = {"policy_gradient": policy_gradient, "importance": importance, "ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+
+
 def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
-    """Tokens [b, T] bool where clipping acts: without gradient under ppo_clip and gspo, of a cut weight under cispo."""
+    """Tokens [b, T] bool that clipping affects: no gradient under ppo_clip and gspo, a clipped weight under cispo."""
     import torch
 
     if params.kind not in ("ppo_clip", "gspo", "cispo"):
@@ -137,10 +148,68 @@ def clipped(logprobs: Tensor, batch: TrajectoryBatch, params: Loss) -> Tensor:
     above, below = ratio > high, ratio < low
     if params.kind == "cispo":
         return (above | below) & batch.mask
-    acts = (above & (advantages > 0)) | (below & (advantages < 0))
+    affected = (above & (advantages > 0)) | (below & (advantages < 0))
     if params.dual_clip is not None:
-        acts |= (ratio > params.dual_clip) & (advantages < 0)
-    return acts & batch.mask
+        affected |= (ratio > params.dual_clip) & (advantages < 0)
+    return affected & batch.mask
 
 
-LOSSES = {"policy_gradient": policy_gradient, "importance": importance, "ppo_clip": ppo_clip, "gspo": gspo, "cispo": cispo}
+def kl_estimate(logprobs: Tensor, logprobs_ref: Tensor, kind: str) -> Tensor:
+    """Per-token estimate of KL(policy || reference) on the policy's own samples (Schulman, "Approximating KL divergence").
+
+    With d = log pi - log pi_ref: k1 = d (unbiased; as a loss its expected gradient is zero, so it only adds noise), k2 = d^2 / 2
+    (its gradient is the gradient of the KL), k3 = exp(-d) - 1 + d (unbiased, never negative; biased gradient).
+    """
+    import torch
+
+    d = logprobs - logprobs_ref
+    if kind == "k1":
+        return d
+    if kind == "k2":
+        return 0.5 * d * d
+    if kind == "k3":
+        return torch.exp(-d) - 1 + d
+    raise ValueError(f"unknown rl.loss.kl_estimator '{kind}'; known: k1, k2, k3")
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What `aggregate` divides by, over a whole minibatch; see `denominators`."""
+
+    tokens: float
+    sequences: float
+    constant: float
+
+
+def denominators(batch: TrajectoryBatch, constant_length: float) -> Denominators:
+    """Policy tokens and episodes with at least one of them, weighted by row; `constant` is episodes * constant_length (Dr. GRPO's
+    divisor, as in TRL). Never below 1."""
+    weights = batch.weights.double()
+    tokens = float((batch.mask.sum(1) * weights).sum())
+    sequences = max(float((batch.mask.any(1) * weights).sum()), 1.0)
+    return Denominators(max(tokens, 1.0), sequences, sequences * constant_length)
+
+
+def aggregate(loss: Tensor, mask: Tensor, kind: str, total: Denominators, weight: Tensor | None = None) -> Tensor:
+    """A micro-batch's share (a scalar) of per-token losses [b, T] over mask [b, T], rows weighted by `weight` [b]; the shares of
+    all micro-batches sum to:
+
+    token_mean: sum over tokens / tokens. seq_mean_token_mean: mean over episodes of their token means.
+    seq_mean_token_sum: mean over episodes of their token sums. constant: sum over tokens / (episodes * a constant length).
+    """
+    import torch
+
+    masked = torch.where(mask, loss, torch.zeros_like(loss))
+    if weight is not None:
+        masked = masked * weight[:, None]
+    if kind == "token_mean":
+        return masked.sum() / total.tokens
+    if kind == "seq_mean_token_mean":
+        return (masked.sum(1) / mask.sum(1).clamp(min=1)).sum() / total.sequences
+    if kind == "seq_mean_token_sum":
+        return masked.sum() / total.sequences
+    if kind == "constant":
+        return masked.sum() / total.constant
+    raise ValueError(
+        f"unknown rl.loss.aggregation '{kind}'; known: token_mean, seq_mean_token_mean, seq_mean_token_sum, constant"
+    )

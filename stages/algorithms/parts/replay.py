@@ -78,7 +78,7 @@ class Replay(Part):
 
     def _check_utterances(self, rl: Rl) -> None:
         other = {
-            "filling.kind": (rl.filling.kind, "none"),
+            "group_resampling.kind": (rl.group_resampling.kind, "none"),
             "branching.kind": (rl.branching.kind, "none"),
             "credit.kind": (rl.credit.kind, "outcome"),
             "external.per_group": (rl.external.per_group, 0),

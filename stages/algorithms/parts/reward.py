@@ -198,7 +198,7 @@ def progressive(batch: TrajectoryBatch, stages: list[PrsStage]) -> TrajectoryBat
     rewards = staged(scores, [stage.weight for stage in stages], [stage.threshold for stage in stages])
     named = {f"prs/{stage.name}": scores[:, place] for place, stage in enumerate(stages)}
     batch = with_returns(batch, rewards).with_(terms={**batch.terms, **named})
-    return batch.telling(**{name: float(values.mean()) for name, values in named.items()})
+    return batch.with_metrics(**{name: float(values.mean()) for name, values in named.items()})
 
 
 def well_formed(batch: TrajectoryBatch) -> Tensor:
@@ -225,7 +225,7 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
         formed, tools = well_formed(batch), known(batch, "tools", "kind")
         scores = batch.rewards.clamp(0.0, 1.0)
         batch = with_returns(batch, hierarchical(scores, formed, tools, params.format_penalty, params.multi_tool_bonus))
-        batch = batch.telling(well_formed=float(formed.float().mean()))
+        batch = batch.with_metrics(well_formed=float(formed.float().mean()))
     if params.density in ("single", "dense"):
         success = known(batch, "success", "density")
         if params.density == "single":
@@ -246,7 +246,7 @@ def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
             raise ValueError("rl.reward.overlong_max and overlong_cache must be numbers; resolve the parameters first")
         term = overlong_term(response_lengths(batch), params.overlong_max, params.overlong_cache, params.overlong_penalty)
         batch = with_terminal(batch, term)
-    return batch if batch is given else batch.telling(shaped_reward=float(batch.rewards.mean()))
+    return batch if batch is given else batch.with_metrics(shaped_reward=float(batch.rewards.mean()))
 
 
 def response_lengths(batch: TrajectoryBatch) -> Tensor:
@@ -263,13 +263,13 @@ def kl_penalty(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
     """
     import torch
 
-    from stages.algorithms.kl import kl_estimate
+    from stages.algorithms.parts.loss import kl_estimate
 
     if not params.kl_coef:
         return batch
     if batch.logprobs_ref is None:
         raise ValueError("rl.reward.kl_coef is above 0 and the batch has no reference log-probabilities")
     penalty = params.kl_coef * kl_estimate(batch.logprobs_old, batch.logprobs_ref, params.kl_estimator)
-    taken = torch.where(batch.own, penalty, torch.zeros_like(penalty))
+    taken = torch.where(batch.policy_mask, penalty, torch.zeros_like(penalty))
     before = torch.zeros_like(taken) if batch.token_rewards is None else batch.token_rewards
     return batch.with_(token_rewards=before - taken)

@@ -296,7 +296,7 @@ def test_a_model_that_is_not_served_is_found_before_anything_runs(tmp_path: Path
     params = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"path": "bloom"}})
     (tmp_path / "bloom").mkdir()
     (tmp_path / "bloom/config.json").write_text('{"model_type": "bloom"}')
-    with pytest.raises(ParamsError, match=r"params.yaml: model.path: .*bloom.*does not serve .*: its attention does not go"):
+    with pytest.raises(ParamsError, match=r"params.yaml: model.path: .*bloom.*does not support .*: its attention does not use"):
         check_architecture(params, tmp_path)
     longer = parse_params({"domains": ["search"], "per_domain": {"search": {}}, "model": {"max_length": 2048}})
     with pytest.raises(ParamsError, match="max_length is 2048, but the model's max_position_embeddings is 1024"):

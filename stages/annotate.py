@@ -76,7 +76,7 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     if not uses_value_model(params.evaluation):
         return None
     from stages.agent.policy import load_policy
-    from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, leaf_model, stored
+    from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, fitted_weights, leaf_model
     from stages.engine.torch_engine import TorchEngine
 
     resources = context.params.resources
@@ -93,7 +93,7 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
         paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
         with context.progress("fitting leaf values", 1, "model"):
             fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
-        checkpoints.save("leaf-values", stored(model, params))
+        checkpoints.save("leaf-values", fitted_weights(model, params))
     model.eval()
     engine = TorchEngine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
     return HeadEvaluator(engine, model)

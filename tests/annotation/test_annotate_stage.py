@@ -155,7 +155,8 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: no task that a model is judged by was seen by another that it may have started from: the step-value model, the
     Q-model and the progress estimator share one split of the tasks, whatever each can learn from."""
-    from stages.values import progress, q_fitting, step_value
+    from stages.annotation import q_fitting
+    from stages.values import progress, step_value
 
     seen: dict[str, set[str]] = {}
 

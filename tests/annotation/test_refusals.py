@@ -21,17 +21,20 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
     [
         ({"gamma": 0.9, "labels": {"q": "tree"}}, "set gamma to 1"),
         ({"gamma": 0.9, "labels": {"q": "process"}}, "set gamma to 1"),
-        ({"reward_range": [1.0, 0.0]}, "reward_range must rise"),
+        ({"reward_range": [1.0, 0.0]}, "reward_range must be"),
         ({"reward_range": [-1.0, 1.0], "backup": "discounted_max"}, "single rewards"),
         ({"reward_range": [-1.0, 1.0], "labels": {"q": "best"}}, "single rewards"),
-        ({"backup": "discounted_max", "cut_return": 0.0}, "would change nothing"),
-        ({"backup": "discounted_max", "evaluation": {"kind": "mixed"}}, "would change nothing"),
+        ({"backup": "discounted_max", "cut_return": 0.0}, "have no effect"),
+        ({"backup": "discounted_max", "evaluation": {"kind": "mixed"}}, "have no effect"),
         ({"cut_return": -0.5}, "outside reward_range"),
-        ({"pairs": {"min_margin": 1.5}}, r"'rollout' lies in \[0, 1\]"),
-        ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout' lies in \[0, 1\]"),
-        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0]}, r"'rollout' lies in \[-6, 0\]"),
-        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE}, r"'best' lies in \[-6, 0\]"),
-        ({"returns": [0.0, -6.0]}, "returns must rise"),
+        ({"pairs": {"min_margin": 1.5}}, r"'rollout', which is in \[0, 1\]"),
+        ({"pairs": {"min_margin": 1.5}, "reward_range": [-1.0, 1.0]}, r"'rollout', which is in \[0, 1\]"),
+        ({"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0]}, r"'rollout', which is in \[-6, 0\]"),
+        (
+            {"pairs": {"min_margin": 7.0}, "returns": [-6.0, 0.0], "labels": {"q": "best"}, **WIDE},
+            r"'best', which is in \[-6, 0\]",
+        ),
+        ({"returns": [0.0, -6.0]}, "returns must be"),
         ({"returns": [-6.0, 0.0], "labels": {"q": "tree"}, **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
         ({"returns": [-6.0, 0.0], **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
         ({"returns": [-6.0, 0.0], "evaluation": {"kind": "mixed"}, **NARROW}, r"value_model.head: returns lie in \[-6, 0\]"),
@@ -42,25 +45,25 @@ THROWN_AWAY: dict[str, Any] = {"expansion": EAGER, "evaluation": {"keep_rollouts
         ),
         ({"evaluation": {"kind": "value_model"}}, "set that to eager"),
         ({"evaluation": {"keep_rollouts": False}}, "set that to eager"),
-        ({"selection": {"unvisited": "zero"}}, "every child comes with a visit"),
-        ({"expansion": {"drop_refused": True}}, "a rollout goes on"),
-        ({"expansion": {"dedupe": "state"}}, "follow the action as it was written"),
-        ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "which evaluation.kind 'rollout' has none of"),
-        ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "which evaluation.kind 'rollout' has none of"),
-        ({**THROWN_AWAY, "labels": {"q": "process"}}, "goes by the ends below a step"),
-        ({**THROWN_AWAY, "labels": {"q": "best"}}, "goes by the ends below a step"),
-        ({**THROWN_AWAY, "pairs": {"rule": "best_path"}}, "goes by the ends below a step"),
-        ({**THROWN_AWAY, "q_model": {"kind": "trajectory_dpo"}}, "goes by the ends below a step"),
-        ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "ranks by the value model"),
-        ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "plays none: set it to tree"),
+        ({"selection": {"unvisited": "zero"}}, "every child has a visit"),
+        ({"expansion": {"drop_refused": True}}, "a rollout continues"),
+        ({"expansion": {"dedupe": "state"}}, "exact tokens"),
+        ({"expansion": EAGER, "selection": {"unvisited": "value"}}, "set evaluation.kind to value_model"),
+        ({"expansion": EAGER, "selection": {"unvisited": "bonus"}}, "set evaluation.kind to value_model"),
+        ({**THROWN_AWAY, "labels": {"q": "process"}}, "needs the ends below a step"),
+        ({**THROWN_AWAY, "labels": {"q": "best"}}, "needs the ends below a step"),
+        ({**THROWN_AWAY, "pairs": {"rule": "best_path"}}, "needs the ends below a step"),
+        ({**THROWN_AWAY, "q_model": {"kind": "trajectory_dpo"}}, "needs the ends below a step"),
+        ({"expansion": EAGER, "evaluation": {"critic": "value"}}, "needs a value model"),
+        ({"expansion": EAGER, "evaluation": {"kind": "value_model"}}, "has none: set it to tree"),
         (
             {"expansion": EAGER, "evaluation": {"kind": "value_model", "rollouts": 2}, "labels": {"q": "tree"}},
-            "plays no rollouts",
+            "uses no rollouts",
         ),
         ({"evaluation": {"lookahead": 2}}, "looks ahead with the value model"),
         ({"stop": {"extra_after_success": 3}}, "needs on_success"),
-        ({"stop": {"value": 0.9}}, "has none of"),
-        ({"selection": {"rule": "random", "decay": "linear"}}, "does not let fall"),
+        ({"stop": {"value": 0.9}}, "stop.value needs a value model"),
+        ({"selection": {"rule": "random", "decay": "linear"}}, "does not decay"),
         ({"selection": {"rule": "random", "unvisited": "first"}}, "set unvisited to null"),
         ({"selection": {"rule": "omega"}}, "at least 2"),
         ({"selection": {"rule": "omega"}, "evaluation": {"rollouts": 8}, "backup": "max"}, "set backup to mean"),
@@ -150,14 +153,15 @@ def test_the_default_support_lies_around_the_returns():
     assert value_head(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})).v_min == -0.2
 
 
+ANNOTATED, OTHER_REWARDS = {"credit": {"kind": "annotated"}}, "credit.kind: annotated .*set rl.reward.kind and density to env"
 UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "hard"}}, "'hard' it says whether a success is in reach: .* to outcome"),
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "process"}}, "'process' it says how near one is"),
-    ({"credit": {"kind": "annotated"}}, {"gamma": 0.9}, "undiscounted.*annotate.gamma is 0.9: set that to 1"),
-    ({"credit": {"kind": "annotated"}, "reward": {"density": "single"}}, {}, "rl.reward puts others in the place"),
-    ({"credit": {"kind": "annotated"}, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, "rl.reward puts others in the place"),
-    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "critic.init: value_model takes"),
-    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "set that to rollout, tree or best, or kind to difficulty"),
+    (ANNOTATED, {"labels": {"q": "hard"}}, "labels.q 'hard' .* set q to rollout, tree or best, or kind to outcome"),
+    (ANNOTATED, {"labels": {"q": "process"}}, "rl.credit.kind: annotated .*labels.q 'process'"),
+    (ANNOTATED, {"gamma": 0.9}, "annotate.gamma is 0.9: set it to 1"),
+    ({**ANNOTATED, "reward": {"density": "single"}}, {}, OTHER_REWARDS),
+    ({**ANNOTATED, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, OTHER_REWARDS),
+    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "or init to policy"),
+    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "rl.curriculum.kind: value .*or kind to difficulty"),
     (
         {"curriculum": {"kind": "value"}},
         {"returns": [-6.0, 0.0]},
@@ -167,9 +171,9 @@ UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rl", "annotate", "says"), UNSUITED)
-def test_what_is_no_reward_still_to_come_is_refused_by_name(rl: dict[str, Any], annotate: dict[str, Any], says: str):
-    """Contract: readers of the step-value model take its word for the undiscounted reward still to come of the environment's own
-    rewards; where it says something else, or rl pays others, the message names the reader and what to set."""
+def test_values_that_do_not_estimate_the_return_are_refused(rl: dict[str, Any], annotate: dict[str, Any], says: str):
+    """Contract: what reads the step-value model needs estimates of the environment's undiscounted return; elsewhere the
+    message names the reader and the remedy."""
     with pytest.raises(ParamsError, match=says):
         parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
 

@@ -404,7 +404,7 @@ def test_an_environment_that_forgets_its_random_state_is_refused():
         def take(self) -> World:
             return Forgetful()
 
-    with pytest.raises(ValueError, match="snapshots that copy the whole state"):
+    with pytest.raises(ValueError, match="snapshots of the whole state"):
         Search(FakeEngine(), Chat(), ForgetfulPool(), Annotate(), 0, 10_000).grow([task("a")])
 
 

@@ -98,7 +98,7 @@ def run(context: StageContext) -> None:
     algorithm = resolve(section, context.params.model.max_length)
     rl = algorithm.rl
     context.log_params(rl.model_dump())
-    processes = make_processes(context.params.resources)
+    processes = make_processes(context.params.resources, context.team)
 
     # Only playing needs all that the domain requires; check for it before a model is loaded.
     opened = open_domain if algorithm.method.data == "episodes" else load_domain

@@ -122,7 +122,8 @@ def run(context: StageContext) -> None:
     policy = load_policy(path, precision=weight_precision(context.params), attention="sdpa", root=context.root)
     check_served(policy.folder, context.params.model.max_length)  # a hub model may have been downloaded just now
     prepare_model(policy.model, context.params, context.params.seed, "sft")
-    job = SftJob(context.params, policy.model, Chat(policy.tokenizer, context.params.model.thinking), demonstrations)
+    chat = Chat(policy.tokenizer, context.params.model.thinking)
+    job = SftJob(context.params, policy.model, chat, demonstrations, context.team)
 
     checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not track models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")

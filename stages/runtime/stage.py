@@ -23,6 +23,7 @@ from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
 from stages.runtime.shards import BESIDE, Shard, run_shards
+from stages.runtime.team import Team, started
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
@@ -47,6 +48,8 @@ class StageContext:
     tracker: Tracker
     main: bool = True
     """Whether this process writes outputs, checkpoints and metrics: the first of those that `accelerate launch` started."""
+    team: Team | None = None
+    """The processes that share the work of a training stage on the CPU, where there are several."""
     shard: Shard | None = None
     """The share of the stage's chunks to leave as checkpoints, where it is not the whole stage that runs."""
 
@@ -136,8 +139,8 @@ def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
     return getattr(options, "domain", None), getattr(options, "shard", None)
 
 
-def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracker) -> StageContext:
-    """Check the parameters and ready this process. Raises ParamsError."""
+def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracker, around: ExitStack) -> StageContext:
+    """Check the parameters and ready this process, or the processes of its team, which end with `around`. Raises ParamsError."""
     domain, share = _options(name, kind)
     die_with_parent()
     root = Path.cwd()
@@ -152,9 +155,12 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
         params = share_machine(params, int(os.environ.get(BESIDE, "1")))
     quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
     settings.check_architecture(params, root)
-    main = not kind.launched or os.environ.get("RANK", "0") == "0"
+    resources, team = params.resources, None
+    if kind.launched and LAUNCHED not in os.environ and resources.device == "cpu" and resources.workers > 1:
+        team = around.enter_context(started(resources.workers))
+    main = team.index == 0 if team else not kind.launched or os.environ.get("RANK", "0") == "0"
     tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
-    return StageContext(name, domain, params, root, tracker, main, shard)
+    return StageContext(name, domain, params, root, tracker, main, team, shard)
 
 
 def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> None:
@@ -189,11 +195,17 @@ def stage_run(
 ) -> int:
     """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS). See Kind."""
     kind = Kind(per_domain, launched, sharded)
-    try:
-        context = _prepare(name, kind, settings, open_tracker)
-    except ParamsError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return BAD_PARAMETERS
+    with ExitStack() as around:
+        try:
+            context = _prepare(name, kind, settings, open_tracker, around)
+        except ParamsError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return BAD_PARAMETERS
+        return _tracked(context, run, kind)
+
+
+def _tracked(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> int:
+    """`_run`, with its end told to the tracker; the exit code."""
     status = "FAILED"
     try:
         _run(context, run, kind)

@@ -29,13 +29,14 @@ from stages.training.processes import Processes, gather_full, shard_like
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
+    from stages.runtime.team import Team
 
 Sums = dict[str, float]
 """Statistics of one or more updates: maxima for keys that start with `max_`, sums for all others."""
 
 
-def make_processes(resources: Resources) -> Processes:
-    """Accelerate with the device and precision of `resources`; one process unless started by `accelerate launch`.
+def make_processes(resources: Resources, team: Team | None = None) -> Processes:
+    """Accelerate with the device and precision of `resources`: one process unless started by `accelerate launch`, or `team`'s.
 
     Raises PolicyError for a device that is unavailable.
     """
@@ -45,7 +46,7 @@ def make_processes(resources: Resources) -> Processes:
     if device.index is not None:
         torch.cuda.set_device(device)  # accelerate uses the current device
     mixed = "bf16" if resources.precision == "bfloat16" else "no"
-    return Processes(Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed))
+    return Processes(Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed), team)
 
 
 def merge_sums(into: Sums, new: Mapping[str, Any]) -> None:
@@ -102,24 +103,25 @@ class Learner:
         With several processes, each takes every n-th micro-batch, and gradients and statistics are summed. Raises ValueError if
         the gradient is not finite; the weights are then unchanged.
         """
-        processes, sums = self.processes, Sums()
-        trained: list[tuple[Tensor, Tensor]] = []
+        processes = self.processes
         self.optimiser.zero_grad(set_to_none=True)
-        for micro, active in processes.shard(micro_batches):
-            for terms in self._backward(loss(micro), active):
-                merge_sums(sums, terms.sums)
-                if terms.trained is not None:
-                    trained.append(terms.trained)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        processes.sum_gradients(parameters)
-        if processes.count > 1:
-            total = Sums()
-            for part in processes.gather([sums]):
-                merge_sums(total, part)
-            sums = total
-        if on_tokens_trained is not None:
-            for rows, mask in processes.gather([(rows.cpu(), mask.cpu()) for rows, mask in trained]):
-                on_tokens_trained(rows, mask)
+        gradients = processes.gradient_sum(parameters)
+        own: list[tuple[int, Sums, tuple[Tensor, Tensor] | None]] = []
+        for round_, (micro, active) in enumerate(processes.shard(micro_batches)):
+            place = round_ * processes.count + processes.index
+            for terms in self._backward(loss(micro), active):
+                trained = None if terms.trained is None else (terms.trained[0].cpu(), terms.trained[1].cpu())
+                own.append((place, {name: float(value) for name, value in terms.sums.items()}, trained))
+            gradients.add(True)
+        for _ in range(processes.waiting_rounds(len(micro_batches))):
+            gradients.add(False)
+        gradients.finish()
+        sums = Sums()
+        for _, statistics, trained in sorted(processes.gather(own), key=lambda item: item[0]):
+            merge_sums(sums, statistics)
+            if on_tokens_trained is not None and trained is not None:
+                on_tokens_trained(*trained)
         norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
         if not math.isfinite(norm):
             raise ValueError(

@@ -1,7 +1,8 @@
-"""How the processes that `accelerate launch` starts share the work of one training run.
+"""How the processes of one training run share its work.
 
-With one process, nothing here changes a bit. With several (DDP), each takes every n-th micro-batch or episode group, and results
-are summed or gathered, so that all processes hold the same weights, statistics and batches. Under FSDP, weights, gradients and
+On a CPU they are a team (stages.runtime.team), and their number changes no bit. With those that `accelerate launch` starts (DDP),
+too, each takes every n-th micro-batch or episode group, and results are summed or gathered, so that all processes hold the same
+weights, statistics and batches; their sums of gradients differ in the last bits. Under FSDP, weights, gradients and
 optimiser moments are sharded as well. Layers gather their weights as they are reached, so all processes must make the same number
 of passes: those with fewer micro-batches repeat one with weight 0.
 """
@@ -16,8 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stages.training.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+    from stages.runtime.team import Team
 
 Item = TypeVar("Item")
 FSDP_SWITCH = "ACCELERATE_USE_FSDP"
@@ -36,13 +41,16 @@ class _Root(nn.Module):
 
 
 class Processes:
-    """The processes of `accelerator`'s run, seen from this one."""
+    """The processes of `accelerator`'s run, or a team of processes without accelerate, seen from this one."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
+    def __init__(self, accelerator: Accelerator, team: Team | None = None) -> None:
+        self.accelerator, self.team = accelerator, team
         self.count, self.index = accelerator.num_processes, accelerator.process_index
+        if team is not None:
+            self.count, self.index = team.count, team.index
         self.sharded = self.count > 1 and os.environ.get(FSDP_SWITCH, "false").lower() == "true"
         self._roots: dict[int, _Root] = {}
+        self._sums: dict[tuple[int, ...], TeamSum] = {}
 
     @property
     def device(self) -> torch.device:
@@ -61,13 +69,22 @@ class Processes:
             own += [(items[0], False)] * (-(-len(items) // self.count) - len(own))
         return own
 
+    def waiting_rounds(self, count: int) -> int:
+        """Of `count` items dealt by `shard`: in how many rounds this process of a team has none while others have."""
+        return -(-count // self.count) - len(range(self.index, count, self.count)) if self.team is not None else 0
+
     def gather(self, own: Sequence[Item]) -> list[Item]:
-        """All processes' lists, concatenated; the same in each process."""
+        """All processes' lists, one item of each in turn, which restores the order of items that `shard` dealt; the same in each
+        process."""
         if self.count == 1:
             return list(own)
-        from accelerate.utils import gather_object
+        if self.team is not None:
+            lists = self.team.gather(list(own))
+        else:
+            from accelerate.utils import gather_object
 
-        return gather_object(list(own))
+            lists = gather_object([list(own)])
+        return [items[turn] for turn in range(max(map(len, lists))) for items in lists if turn < len(items)]
 
     def place(self, module: nn.Module) -> nn.Module:
         """The module on this process's device, with its parameters sharded under FSDP. FSDP replaces the parameters, so make the
@@ -105,14 +122,21 @@ class Processes:
 
         return self.run_in_fsdp(module, compute)
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up gradients over all processes, in place. FSDP has already done so."""
-        if self.count == 1 or self.sharded:
-            return
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            torch.distributed.all_reduce(parameter.grad)
+    @property
+    def least(self) -> int:
+        """Micro-batches that every process needs to have work: those of a team are planned as if there were one process."""
+        return 1 if self.team is not None else self.count
+
+    def gradient_sum(self, parameters: Sequence[nn.Parameter]) -> GradientSum:
+        """Adds up the gradients of the update that is about to start."""
+        if self.device.type != "cpu" or (self.count > 1 and self.team is None):
+            return AutogradSum(self, parameters)
+        if self.team is None:
+            return OrderedSum(parameters)
+        key = tuple(id(parameter) for parameter in parameters)
+        if key not in self._sums:
+            self._sums[key] = TeamSum(self.team, parameters)
+        return self._sums[key]
 
     def replica(self, module: Any) -> Any:
         """An unsharded copy of a module that is about to be sharded, to play and to save with; without FSDP the module itself."""

@@ -22,6 +22,7 @@ from stages.training.settings import Sft
 
 if TYPE_CHECKING:
     from stages.params import Params
+    from stages.runtime.team import Team
 
 
 class SftJob(Job):
@@ -31,7 +32,14 @@ class SftJob(Job):
     last; `close` puts the best weights into `trained_model`.
     """
 
-    def __init__(self, params: Params, model: Any, chat: Chat, demonstrations: Mapping[str, Sequence[Episode]]) -> None:
+    def __init__(
+        self,
+        params: Params,
+        model: Any,
+        chat: Chat,
+        demonstrations: Mapping[str, Sequence[Episode]],
+        team: Team | None = None,
+    ) -> None:
         self.params: Sft = params.sft
         self.seed, self.model = params.seed, model
         self.tokens_per_batch = params.resources.tokens_per_batch
@@ -44,7 +52,7 @@ class SftJob(Job):
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
         self.evaluations_without_improvement = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
-        self.processes = make_processes(params.resources)
+        self.processes = make_processes(params.resources, team)
         self.trained_model = self.processes.replica(model)
         """The trained model after `close`: `model` itself unless FSDP shards it."""
         optimiser = make_optimiser(self.processes.place(model), self.params.learning_rate, self.params.weight_decay)

@@ -44,16 +44,20 @@ def first_values(
 ) -> dict[str, float]:
     """Task -> the return in [0, 1] that the step-value model lets the policy expect before its first turn. The processes share
     the tasks."""
-    mine = tasks[processes.index :: processes.count]
     environment = pool.take()
-    prompts = [chat.prompt_tokens(opening(task.prompt, environment.reset(task).text)) for task in mine]
+    own = [
+        chat.prompt_tokens(opening(task.prompt, environment.reset(task).text))
+        for task in tasks[processes.index :: processes.count]
+    ]
     pool.give_back(environment)
+    prompts = processes.gather(own)
     found: list[tuple[str, float]] = []
-    for rows in plan_micro_batches([len(prompt) for prompt in prompts], tokens_per_batch):
+    plan = plan_micro_batches([len(prompt) for prompt in prompts], tokens_per_batch)
+    for rows, active in processes.shard(plan):
         token_ids = padded([prompts[row] for row in rows], 0, torch.int64).to(processes.device)
         lengths = torch.tensor([len(prompts[row]) for row in rows], device=processes.device)
         values = model.turn_values(token_ids, lengths, lengths[:, None] - 1)[:, 0].clamp(0.0, 1.0).tolist()
-        found += zip((mine[row].task_id for row in rows), values, strict=True)
+        found += zip((tasks[row].task_id for row in rows), values, strict=True) if active else ()
     return dict(sorted(processes.gather(found)))
 
 

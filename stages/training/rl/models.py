@@ -108,7 +108,7 @@ class Models:
         """`plan` for any token_ids, mask [B, T] that are read up to the last place in the mask."""
         if not self.sharing or not rows:
             return self._plan_lengths(mask, rows)
-        least = self.processes.count if least is None else least
+        least = self.processes.least if least is None else least
         budget = self.tokens_per_batch
         plan = plan_shared(token_ids, mask, rows, budget)
         while len(plan) < min(least, len(rows)):

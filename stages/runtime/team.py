@@ -1,0 +1,91 @@
+"""Processes of one training stage that share its work on the CPU, each with one thread.
+
+They are forks of the stage's process, made before torch is imported. All run the stage's whole program on the same data and hold
+the same weights; the episodes of a step, a batch's log-probabilities and an update's gradients are divided among them. What they
+exchange comes back in the same order however many there are, so their number changes no bit of any output.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from stages.runtime.parent import die_with_parent
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class TeamError(OSError):
+    """Another process of the stage has ended before its work was done."""
+
+
+class Team:
+    """This process's view of `count` processes, of which it is number `index`. The first starts the others and ends last."""
+
+    def __init__(self, index: int, count: int, links: list[Connection], memory: int, children: list[int]) -> None:
+        self.index, self.count = index, count
+        self._links, self._memory, self._children = links, memory, children
+        self._size = 0
+
+    def gather(self, own: Any) -> list[Any]:
+        """What each process passes, in their order; the same in every process. Every process must make this call."""
+        try:
+            if self.index:
+                self._links[0].send(own)
+                return self._links[0].recv()
+            found = [own, *(link.recv() for link in self._links)]
+            for link in self._links:
+                link.send(found)
+        except (EOFError, ConnectionError) as error:
+            raise TeamError("a process of this stage has ended early; its message is above") from error
+        return found
+
+    def wait(self) -> None:
+        """Until every process has made this call."""
+        self.gather(None)
+
+    def shared(self, size: int) -> mmap.mmap:
+        """`size` bytes of zeros that all processes see. Every process must make this call, in the same order."""
+        start = self._size
+        self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.ftruncate(self._memory, self._size)
+        return mmap.mmap(self._memory, size, offset=start)
+
+
+@contextmanager
+def started(count: int) -> Iterator[Team]:
+    """`count - 1` forks of this process; the block runs in all of them. A fork ends with the block."""
+    folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryFile(dir=folder) as file:
+        links, children = [], []
+        sys.stdout.flush()
+        for index in range(1, count):
+            near, far = Pipe()
+            child = os.fork()
+            if not child:
+                near.close()
+                for link in links:  # only the first process may hold its ends, or nobody would notice that it is gone
+                    link.close()
+                die_with_parent()
+                yield Team(index, count, [far], file.fileno(), [])
+                return
+            far.close()
+            links.append(near)
+            children.append(child)
+        try:
+            yield Team(0, count, links, file.fileno(), children)
+        finally:
+            for link in links:
+                link.close()
+            for child in children:
+                os.kill(child, signal.SIGTERM) if sys.exc_info()[0] else None
+                os.waitpid(child, 0)

@@ -133,7 +133,7 @@ def test_annotation_by_parts(options: Options):
 
 
 def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
-    seen = rl_iteration.Seen()
+    seen = rl_iteration.RunStatistics()
     side = rl_iteration.ours(options, tasks, seen)
     before = [parameter.detach().clone() for parameter in side.model.parameters()]
     assert side.run() == 1
@@ -145,7 +145,7 @@ def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
 @pytest.mark.usefixtures("_with_trl")
 def test_rl_iteration_theirs(options: Options, tasks: search_domain.SearchTasks):
     """Contract: TRL plays the search environment to its end: at most its turns, at most so many tokens each."""
-    seen, rl = rl_iteration.Seen(), rl_iteration.section(options, tasks)
+    seen, rl = rl_iteration.RunStatistics(), rl_iteration.section(options, tasks)
     assert rl_iteration.theirs(options, tasks, seen).run() == 1
     most = rl.tasks_per_step * rl.group_size * tasks.domain.settings.max_turns * rl.sampling.max_tokens
     assert 0 < seen.action_tokens[0] <= most
@@ -168,7 +168,7 @@ def test_merges_of_both_sides(options: Options):
     folder = options.scratch / "merge"
     folders = merge.make_models(options, merge.SMALL, folder)
     try:
-        merge.out_of_cache(folders)
+        merge.drop_page_cache(folders)
         measured = merge.run_once(options, "ours", "ties", folders, keep=True)
         assert measured["wall_s"] > 0
         assert measured["peak_rss_bytes"] >= measured["peak_anonymous_bytes"] > 0

@@ -92,10 +92,10 @@ def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pyt
     raw = json.loads((tmp_path / "raw.json").read_text())
     assert raw["scenarios"]["mcts"]["repeats"]["ours"] == [{"amount": 1, "wall_s": 1.0, "cpu_s": 1.0}]
     assert {"commit", "cpu", "nproc", "threads", "versions"} <= set(raw["machine"])
-    assert "our time in" not in documents.block(raw, Path("docs/benchmarks.md"))
+    assert "share of our time" not in documents.block(raw, Path("docs/benchmarks.md"))
     raw["tables"]["profiles"] = {"rows": [{"scenario": "mcts", "attention": 0.25, "python": 0.75}]}
     text = documents.block(raw, Path("docs/benchmarks.md"))
-    assert "| our time in | attention | python |\n|---|---:|---:|\n| `mcts` | 25 % | 75 % |" in text
+    assert "| share of our time | attention | python |\n|---|---:|---:|\n| `mcts` | 25 % | 75 % |" in text
     assert "| `mcts` | 1 | 2 | s | **2** (2 to 2) | x |" in text
     assert documents.figure(raw).startswith("<svg")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from tiny import make_tiny_policy
+from toy_environment import CountingEnvironment, toy_tasks
 
 from stages import rollout
 from stages.evaluation.rollouts import successes, summary
@@ -21,9 +21,6 @@ from stages.runtime.shards import Shard
 from stages.runtime.stage import StageContext
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
-
-sys.path.insert(0, str(Path(__file__).parent / "agent"))
-from toy_environment import CountingEnvironment, toy_tasks
 
 
 def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:

@@ -15,9 +15,13 @@ from torch import Tensor
 from stages.agent.policy import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.credit import StepValues
 from stages.algorithms.parts.critic import learns_values
+from stages.algorithms.parts.external import PolicyVocabulary
 from stages.algorithms.parts.group_resampling import forward_rows
-from stages.algorithms.parts.loss import kl_estimate
+from stages.algorithms.parts.loss import MeanLogprobs, kl_estimate
+from stages.algorithms.parts.progress import Progress
+from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
@@ -185,12 +189,12 @@ class Models:
         shown = batch.external.any(1)
         found = self.logprobs(self.policy, batch, [row for row in rows if shown[row]], temperature)
         old = torch.where(batch.external, found, batch.logprobs_old)
-        return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
+        return batch.with_(logprobs_old=old).with_extra(PolicyVocabulary(self.policy.config.vocab_size))
 
     def rescored(
         self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
     ) -> TrajectoryBatch:
-        """The batch with `logprobs_old`, and `mean_logprobs_old` where the method compares with it, of the rows in the
+        """The batch with `logprobs_old`, and MeanLogprobs where the method compares with them, of the rows in the
         micro-batches of `plan` as the training pass computes them; trained: by the very kernels of that pass."""
         whole, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
 
@@ -205,11 +209,12 @@ class Models:
         chosen[[row for rows in plan for row in rows]] = True
         old = torch.where(chosen, old, batch.logprobs_old)
         drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
-        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if whole else None, logprobs_drawn=drawn)
+        batch = batch.with_(logprobs_old=old, logprobs_drawn=drawn)
+        return batch.with_extra(MeanLogprobs(mean)) if whole else batch
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
-        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`.
+        `logprobs_ref`, the critics' `values` and TurnCritic, annotated StepValues and Progress.
 
         In mixed precision `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once it is known what goes into which
         micro-batch; here it is then for the reward's KL penalty alone.
@@ -236,7 +241,7 @@ class Models:
 
             shape = torch.Size((*batch.turn_rewards.shape, 2 * TWINS))
             found = self._per_row(batch, self.plan(batch, rows), shape, twins, utterances)
-            batch = batch.with_(turn_q=found[..., :TWINS], turn_v=found[..., TWINS:])
+            batch = batch.with_extra(TurnCritic(found[..., :TWINS], found[..., TWINS:]))
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
 
@@ -244,7 +249,8 @@ class Models:
                 return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
 
             plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
-            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values, fitted=True))
+            found = self._per_row(batch, plan, shape, turn_values, step_values, fitted=True)
+            batch = batch.with_extra(StepValues(found))
         if progress is not None:
 
             def contributions(micro: TrajectoryBatch) -> Tensor:
@@ -252,7 +258,7 @@ class Models:
 
             plan = self.plan_dense(batch, rows)
             found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress, fitted=True)
-            batch = batch.with_(turn_progress=found)
+            batch = batch.with_extra(Progress(found))
         return batch
 
 

@@ -65,8 +65,11 @@ class RecordedJob:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict(), "off_policy": self.off_policy.state_dict()}
+        own = {"algorithm": self.algorithm.state} if self.algorithm.state is not None else {}
+        return {"ledger": self.ledger.state_dict(), "off_policy": self.off_policy.state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
         self.off_policy.load_state_dict(state["off_policy"])
+        if self.algorithm.state is not None:
+            self.algorithm.load_state(state["algorithm"])

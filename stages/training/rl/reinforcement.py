@@ -13,6 +13,7 @@ from stages.agent.policy import Policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.group_resampling import dead_groups
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
@@ -150,8 +151,7 @@ class RlJob:
             self.greedy = self.play(drawn, step, greedy=True)
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
-            rows = [*self.played, *self.external]
-            batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
+            batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
         self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
         return self.algorithm.resample(batch, *key)
 
@@ -251,6 +251,7 @@ class RlJob:
             "apart": self.apart,
             "environment_steps": self.environment_steps,
             "recent": self.recent,
+            **({"algorithm": self.algorithm.state} if self.algorithm.state is not None else {}),
             **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
         }
 
@@ -259,5 +260,7 @@ class RlJob:
         self.sampler.success = state["success"]
         self.samples, self.apart = state["samples"], state["apart"]
         self.environment_steps, self.recent = state["environment_steps"], state["recent"]
+        if self.algorithm.state is not None:
+            self.algorithm.load_state(state["algorithm"])
         if self.off_policy:
             self.off_policy.load_state_dict(state["off_policy"])

@@ -18,7 +18,7 @@ from stages.agent.chat import Chat
 from stages.agent.policy import Policy, predicting_states, token_scores
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, next_token_values
-from stages.algorithms.parts.offline import Scores, StoredBatch, asked
+from stages.algorithms.parts.offline import OfflineBatch, Scores, required
 from stages.records.episode import read_tasks
 from stages.records.sections import seed_of
 from stages.seeding import seed_torch
@@ -71,8 +71,8 @@ class StoredJob:
     def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Any) -> None:
         assert context.domain is not None
         params, rl = context.params, algorithm.rl
-        assert algorithm.method.stored is not None
-        self.algorithm, self.rl, self.losses = algorithm, rl, algorithm.method.stored
+        assert algorithm.method.offline is not None
+        self.algorithm, self.rl, self.losses = algorithm, rl, algorithm.method.offline
         self.settings, self.processes = rl.settings, processes
         self.tokens_per_batch = params.resources.tokens_per_batch
         self.warmup = self.settings.warmup(rl.steps) if self.losses.value else 0
@@ -111,7 +111,7 @@ class StoredJob:
         mean = sum(by_task.values()) / len(by_task) if by_task else 0.0
         nothing = torch.zeros(len(self.episodes))
         mask = padded([episode.mask for episode in self.episodes], False, torch.bool)
-        self.batch = StoredBatch(
+        self.batch = OfflineBatch(
             token_ids=padded([episode.token_ids for episode in self.episodes], 0, torch.int64),
             mask=mask,
             rewards=padded([episode.rewards for episode in self.episodes], 0.0, torch.float32),
@@ -125,7 +125,7 @@ class StoredJob:
         )
         reference = self.models.reference
 
-        def compute(batch: StoredBatch, rows: Sequence[int]) -> Tensor:
+        def compute(batch: OfflineBatch, rows: Sequence[int]) -> Tensor:
             return torch.stack(token_scores(reference, batch.token_ids, batch.mask, read_reference, batch.token_ids), -1)
 
         found = self._per_episode(compute, reference, 3)
@@ -166,12 +166,12 @@ class StoredJob:
         return [[rows[place] for place in places] for places in plan]
 
     @torch.no_grad()
-    def _per_episode(self, compute: Callable[[StoredBatch, list[int]], Tensor], module: nn.Module, numbers: int) -> Tensor:
+    def _per_episode(self, compute: Callable[[OfflineBatch, list[int]], Tensor], module: nn.Module, numbers: int) -> Tensor:
         """`compute` (of some episodes and their rows) [d, T, numbers], with `module`, of all episodes on the CPU, 0 where there
         is nothing; the same in every process."""
         parts = []
         for rows, counts in self.processes.mine(self.plan(range(len(self.episodes)))):
-            batch = self.batch.rows(rows, self.models.policy.device)
+            batch = self.batch.take(rows, self.models.policy.device)
             part = self.processes.forward(module, partial(compute, batch, rows)).float().cpu()
             parts += [(rows, part)] if counts else []
         result = torch.zeros((*self.batch.mask.shape, numbers))
@@ -179,7 +179,7 @@ class StoredJob:
             result[torch.tensor(rows), : part.shape[1]] = part
         return result
 
-    def step_batch(self, step: int) -> StoredBatch:
+    def step_batch(self, step: int) -> OfflineBatch:
         """All episodes, those of the step with the weights of their tokens; one that is dealt twice counts twice."""
         times = torch.zeros(len(self.episodes))
         times.index_add_(0, torch.tensor(self.dealt[step]), torch.ones(len(self.dealt[step])))
@@ -200,16 +200,16 @@ class StoredJob:
         yield Update("policy", self.plan(rows), partial(self._policy_loss, batch, places), self.ledger.saw)
         self.ledger.close()
 
-    def _raw(self, value: Critic, batch: StoredBatch) -> Tensor:
+    def _raw(self, value: Critic, batch: OfflineBatch) -> Tensor:
         return scattered(value.logits(batch.token_ids, batch.mask)[:, 0].float(), batch.mask)
 
-    def _value_loss(self, batch: StoredBatch, rows: list[int]) -> Iterator[LossTerms]:
+    def _value_loss(self, batch: OfflineBatch, rows: list[int]) -> Iterator[LossTerms]:
         assert self.value is not None
         assert self.losses.value is not None
-        micro = batch.rows(rows, self.models.policy.device)
+        micro = batch.take(rows, self.models.policy.device)
         yield self.losses.value(Scores(value=self._raw(self.value, micro)), micro, self.rl)
 
-    def policy_scores(self, batch: StoredBatch, rows: Sequence[int], trained: nn.Module) -> Scores:
+    def policy_scores(self, batch: OfflineBatch, rows: Sequence[int], trained: nn.Module) -> Scores:
         """What `trained` (the policy, or that and its residual) says of some episodes, `batch` holding these alone."""
         policy = trained.policy if isinstance(trained, Dueling) else trained
         states = predicting_states(policy, batch.token_ids, batch.mask)
@@ -222,8 +222,8 @@ class StoredJob:
         value = self.base[torch.tensor(rows), : batch.mask.shape[1]].to(states.device)
         return Scores(logprobs, best, greedy, value, residual)
 
-    def _policy_loss(self, batch: StoredBatch, places: Mapping[int, int], rows: list[int]) -> Iterator[LossTerms]:
-        micro = batch.rows(rows, self.models.policy.device)
+    def _policy_loss(self, batch: OfflineBatch, places: Mapping[int, int], rows: list[int]) -> Iterator[LossTerms]:
+        micro = batch.take(rows, self.models.policy.device)
         terms = self.losses.policy(self.policy_scores(micro, rows, self.trained), micro, self.rl)
         yield replace(terms, trained=(torch.tensor([places[row] for row in rows]), micro.mask))
 
@@ -265,10 +265,10 @@ class StoredJob:
         how often R~, as it is and per token, is larger for the better of two of them at one task, ties counting half."""
         settings = self.settings
 
-        def compute(batch: StoredBatch, rows: Sequence[int]) -> Tensor:
+        def compute(batch: OfflineBatch, rows: Sequence[int]) -> Tensor:
             scores = self.policy_scores(batch, rows, self.trained)
-            value = bounded(asked(scores.value) + asked(scores.residual), settings.r_max)
-            advantage = advantages(asked(scores.logprobs), asked(scores.best), settings.alpha)
+            value = bounded(required(scores.value) + required(scores.residual), settings.r_max)
+            advantage = advantages(required(scores.logprobs), required(scores.best), settings.alpha)
             reward = recovered(advantage, value, next_token_values(value, batch.mask), settings.gamma)
             return torch.stack([reward * batch.mask, advantage * batch.mask], -1)
 

@@ -15,6 +15,7 @@ from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
+from flows.overrides import normalised
 from flows.pipeline import ROOT, StageFailedError, read_params
 from stages.runtime.command import command
 
@@ -77,7 +78,7 @@ def setting_of(split: Split, overrides: list[str], episodes_per_step: int) -> Se
 
 def comparison_of(budget: Budget, rl: dict[str, int]) -> Comparison:
     """The comparison of the budget's splits; `rl`: section rl of params.yaml."""
-    given = dict(override.split("=", 1) for override in budget.overrides)
+    given = dict(normalised(override).split("=", 1) for override in budget.overrides)
     sizes = [int(given.get(f"rl.{key}", rl.get(key, default))) for key, default in (("tasks_per_step", 16), ("group_size", 8))]
     settings = {
         f"{split.demos} demos + {split.episodes} episodes": setting_of(split, budget.overrides, sizes[0] * sizes[1])

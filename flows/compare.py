@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from flows.experiments import experiment_name, left_tidy, results, run_experiment, tree_state
 from flows.lifecycle import echo
-from flows.overrides import check_files, check_overrides
+from flows.overrides import OVERRIDE, check_files, check_overrides, normalised
 from flows.pipeline import BAD_PARAMETERS, ROOT, Children, StageFailedError, read_params
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
@@ -35,8 +35,7 @@ FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]
 Model = Literal["specialist", "base", "sft", "merged", "merged_linear"]
 Metric = Literal["success", "reward", "accepted", "turns", "tokens", "cost"]
-CHANGE = r"^[\w.]+=.+$"
-Override = Annotated[str, Field(pattern=CHANGE)]
+Override = Annotated[str, Field(pattern=OVERRIDE)]
 Plan = Mapping[tuple[str, int], tuple[str, list[str]]]
 """(setting, seed) -> name and overrides of its experiment."""
 
@@ -74,9 +73,9 @@ def checked_jobs(asked: int | None, params: Mapping[str, Any]) -> int:
 
 
 def in_force(override: str, params: Mapping[str, Any]) -> list[str]:
-    """`override` with the changes that it takes to have it in domains which override the same key in per_domain."""
-    key, _, value = override.partition("=")
-    found = [override]
+    """`override`, and the same for every domain that overrides the key in per_domain."""
+    key, _, value = normalised(override).partition("=")
+    found = [f"{key}={value}"]
     for domain in params["domains"]:
         node: Any = (params.get("per_domain") or {}).get(domain)
         for part in key.split("."):
@@ -204,7 +203,7 @@ def main() -> int:
     settings = {}
     for label, *overrides in options.setting:
         name, _, model = label.partition(":")
-        bad = [override for override in overrides if not re.fullmatch(CHANGE, override)]
+        bad = [override for override in overrides if not re.fullmatch(OVERRIDE, override)]
         if bad or not name or name in settings:
             parser.error(f"--setting takes a name of its own and KEY=VALUE pairs, not {[label, *overrides]}")
         if model and model not in get_args(Model):

@@ -25,11 +25,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.checkout import only_run
 from flows.experiments import environment
 from flows.lifecycle import can_be_retried, echo, gpu
+from flows.overrides import OVERRIDE
 from flows.pipeline import BAD_PARAMETERS, ROOT, WORDS_KEPT, StageFailedError, on_gpu
 from stages.runtime.command import command
 
 LOCK = Path(".bellwether") / "design" / "search.lock"
-CHANGE = r"^(\+\+)?[\w.]+=.+$"
 
 
 class DesignSearch(BaseModel):
@@ -47,7 +47,7 @@ class DesignSearch(BaseModel):
         title="Budget",
         description="Designs to evaluate; empty: budget in reports/design/design.yaml. A larger budget continues the search.",
     )
-    overrides: list[Annotated[str, Field(pattern=CHANGE)]] = Field(
+    overrides: list[Annotated[str, Field(pattern=OVERRIDE)]] = Field(
         default_factory=list, title="Overrides", description="For this search: design.tasks=24, or keys of params.yaml."
     )
     retries: int = Field(
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides, such as design.method=random")
     parser.add_argument("--budget", type=int, help="designs to evaluate; a larger budget continues the search")
     options = parser.parse_args()
-    bad = [change for change in options.overrides if not re.fullmatch(CHANGE, change)]
+    bad = [change for change in options.overrides if not re.fullmatch(OVERRIDE, change)]
     if bad:
         parser.error(f"changes are written KEY=VALUE, not {bad[0]}")
     try:

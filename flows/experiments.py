@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from flows.overrides import FORCE, normalised
 from flows.pipeline import Children, StageFailedError
 from flows.tracked import run_environment
 
@@ -122,7 +123,7 @@ def run_experiment(
     if find(root, name) is not None:
         echo(f"{name}: is there already")
         return False
-    settings = [argument for override in overrides for argument in ("-S", override)]
+    settings = [argument for override in overrides for argument in ("-S", FORCE + normalised(override))]
     command = [sys.executable, "-m", "flows.supervise", "--grace", str(GRACE_S), sys.executable, "-m", "dvc", "--wait-for-lock"]
     command += ["exp", "run", "--temp", "--name", name, *settings, TARGET]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}

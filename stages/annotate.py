@@ -17,7 +17,7 @@ from stages.annotation.nodes import node_schema
 from stages.annotation.pairs import PAIR_SCHEMA, pair_rows
 from stages.annotation.settings import Annotate
 from stages.annotation.summary import Forest, choose_tasks, summary
-from stages.annotation.units import reads_values, value_head, value_range
+from stages.annotation.units import uses_value_model, value_head, value_range
 from stages.engine.attention import use_attention
 from stages.environments.protocol import Domain
 from stages.environments.registry import open_domain
@@ -29,7 +29,7 @@ from stages.seeding import key64
 from stages.tracking import open_tracker
 
 if TYPE_CHECKING:
-    from stages.agent.engines import Player
+    from stages.agent.player import Player
     from stages.agent.policy import Policy
     from stages.annotation.search import Reader, Search
     from stages.annotation.tree import Tree
@@ -73,10 +73,10 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
     """The value model that leaves are read with, fitted on the episodes of rollout; None where rollouts alone value them.
 
     Raises ValueError for a back end without hidden states."""
-    if not reads_values(params.evaluation):
+    if not uses_value_model(params.evaluation):
         return None
     from stages.agent.policy import load_policy
-    from stages.annotation.leaf_values import HeadReader, episode_paths, fit_leaf_model, leaf_model, stored
+    from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, fitted_weights, leaf_model
     from stages.engine.torch_engine import TorchEngine
 
     resources = context.params.resources
@@ -93,10 +93,10 @@ def open_reader(context: StageContext, player: Player, params: Annotate, checkpo
         paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
         with context.progress("fitting leaf values", 1, "model"):
             fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
-        checkpoints.save("leaf-values", stored(model, params))
+        checkpoints.save("leaf-values", fitted_weights(model, params))
     model.eval()
     engine = TorchEngine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
-    return HeadReader(engine, model)
+    return HeadEvaluator(engine, model)
 
 
 def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
@@ -194,7 +194,7 @@ def log(context: StageContext, report: Mapping[str, Any]) -> None:
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.engines import EngineSettings, open_player
+    from stages.agent.player import EngineSettings, open_player
     from stages.agent.policy import load_policy
 
     assert context.domain is not None

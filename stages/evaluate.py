@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stages import params
-from stages.agent.engines import EngineSettings
-from stages.agent.named import CHOICES, model_folder, model_names
+from stages.agent.model_names import SELECTORS, model_folder, model_names
+from stages.agent.player import EngineSettings
 from stages.agent.scaffold import Scaffold
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
@@ -34,7 +34,9 @@ def model_folders(context: StageContext) -> dict[str, Path]:
     among its actions."""
     folders = {name: model_folder(name, context.root, context.params) for name in model_names(context.params.domains)}
     wanted = context.params.evaluate.models or list(folders)
-    players = {f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in CHOICES))}
+    players = {
+        f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in SELECTORS))
+    }
     return {name: folder for name, folder in players.items() if name in wanted}
 
 

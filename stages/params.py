@@ -15,14 +15,14 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from stages.agent.named import CHOICES, model_names
+from stages.agent.model_names import SELECTORS, model_names
 from stages.agent.settings import Model, Rollout
 from stages.algorithms.parts.horizon import limits
 from stages.algorithms.registry import composition, learns_token_values
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
 from stages.annotation.settings import Annotate
-from stages.annotation.units import is_return, reads_values, value_head
+from stages.annotation.units import q_is_return, uses_value_model, value_head
 from stages.curation.settings import Curate
 from stages.evaluation.settings import Evaluate
 from stages.merging.registry import bind
@@ -86,12 +86,12 @@ class Params(Section):
         if unknown:
             raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
         models = model_names(self.domains)
-        players = [*models, *(f"{model}+{choice}" for model in models for choice in CHOICES)]
+        players = [*models, *(f"{model}+{choice}" for model in models for choice in SELECTORS)]
         strange = sorted(set(self.evaluate.models or []) - set(players))
         if strange:
             raise ValueError(
                 f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
-                f"{', '.join(f'+{choice}' for choice in CHOICES)}"
+                f"{', '.join(f'+{choice}' for choice in SELECTORS)}"
             )
         choosing = [model for model in self.evaluate.models or [] if "+" in model]
         sampling = self.evaluate.sampling
@@ -109,7 +109,7 @@ class Params(Section):
         if choosing and self.resources.engine.text:
             raise ValueError(
                 "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in CHOICES)}"
+                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in SELECTORS)}"
             )
         return self
 
@@ -177,7 +177,7 @@ def cross_checks(params: Params, domain: str, source: str) -> None:
             f"{where}: rl.preference.level: trajectory learns from whole episodes, which "
             f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
         )
-    if reads_values(leaves) and leaves.backbone == "policy" and engine != "torch":
+    if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
         raise ParamsError(
             f"{where}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
             f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
@@ -269,7 +269,7 @@ def _check_meaning(rl: Rl, annotate: Annotate, where: str) -> None:
         if not reads:
             continue
         instead = f"{reader.split(': ')[0].rpartition('.')[2]} to {other}"
-        if not is_return(annotate.labels):
+        if not q_is_return(annotate.labels):
             said = NO_RETURN[annotate.labels.q]
             raise ParamsError(
                 f"{where}: {reader} takes the step-value model's word for the reward still to come, and with "

@@ -87,7 +87,7 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     """Play all attempts in chunks, each a checkpoint; chunks that are there already are not played again. A shard plays its own
     chunks alone."""
-    from stages.agent.engines import EngineSettings, open_player
+    from stages.agent.player import EngineSettings, open_player
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 
     assert context.domain is not None

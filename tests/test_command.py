@@ -15,7 +15,7 @@ from source_imports import ROOT, source_files
 
 from stages.runtime.command import OUTPUT_CLOSED, command
 
-IN_THE_SANDBOX = {Path("stages/sandbox/locked.py"), Path("stages/sandbox/inside/server.py")}
+IN_THE_SANDBOX = {Path("stages/sandbox/sandlock_runner.py"), Path("stages/sandbox/guest/server.py")}
 """Started by the sandbox, whose end of the pipe they answer to."""
 STAGE = """
 from stages.runtime import stage as runtime

@@ -22,7 +22,7 @@ from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 
 sys.path.insert(0, str(Path(__file__).parent / "agent"))
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
 
 def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from stages.agent.template import alternatives, format_marks, prompt_date, renderer
+from stages.agent.chat_template import alternatives, format_marks, prompt_date, renderer
 from stages.records.episode import Owner
 from stages.records.thinking import Said, Thinking, take_apart
 
@@ -140,7 +140,7 @@ class Chat:
 
     def clean(self, text: str) -> str:
         """`text` with all that belongs to the format spelt out apart (`< |end|>`), so that no observation can pose as part of it:
-        see `stages.agent.template.format_marks`."""
+        see `stages.agent.chat_template.format_marks`."""
         return _apart(self._marks, text)
 
     def prompt_tokens(self, text: str) -> list[int]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stages import seeding
+from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, turn_messages
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat
-from stages.agent.play import Mark, Play, Request, exchange
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Environment, Step
@@ -40,9 +40,9 @@ def turn_key(labels: Labels, task_id: str, attempt: int, turn: int) -> int:
     return seeding.key64(labels.seed, labels.stream, task_id, attempt, turn)
 
 
-def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[Request]:
+def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[EpisodeRequest]:
     """`count` requests per task, in one group each, numbered from `first`."""
-    return [Request(task, first + index, task.task_id) for task in tasks for index in range(count)]
+    return [EpisodeRequest(task, first + index, task.task_id) for task in tasks for index in range(count)]
 
 
 class EnvironmentPool:
@@ -102,7 +102,7 @@ class Collector:
         engine: Engine,
         chat: Chat,
         pool: EnvironmentPool,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         sampling: Sampling,
         labels: Labels,
         *,
@@ -121,11 +121,11 @@ class Collector:
         reserve = {request.episode_id for request in self._rounds.reserve}
         self._waiting = [request for request in ordered if request.episode_id not in reserve]
         self._workers: Any = None
-        self._branches: list[tuple[Play, Future]] = []
+        self._branches: list[tuple[ActiveEpisode, Future]] = []
         """Branches whose environments are being set."""
         if len({request.episode_id for request in requests}) != len(requests):
             raise ValueError("two requests have the same task and attempt; number the attempts at a task apart")
-        self._playing: dict[int, Play] = {}
+        self._playing: dict[int, ActiveEpisode] = {}
         self._prompts: dict[str, tuple[str, list[int]]] = {}
         self._forks: dict[str, list[int]] = {}
         self.done: list[Episode] = []
@@ -133,14 +133,14 @@ class Collector:
     # ---- in the environments' thread ----------------------------------------------------------------------------------------
 
     @staticmethod
-    def _reset(play: Play) -> str:
+    def _reset(play: ActiveEpisode) -> str:
         """Start the task; the first observation."""
         observation = play.environment.reset(play.request.task)
         play.state_key = play.environment.state_key()
         return observation.text
 
     @staticmethod
-    def _act(play: Play, action: str, keep: bool) -> tuple[str, Step, Any]:
+    def _act(play: ActiveEpisode, action: str, keep: bool) -> tuple[str, Step, Any]:
         """The state before the action, what it brought about, and, to keep, the environment's snapshot after it."""
         before = play.state_key
         step = play.environment.step(action)
@@ -148,7 +148,7 @@ class Collector:
         return before, step, play.environment.snapshot() if keep and not step.done else None
 
     @staticmethod
-    def _go_back(play: Play) -> None:
+    def _go_back(play: ActiveEpisode) -> None:
         """Put a branch's environment where its parent's stood."""
         play.environment.reset(play.request.task)
         play.environment.restore(play.snapshot)
@@ -156,7 +156,7 @@ class Collector:
 
     # ---- in the engine's thread ---------------------------------------------------------------------------------------------
 
-    def _new_play(self, request: Request) -> Play:
+    def _new_play(self, request: EpisodeRequest) -> ActiveEpisode:
         task, labels, sampling = request.task, self.labels, self.sampling
         episode = Episode(
             episode_id=request.episode_id,
@@ -170,12 +170,12 @@ class Collector:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
-        play = Play(request, episode, self.pool.take())
+        play = ActiveEpisode(request, episode, self.pool.take())
         if group := self._rounds.group(request):
             group.join(play)
         return play
 
-    def _begin(self, started: Sequence[tuple[Play, str]]) -> None:
+    def _begin(self, started: Sequence[tuple[ActiveEpisode, str]]) -> None:
         """Open sessions for episodes whose environments have been reset; a task's prompt is fed once for all its attempts."""
         fresh = []
         for play, observation in started:
@@ -207,7 +207,7 @@ class Collector:
             self._playing[play.session] = play
             self._ask(play)
 
-    def _ask(self, play: Play) -> None:
+    def _ask(self, play: ActiveEpisode) -> None:
         if play.held:
             self.engine.extend(play.session, play.held)
             play.held = []
@@ -217,7 +217,7 @@ class Collector:
             sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[Play, Said] | None:
+    def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, Said] | None:
         """Add the policy's tokens to its episode; what they say, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
@@ -228,7 +228,7 @@ class Collector:
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)
 
-    def _record_step(self, play: Play, turn: Turn, said: Said, before: str, step: Step, snapshot: Any) -> None:
+    def _record_step(self, play: ActiveEpisode, turn: Turn, said: Said, before: str, step: Step, snapshot: Any) -> None:
         """Add what the action brought, and go on unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
@@ -249,7 +249,7 @@ class Collector:
         episode.reward += step.reward
         for name, value in step.terms.items():
             play.terms[name] = play.terms.get(name, 0.0) + value
-        episode.messages += exchange(said.message, observation)
+        episode.messages += turn_messages(said.message, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
         stop = ""
         if step.done:
@@ -264,7 +264,7 @@ class Collector:
             stop = "thinking"
         group = self._rounds.group(play.request)
         if group:
-            group.record(play, Mark(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
+            group.record(play, BranchPoint(None if stop else snapshot, play.state_key, dict(play.terms), end + len(tokens)))
         if stop:
             self._finish(play, stop, truncated=stop != "terminated")
             return
@@ -276,7 +276,7 @@ class Collector:
         else:
             self._ask(play)
 
-    def _finish(self, play: Play, reason: str, truncated: bool) -> None:
+    def _finish(self, play: ActiveEpisode, reason: str, truncated: bool) -> None:
         episode = play.episode
         episode.stop_reason, episode.truncated, episode.terminated = reason, truncated, not truncated
         episode.reward_terms = dict(sorted(play.terms.items()))
@@ -292,7 +292,7 @@ class Collector:
         if group:
             self._arrive(group, play)
 
-    def _arrive(self, group: Group, play: Play) -> None:
+    def _arrive(self, group: Group, play: ActiveEpisode) -> None:
         """One more episode of a round has taken its turn or has ended; after the last one the next round begins."""
         if not group.arrive(play):
             return
@@ -304,7 +304,7 @@ class Collector:
         for going_on in living:
             self._ask(going_on)
 
-    def _branch(self, group: Group, row: int, turns: int) -> Play:
+    def _branch(self, group: Group, row: int, turns: int) -> ActiveEpisode:
         """A new episode that has taken over a member's first turns; its environment is set in the environments' thread."""
         parent = group.members[row]
         play = self._new_play(group.reserve.pop())
@@ -319,8 +319,8 @@ class Collector:
     def run(self, workers: Any) -> list[Episode]:
         """Play everything. `workers`: a thread pool with one thread, or its inline stand-in."""
         self._workers = workers
-        resets: list[tuple[Play, Future]] = []
-        steps: list[tuple[Play, Turn, Said, Future]] = []
+        resets: list[tuple[ActiveEpisode, Future]] = []
+        steps: list[tuple[ActiveEpisode, Turn, Said, Future]] = []
         while self._waiting or self._playing or resets:
             branches, self._branches = self._branches, []
             while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:
@@ -346,7 +346,7 @@ def collect(
     engine: Engine,
     chat: Chat,
     pool: EnvironmentPool,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     sampling: Sampling,
     labels: Labels,
     *,

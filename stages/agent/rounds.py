@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest
 from stages.agent.branching import Fork, Path, Plan
-from stages.agent.play import Mark, Play, Request
 
 
 @dataclass
@@ -15,31 +15,31 @@ class Group:
 
     name: str
     plan: Plan
-    reserve: list[Request]
+    reserve: list[EpisodeRequest]
     """The requests not started yet, the next one last."""
     awaited: int
     """Episodes of the round that have not taken their turn."""
     key: tuple[object, ...]
     """Names its random draws."""
-    members: list[Play] = field(default_factory=list)
+    members: list[ActiveEpisode] = field(default_factory=list)
     """Its episodes under way or over, by row."""
     moved: set[int] = field(default_factory=set)
     """Rows that took a turn in this round."""
     parked: int = 0
     """Episodes that have, and wait for the others."""
-    leaving: list[Play] = field(default_factory=list)
+    leaving: list[ActiveEpisode] = field(default_factory=list)
     """Members that ended in this round; their sessions stay open until the plan has decided."""
 
-    def join(self, play: Play) -> None:
+    def join(self, play: ActiveEpisode) -> None:
         play.row = len(self.members)
         self.members.append(play)
 
-    def record(self, play: Play, mark: Mark) -> None:
+    def record(self, play: ActiveEpisode, mark: BranchPoint) -> None:
         """`play` took a turn, and stands at `mark`."""
         self.moved.add(play.row)
         play.marks.append(mark)
 
-    def arrive(self, play: Play) -> bool:
+    def arrive(self, play: ActiveEpisode) -> bool:
         """`play` has taken its turn of the round, or has ended; whether the round is over with that."""
         self.awaited -= 1
         if not play.over:
@@ -48,7 +48,7 @@ class Group:
             self.leaving.append(play)
         return not self.awaited
 
-    def living(self) -> list[Play]:
+    def living(self) -> list[ActiveEpisode]:
         return [play for play in self.members if not play.over]
 
     def forks(self) -> list[Fork]:
@@ -76,9 +76,9 @@ class Rounds:
     more than one task.
     """
 
-    def __init__(self, plan: Plan | None, requests: Sequence[Request], *key: object) -> None:
+    def __init__(self, plan: Plan | None, requests: Sequence[EpisodeRequest], *key: object) -> None:
         self.groups: dict[str, Group] = {}
-        by_group: dict[str, list[Request]] = {}
+        by_group: dict[str, list[EpisodeRequest]] = {}
         for request in requests if plan else ():
             by_group.setdefault(request.group_id, []).append(request)
         for name, members in by_group.items():
@@ -91,7 +91,7 @@ class Rounds:
                 self.groups[name] = Group(name, plan, members[:-starting], starting, draws)
 
     @property
-    def reserve(self) -> list[Request]:
+    def reserve(self) -> list[EpisodeRequest]:
         """Requests that wait for a place to branch from."""
         return [request for group in self.groups.values() for request in group.reserve]
 
@@ -100,11 +100,11 @@ class Rounds:
         """Episodes that wait for others of their group."""
         return sum(group.parked for group in self.groups.values())
 
-    def group(self, request: Request) -> Group | None:
+    def group(self, request: EpisodeRequest) -> Group | None:
         """The group of a request, None if it does not go in rounds, or no longer."""
         return self.groups.get(request.group_id)
 
-    def go_on(self, group: Group, playing: int) -> list[Request]:
+    def go_on(self, group: Group, playing: int) -> list[EpisodeRequest]:
         """Begin a group's next round, with `playing` members. Where there are none, the requests that are left, the next one
         last: they are to start from the task.
 

@@ -2,7 +2,7 @@
 thinks.
 
 A scaffold never touches the task: it adds text to what the agent reads, answers thoughts itself, and passes every action on as it
-is, so that success means the same with any of them. What of its past the model sees is cut in stages/agent/window.py.
+is, so that success means the same with any of them. What of its past the model sees is cut in stages/agent/history_window.py.
 """
 
 from __future__ import annotations

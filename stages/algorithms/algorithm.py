@@ -13,14 +13,14 @@ terms = algorithm.loss(logprobs, entropy, micro, total)     # a share of the los
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.agent.branching import Plan
-from stages.agent.policy import Vocabulary
+from stages.agent.logprobs import Vocabulary
 from stages.algorithms.batch import LossTerms, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts import advantage, group_resampling, horizon, whole_groups
@@ -45,7 +45,7 @@ class Algorithm:
 
     method: Composition
     rl: Rl
-    state: dict[str, Any] | None = None
+    state: dict[str, Any] = field(default_factory=dict)
     """What the method's pieces remember between steps (see `Composition.state`); part of checkpoints."""
 
     @property
@@ -106,12 +106,6 @@ class Algorithm:
         """Whether each task needs a greedy episode beside its group."""
         return self.rl.advantage.mean == "greedy"
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue with a saved `state`."""
-        assert self.state is not None
-        self.state.clear()
-        self.state.update(state)
-
     def turn_limit(self, step: int, longest: int) -> int | None:
         """Turn limit of episodes of step `step` (from 0); None for the environment's own limit, `longest`."""
         return None if self.rl.horizon.kind == "environment" else horizon.turn_limit(self.rl.horizon, step, longest)
@@ -155,7 +149,7 @@ class Algorithm:
         return whole_groups.with_group_sizes(batch) if self.whole_groups else batch
 
     def _own_piece(self, name: str, batch: TrajectoryBatch) -> TrajectoryBatch:
-        state = () if self.state is None else (self.state,)
+        state = (self.state,) if self.method.state is not None else ()
         return self.method.pieces[name](batch, self.rl, *state)
 
     def forward_rows(self, batch: TrajectoryBatch) -> Tensor:
@@ -228,4 +222,4 @@ def resolve(rl: Rl, max_length: int | None = None) -> Algorithm:
     """The algorithm that section `rl` describes, with a new state; `max_length`: model.max_length. Raises ParamsError for
     switches that would have no effect, and for invalid combinations."""
     method, resolved = resolve_section(rl, max_length)
-    return Algorithm(method, resolved, method.state() if method.state is not None else None)
+    return Algorithm(method, resolved, method.state() if method.state is not None else {})

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+ENDED, CUT, INVALID = -2, -3, -2
+"""Values in `StepKeys.states` (ENDED, CUT) and `actions` (INVALID) that are no key of the environment."""
+
 
 def _is_tensor(value: Any) -> bool:
     from torch import Tensor
@@ -159,6 +162,21 @@ class TrajectoryBatch(Extra):
     @property
     def size(self) -> int:
         return int(self.token_ids.shape[0])
+
+
+@dataclass(frozen=True)
+class StepKeys(Extra):
+    """What the turns of a batch have in common, as numbers; -1 past an episode's end."""
+
+    states: Tensor
+    """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. After the last
+    turn: ENDED, or CUT for a truncated episode."""
+    actions: Tensor
+    """[B, U] int64: each turn's action, equal where action keys are; INVALID where the environment did not understand it."""
+    draws: Tensor
+    """[B, U] int64: turns that branches inherited have the number of the one draw that they stem from."""
+    state_names: tuple[str, ...]
+    """State keys by their numbers in `states`."""
 
 
 @dataclass(frozen=True)

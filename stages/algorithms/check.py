@@ -71,9 +71,8 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes in one turn; a prompt token, then policy tokens. Returns differ in two groups of three."""
     import torch
 
-    from stages.algorithms.batch import TrajectoryBatch
+    from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
     from stages.algorithms.parts.advantage import GreedyReturns
-    from stages.algorithms.parts.graph import ENDED, StepKeys
 
     count, width = GROUPS * SIZE, 1 + LENGTH
     generator = torch.Generator().manual_seed(0)

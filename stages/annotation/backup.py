@@ -1,4 +1,4 @@
-"""What a node is worth by its own counts and its children's values, and with a critic's ranks mixed in."""
+"""A node's value from its own counts and its children's values, optionally mixed with a critic's ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def backed_up(
     expanded: bool,
     to_come: float | None = None,
 ) -> float:
-    """A node's value from its own counts and its children's (visits, value); children without visits have no say.
+    """A node's value from its own counts and its children's (visits, value); children without visits are ignored.
 
     mean: W/N. max: the best child's value once the node is expanded, W/N before. children_mean (ReST-MCTS*, 2406.03816): the
     visit-weighted mean of the children, W/N before there are any. discounted_max (QLASS, 2502.02584): r + gamma * best child's
-    value once expanded, r + gamma * their visit-weighted mean before; without children r, and gamma * `to_come`, the rewards
-    after this action that the value model expects, where there is one. The first three are in units of the episode's return, the
-    last of the return from this action on.
+    value once expanded, r + gamma * their visit-weighted mean before; without children r + gamma * `to_come`, the value model's
+    estimate of the rewards after this action (0 without one). The first three rules are in units of the episode's return, the
+    last in units of the return from this action on.
     """
     visited = [(visits, value) for visits, value in children if visits]
     if params.backup == "discounted_max":
@@ -48,11 +48,11 @@ def _weighted(children: Sequence[tuple[int, float]]) -> float:
     return sum(visits * value for visits, value in children) / sum(visits for visits, _ in children)
 
 
-def with_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
-    """Q of siblings mixed with the critic's 1/rank, in the tree's units; those that the value model has not read come last."""
+def mix_critic(q: Sequence[float], priors: Sequence[float], values: Sequence[float | None], params: Annotate) -> list[float]:
+    """Q of siblings mixed with the critic's 1/rank, in the tree's units; siblings without a model value rank last."""
     evaluation = params.evaluation
-    judged = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
-    lowest = units.lowest_worth(params)
-    scale = units.highest_worth(params) - lowest
-    ranks = critic_ranks(judged)
+    criteria = priors if evaluation.critic == "prior" else [-math.inf if value is None else value for value in values]
+    lowest = units.lowest_value(params)
+    scale = units.highest_value(params) - lowest
+    ranks = critic_ranks(criteria)
     return [mixed(own, lowest + scale * rank, evaluation.critic_share) for own, rank in zip(q, ranks, strict=True)]

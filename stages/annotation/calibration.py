@@ -1,4 +1,4 @@
-"""Do predicted values come true? Reliability of the step-value model."""
+"""Calibration of the step-value model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BINS = 10
 def calibration(
     predicted: np.ndarray, shares: np.ndarray, counts: np.ndarray, baseline: float, within: tuple[float, float] = (0.0, 1.0)
 ) -> dict[str, Any]:
-    """How well predictions [M] fit success shares [M] of `counts` [M] rollouts, each rollout counting once. Values `within` other
-    bounds are taken as shares of the way from the lower to the upper.
+    """Calibration of predictions [M] against success shares [M] of `counts` [M] rollouts; every rollout has the same weight.
+    Values are first rescaled from the bounds `within` to [0, 1].
 
-    brier: mean squared error to single outcomes; mse: to the shares; baseline_mse: that of predicting `baseline`, the training
-    mean; explained_variance: 1 - Var(share - prediction) / Var(share), 0 if all shares are equal; ece: mean |share - prediction|
-    over the bins of `bins` by rollouts; correlation: Pearson's, 0 if either is constant.
+    brier: mean squared error to single outcomes; mse: to the shares; baseline_mse: of the constant `baseline`, the training mean;
+    explained_variance: 1 - Var(share - prediction) / Var(share), 0 if all shares are equal; ece: expected calibration error over
+    `bins`, weighted by rollouts; correlation: Pearson's, 0 if either is constant.
     """
     low, width = within[0], within[1] - within[0]
     predicted, shares, baseline = (predicted - low) / width, (shares - low) / width, (baseline - low) / width
@@ -31,13 +31,13 @@ def calibration(
     spread, spread_predicted = variance(shares), variance(predicted)
     covariance = float((weight * (shares - (weight * shares).sum()) * (predicted - (weight * predicted).sum())).sum())
     bins = []
-    place = np.minimum((clipped * BINS).astype(int), BINS - 1)
+    bin_of = np.minimum((clipped * BINS).astype(int), BINS - 1)
     for number in range(BINS):
-        inside = place == number
-        total = float(counts[inside].sum())
+        members = bin_of == number
+        total = float(counts[members].sum())
         if total:
-            share = weight[inside] / weight[inside].sum()
-            mean_predicted, mean_share = float((share * clipped[inside]).sum()), float((share * shares[inside]).sum())
+            share = weight[members] / weight[members].sum()
+            mean_predicted, mean_share = float((share * clipped[members]).sum()), float((share * shares[members]).sum())
             bins.append({"low": number / BINS, "predicted": mean_predicted, "observed": mean_share, "count": total})
     defined = spread > 1e-12 and spread_predicted > 1e-12
     return {

@@ -1,4 +1,4 @@
-"""What Q-models learn from: one history and some actions after it. Pure functions of the stored nodes and pairs."""
+"""Training data of Q-models: a history and alternative actions after it. Pure functions of the stored nodes and pairs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.annotation.continuations import Continuation, continuation, history_of, pair_tokens
+from stages.annotation.continuations import Continuation, continuation, history_of, pair_tokens, path_tokens
 from stages.annotation.labels import hard, node_q
-from stages.annotation.nodes import Row, children_of, ended, trees_of
+from stages.annotation.nodes import Row, children_of, ended, path_to, trees_of
 from stages.annotation.settings import Annotate
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A actions that may follow a history; of a pair the winner first. `q` [A], and how much each counts, `weight` [A]."""
+    """A alternative actions after a history (a pair's winner first), their `q` [A] and `weight` [A] in the loss."""
 
     task_id: str
     history: tuple[int, ...]
     actions: tuple[tuple[int, ...], ...]
     policy: tuple[tuple[bool, ...], ...]
-    """Which of an action's tokens the policy chose."""
+    """Which of an action's tokens the policy sampled."""
     q: tuple[float, ...]
     weight: tuple[float, ...]
 
@@ -40,26 +40,26 @@ class Decision:
         return sum(self.weight)
 
 
-def _of(task_id: str, history: tuple[int, ...], sides: Sequence[Continuation], weight: Sequence[float]) -> Decision:
-    return Decision(
-        task_id,
-        history,
-        tuple(side.token_ids for side in sides),
-        tuple(side.policy for side in sides),
-        tuple(side.value for side in sides),
-        tuple(weight),
-    )
+def _decision(
+    task_id: str,
+    history: tuple[int, ...],
+    sides: Sequence[Continuation],
+    weight: Sequence[float],
+    q: Sequence[float] | None = None,
+) -> Decision:
+    actions, policy = tuple(side.token_ids for side in sides), tuple(side.policy for side in sides)
+    return Decision(task_id, history, actions, policy, tuple(q or (side.value for side in sides)), tuple(weight))
 
 
 def step_pairs(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]]) -> list[Decision]:
-    """The stored pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA), each side weighing half its pair's weight."""
+    """The stored pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA); each side has half its pair's weight."""
     found = pair_tokens(rows, pairs, "step")
-    return [_of(pair.task_id, pair.history, (pair.win, pair.lose), [pair.weight / 2] * 2) for pair in found]
+    return [_decision(pair.task_id, pair.history, (pair.win, pair.lose), [pair.weight / 2] * 2) for pair in found]
 
 
 def trajectory_pairs(rows: Sequence[Row], params: Annotate) -> list[Decision]:
-    """Whole episodes of one task: each of its first `pairs.top` right ends with each of the first `pairs.bottom` wrong ones, in
-    the order in which they were found; a task's pairs weigh 1 in all."""
+    """Pairs of full episodes of one task: each of its first `pairs.top` successes with each of its first `pairs.bottom`
+    failures, in the order they were found; a task's pairs have a total weight of 1."""
     found = []
     for task_id, tree in trees_of(rows).items():
         ends = [row["node"] for row in tree if ended(row)]
@@ -68,49 +68,39 @@ def trajectory_pairs(rows: Sequence[Row], params: Annotate) -> list[Decision]:
         history = history_of(tree, 0)
         for win in right:
             for lose in wrong:
-                sides = [_whole(tree, node) for node in (win, lose)]
-                found.append(_of(task_id, history, sides, [0.5 / (len(right) * len(wrong))] * 2))
+                sides = [_episode(tree, node) for node in (win, lose)]
+                found.append(_decision(task_id, history, sides, [0.5 / (len(right) * len(wrong))] * 2))
     return found
 
 
-def _whole(tree: Sequence[Row], end: int) -> Continuation:
-    """All that was done from the task's start to `end`."""
-    path = [end]
-    while tree[path[-1]]["parent"]:
-        path.append(tree[path[-1]]["parent"])
-    tokens: list[int] = []
-    policy: list[bool] = []
-    for node in path[::-1]:
-        action, context = tree[node]["token_ids"], tree[node]["context_ids"] if node != end else []
-        tokens += [*action, *context]
-        policy += [True] * len(action) + [False] * len(context)
-    return Continuation(tuple(tokens), tuple(policy), float(hard(tree[end])))
+def _episode(tree: Sequence[Row], end: int) -> Continuation:
+    """All turns from the task's start to `end`."""
+    return Continuation(*path_tokens(tree, path_to(tree, end)[1:]), float(hard(tree[end])))
 
 
 def sibling_decisions(rows: Sequence[Row], params: Annotate) -> list[Decision]:
-    """Every node's children: what the policy did there, each with the Q that `annotate.labels.q` names, weighted by the rollouts
-    (the visits, for the tree's Q) that it is a mean of."""
+    """Every node's children with the Q that `annotate.labels.q` names, weighted by their rollouts (rollout, hard) or visits."""
     found = []
-    counted = "n_rollouts" if params.labels.q in ("rollout", "hard") else "N"
+    column = "n_rollouts" if params.labels.q in ("rollout", "hard") else "N"
     for task_id, tree in trees_of(rows).items():
         q = node_q(tree, params)
         for parent, below in enumerate(children_of(tree)):
-            children = [child for child in below if tree[child][counted] > 0]
+            children = [child for child in below if tree[child][column] > 0]
             if children:
                 sides = [continuation(tree, child, None) for child in children]
-                decision = _of(task_id, history_of(tree, parent), sides, [float(tree[child][counted]) for child in children])
-                found.append(Decision(**{**decision.__dict__, "q": tuple(q[child] for child in children)}))
+                weights = [float(tree[child][column]) for child in children]
+                found.append(_decision(task_id, history_of(tree, parent), sides, weights, [q[child] for child in children]))
     return found
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Decisions' actions, one a row, R in all, with their histories, padded on the right to T tokens."""
+    """Decisions' actions as R rows, each after its history, padded on the right to T tokens."""
 
     token_ids: Tensor
     """[R, T] int64."""
     mask: Tensor
-    """[R, T] bool: the action's tokens that the policy chose."""
+    """[R, T] bool: the action's tokens that the policy sampled."""
     last: Tensor
     """[R] int64: the action's last token."""
 

@@ -1,9 +1,9 @@
-"""What annotate fits beside the step-value model, and what it reports of that: Q-models to trees, progress estimators to
-rollouts."""
+"""Fits the models besides the step-value model and reports on them: Q-models to trees, progress estimators to rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,21 @@ if TYPE_CHECKING:
     from stages.values.step_value import StepValueModel
 
 
-def _told(fitted: FitReport, train: Sequence[Example], held_out: Sequence[Example]) -> dict[str, Any]:
-    """The report's lines about a fit."""
-    numbers = {name: value for name, value in asdict(fitted).items() if name != "history"}
+@contextmanager
+def fitting(context: StageContext, what: str, name: str, tokens: float) -> Iterator[Callable[[int, int, float], None]]:
+    """An `on_step` for `stages.values.fitting.fit` that shows progress over about `tokens` tokens and logs `<name>/loss`."""
+    with context.progress(f"fitting {what}", round(tokens), "token") as bar:
+
+        def on_step(step: int, tokens: int, loss: float) -> None:
+            bar.advance(tokens, f"loss {loss:.4f}")
+            context.metric(f"{name}/loss", loss, step)
+
+        yield on_step
+
+
+def _fit_metrics(fitted: FitReport, train: Sequence[Example], held_out: Sequence[Example]) -> dict[str, Any]:
     return {
-        **numbers,
+        **{name: value for name, value in asdict(fitted).items() if name != "history"},
         "loss_first": fitted.history[0],
         "loss_last": fitted.history[-1],
         "train": {"tasks": len({one.task_id for one in train}), "examples": len(train)},
@@ -41,45 +51,39 @@ def fit_q_model(
     params: Annotate,
     split: TaskSplit,
 ) -> tuple[PreferenceQ | RegressionQ, dict[str, Any]]:
-    """The Q-model that `annotate.q_model` names, fitted on the trees (`rows` and their `pairs`) of the tasks that the step-value
-    model learnt from, and how well it orders the actions of those that are held out from both. Raises ValueError if the trees
-    hold nothing to learn from."""
+    """The Q-model of `annotate.q_model`, fitted on the trees (`rows` and their `pairs`) of the step-value model's training tasks,
+    and its report, with its ranking accuracy on the held-out tasks. Raises ValueError if the trees give no training data."""
     from stages.annotation.decisions import sibling_decisions, step_pairs, trajectory_pairs
-    from stages.annotation.q_fitting import fit_preferences, fit_regression, judge
+    from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression
 
     q, seed, micro = params.q_model, context.params.seed, context.params.resources.tokens_per_batch
     siblings = sibling_decisions(rows, params)
     train_trees, held_out = split.parts(siblings)
-    kept = {decision.task_id for decision in train_trees}
-    made: dict[str, list[Decision]] = {"step_dpo": step_pairs(rows, pairs), "trajectory_dpo": trajectory_pairs(rows, params)}
-    train = [decision for decision in made.get(q.kind, siblings) if decision.task_id in kept]
+    train_tasks = {decision.task_id for decision in train_trees}
+    paired: dict[str, list[Decision]] = {"step_dpo": step_pairs(rows, pairs), "trajectory_dpo": trajectory_pairs(rows, params)}
+    train = [decision for decision in paired.get(q.kind, siblings) if decision.task_id in train_tasks]
     if not train:
         raise ValueError(
-            f"annotate.q_model.kind: {q.kind} finds nothing to learn from in the trees of {len(kept)} tasks; raise "
+            f"annotate.q_model.kind: {q.kind} finds nothing to learn from in the trees of {len(train_tasks)} tasks; raise "
             f"annotate.tasks or iterations, or lower annotate.pairs.min_margin"
         )
-    total = round(q.epochs * sum(decision.rows * decision.width for decision in train))
-    with context.progress("fitting the Q-model", total, "token") as bar:
-
-        def on_step(step: int, tokens: int, loss: float) -> None:
-            bar.advance(tokens, f"loss {loss:.4f}")
-            context.metric("q_model/loss", loss, step)
-
+    tokens = q.epochs * sum(decision.rows * decision.width for decision in train)
+    with fitting(context, "the Q-model", "q_model", tokens) as on_step:
         model: PreferenceQ | RegressionQ
         if q.kind == "regression":
             backbone = values.backbone if q.init == "value_model" else policy.model.base_model
             model, fitted = fit_regression(backbone, train, q, seed, micro, on_step)
         else:
             model, fitted = fit_preferences(policy.model, train, q, seed, micro, on_step)
-    judged = judge(model, held_out, params.pairs.min_margin)
-    return model, {"kind": q.kind, **_told(fitted, train, held_out), "held_out": judged}
+    ranking = evaluate(model, held_out, params.pairs.min_margin)
+    return model, {"kind": q.kind, **_fit_metrics(fitted, train, held_out), "held_out": ranking}
 
 
 def fit_progress(
     context: StageContext, policy: Policy, params: Annotate, split: TaskSplit
 ) -> tuple[ProgressEstimator, dict[str, Any]]:
-    """The progress estimator, fitted on the rollouts of all tasks but those that `split` holds out and as large a share of the
-    tasks without a tree, and how well contributions add up to the returns of these."""
+    """The progress estimator, fitted on the rollouts of all tasks except those that `split` holds out and an equal share of the
+    tasks without a tree, and its report, with its errors on the held-out tasks."""
     from stages.values import progress
 
     assert context.domain is not None
@@ -89,17 +93,11 @@ def fit_progress(
     train, held_out = split.with_tasks(one.task_id for one in rollouts).parts(rollouts)
     if not train or not held_out:
         raise ValueError(
-            f"the progress estimator has rollouts of {len(train)} episodes to learn from and {len(held_out)} to be judged by; "
+            f"the progress estimator has {len(train)} episodes to train on and {len(held_out)} held out; "
             f"raise rollout.tasks or annotate.value_model.valid_share"
         )
     mean = sum(one.reward for one in train) / len(train)
-    total = round(params.progress.epochs * sum(one.width for one in train))
-    with context.progress("fitting progress", total, "token") as bar:
-
-        def on_step(step: int, tokens: int, loss: float) -> None:
-            bar.advance(tokens, f"loss {loss:.4f}")
-            context.metric("progress/loss", loss, step)
-
+    with fitting(context, "progress", "progress", params.progress.epochs * sum(one.width for one in train)) as on_step:
         model, fitted = progress.fit_progress(policy.model.base_model, train, params.progress, seed, micro, on_step)
-    told = {**_told(fitted, train, held_out), "mean_return": mean, "without_turns": len(episodes) - len(rollouts)}
-    return model, {"kind": params.progress.kind, **told, "held_out": progress.judge(model, held_out, mean, micro)}
+    metrics = {**_fit_metrics(fitted, train, held_out), "mean_return": mean, "without_turns": len(episodes) - len(rollouts)}
+    return model, {"kind": params.progress.kind, **metrics, "held_out": progress.evaluate(model, held_out, mean, micro)}

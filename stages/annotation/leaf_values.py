@@ -1,10 +1,10 @@
-"""The value model that a search reads leaves with: fitted on the episodes of the stage rollout before any tree is grown. It says
-the reward still to come; what was paid on the way to a leaf the tree knows and adds.
+"""The value model that evaluates leaves: fitted on the rollout stage's episodes before any tree is grown. It predicts the return
+from a history on; the tree adds the rewards before it.
 
-On the policy's own states (`evaluation.backbone: policy`) it is a head alone: the pass that the policy draws its next action
-from gives its state, so that value and prior cost one pass. On an `own` backbone, a fine-tuned copy, it has an engine of its own,
-whose sessions read what is new along a tree. Either way all histories that wait are read in one batch over all trees, and a value
-does not depend on that batch: the engine's passes do not, and the head is applied to blocks of a fixed size.
+With `evaluation.backbone: policy` it is only a head on the policy's hidden states, so value and prior share one forward pass.
+With `own` it is a fine-tuned copy with its own engine, whose sessions are extended along a tree. Either way the pending histories
+of all trees form one batch. Values do not depend on the batch: the engine's passes do not, and the head is applied to blocks of a
+fixed size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from stages.annotation.tree import returns_to_go
 from stages.annotation.units import value_head
@@ -26,14 +27,13 @@ if TYPE_CHECKING:
     from stages.engine.torch_engine import TorchEngine
 
 BLOCK = 4
-"""States that the head is applied to at once: matrix products of other sizes may sum in another order."""
+"""Batch size of the head; matrix products of other sizes may sum in a different order."""
 
 
 def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> list[ValuePath]:
-    """One path per episode of the policy (rows of EPISODE_SCHEMA): every history before a turn, with the rewards that came from
-    this turn on, discounted as the backup discounts.
+    """One path per episode (rows of EPISODE_SCHEMA): every history before a turn with its return, discounted like the backup.
 
-    Branches repeat the turns that they took over from other episodes; those count once.
+    Turns that a branch inherits from another episode are left out.
     """
     paths = []
     for row in episodes:
@@ -48,8 +48,8 @@ def episode_paths(episodes: Sequence[Mapping[str, Any]], params: Annotate) -> li
     return paths
 
 
-class HeadReader:
-    """`stages.annotation.search.Reader`: a step-value model's head over the states that `engine` computes."""
+class HeadEvaluator:
+    """A `stages.annotation.search.Reader`: a step-value model's head on the hidden states of `engine`."""
 
     def __init__(self, engine: TorchEngine, model: StepValueModel) -> None:
         self.engine, self.model = engine, model
@@ -66,46 +66,48 @@ class HeadReader:
 
 
 def leaf_model(policy_model: Any, params: Annotate, weights: Mapping[str, Any] | None = None) -> StepValueModel:
-    """An unfitted step-value model as `evaluation.backbone` says, or with the stored `weights` of a fitted one (`stored`)."""
-    if params.evaluation.backbone == "policy":
-        model = StepValueModel(policy_model.base_model, value_head(params))
-    else:
-        backbone = copy.deepcopy(policy_model.base_model).float()
+    """The step-value model for `evaluation.backbone`: unfitted, or with the `fitted_weights` of a fitted one."""
+    backbone = policy_model.base_model
+    if params.evaluation.backbone == "own":
+        backbone = copy.deepcopy(backbone).float()
         use_attention(backbone, "sdpa")
-        model = StepValueModel(backbone, value_head(params))
+    model = StepValueModel(backbone, value_head(params))
     model.output.to(policy_model.device)
     if weights is not None:
-        (model.output if params.evaluation.backbone == "policy" else model).load_state_dict(dict(weights))
+        _fitted_part(model, params).load_state_dict(dict(weights))
     return model
 
 
-def stored(model: StepValueModel, params: Annotate) -> dict[str, Any]:
-    """What of a fitted model has to be kept: the head, and a backbone of its own."""
-    part = model.output if params.evaluation.backbone == "policy" else model
-    return {name: value.detach().cpu() for name, value in part.state_dict().items()}
+def _fitted_part(model: StepValueModel, params: Annotate) -> nn.Module:
+    return model.output if params.evaluation.backbone == "policy" else model
+
+
+def fitted_weights(model: StepValueModel, params: Annotate) -> dict[str, Any]:
+    """The weights that `fit_leaf_model` changes: the head's, and those of a backbone of its own."""
+    return {name: value.detach().cpu() for name, value in _fitted_part(model, params).state_dict().items()}
 
 
 def fit_leaf_model(model: StepValueModel, paths: Sequence[ValuePath], params: Annotate, seed: int, micro: int) -> FitReport:
-    """Fit in place, as `annotate.value_model` says. On the policy's own states the backbone stays as it is.
+    """Fit in place with the settings of `annotate.value_model`; the policy's own backbone is frozen.
 
-    Raises ValueError without paths, or for returns that the head cannot say.
+    Raises ValueError without paths, or for returns outside the head's support.
     """
     if not paths:
-        raise ValueError("the stage rollout left no episodes to fit the leaves' value model on; raise rollout.tasks")
+        raise ValueError("the rollout stage left no episodes to fit the leaf value model on; raise rollout.tasks")
     settings, head = params.value_model, value_head(params)
     returns = [value for path in paths for value in path.returns]
     if head.loss != "mse" and not head.v_min <= min(returns) <= max(returns) <= head.v_max:
         raise ValueError(
-            f"annotate.value_model.head covers {head.v_min:g} to {head.v_max:g}, and the episodes of rollout "
+            f"annotate.value_model.head covers {head.v_min:g} to {head.v_max:g}, but the rollout stage's episodes "
             f"have returns from {min(returns):g} to {max(returns):g}: widen v_min and v_max, or set loss to mse"
         )
     if params.evaluation.backbone == "own":
         return fit(model, paths, settings, seed, micro)
     settings = settings.model_copy(update={"learning_rate": params.evaluation.head_learning_rate})
-    wanted = [parameter.requires_grad for parameter in model.backbone.parameters()]
+    trainable = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
     model.backbone.requires_grad_(False)
     try:
         return fit(model, paths, settings, seed, micro)
     finally:
-        for parameter, trained in zip(model.backbone.parameters(), wanted, strict=True):
-            parameter.requires_grad_(trained)
+        for parameter in trainable:
+            parameter.requires_grad_(True)

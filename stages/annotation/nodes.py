@@ -1,4 +1,4 @@
-"""Search trees as they are stored (rows of `node_schema`), and what follows from the rows alone: children, rewards, values."""
+"""Stored search trees (rows of `node_schema`) and what is computed from the rows alone: children, paths, rewards, values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.annotation.backup import backed_up, with_critic
-from stages.annotation.units import plain
+from stages.annotation.backup import backed_up, mix_critic
+from stages.annotation.units import rollouts_only
 from stages.records.episode import NODE_SCHEMA
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-MORE = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
-"""Beside NODE_SCHEMA, where not rollouts alone make the tree."""
+EXTRA_COLUMNS = pa.schema([("W2", pa.float64()), ("model_value", pa.float64()), ("drawn", pa.bool_()), ("accepted", pa.bool_())])
+"""In addition to NODE_SCHEMA, unless all nodes and values come from rollouts."""
 
 
 def node_schema(params: Annotate) -> pa.Schema:
     """Columns of nodes.parquet."""
-    return NODE_SCHEMA if plain(params) else pa.schema([*NODE_SCHEMA, *MORE])
+    return NODE_SCHEMA if rollouts_only(params) else pa.schema([*NODE_SCHEMA, *EXTRA_COLUMNS])
 
 
 def ended(row: Row) -> bool:
-    """Whether the episode ended at a node, by its own rules or by a limit."""
+    """Whether the episode ended at a node, terminated or truncated."""
     return bool(row["terminal"] or row["truncated"])
 
 
@@ -49,6 +49,14 @@ def children_of(tree: Sequence[Row]) -> list[list[int]]:
     return children
 
 
+def path_to(tree: Sequence[Row], node: int) -> list[int]:
+    """Nodes of one tree from the root to `node`, both included."""
+    path = [node]
+    while path[-1]:
+        path.append(tree[path[-1]]["parent"])
+    return path[::-1]
+
+
 def totals_of(tree: Sequence[Row]) -> list[float]:
     """Sum of rewards from the root of one tree to each of its nodes."""
     totals = [0.0] * len(tree)
@@ -65,23 +73,22 @@ def expanded_row(row: Row, params: Annotate) -> bool:
 
 
 def tree_values(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """Every node's value under the backup rule, from its stored row alone; equal to the live search's values, bit for bit. With
-    a critic, mixed with its ranks."""
+    """Every node's value under the backup rule, bit for bit that of the live search; mixed with the critic's ranks, if any."""
     children, totals = children_of(tree), totals_of(tree)
     values = [0.0] * len(tree)
     for row in reversed(tree):  # a child is numbered after its parent
         node = row["node"]
         below = [(tree[child]["N"], values[child]) for child in children[node]]
-        own = row["model_value"] if params.evaluation.kind == "value_model" and not ended(row) else None
-        to_come = None if own is None else own - totals[node]
+        model_value = row["model_value"] if params.evaluation.kind == "value_model" and not ended(row) else None
+        to_come = None if model_value is None else model_value - totals[node]
         values[node] = backed_up(params, row["reward"], row["N"], row["W"], below, expanded_row(row, params), to_come)
     if params.evaluation.critic == "none":
         return values
-    judged = list(values)
+    combined = list(values)
     for siblings in filter(None, children):
         q = [values[child] for child in siblings]
         priors = [tree[child]["prior"] for child in siblings]
-        read = [tree[child].get("model_value") for child in siblings]
-        for child, value in zip(siblings, with_critic(q, priors, read, params), strict=True):
-            judged[child] = value
-    return judged
+        model_values = [tree[child].get("model_value") for child in siblings]
+        for child, value in zip(siblings, mix_critic(q, priors, model_values, params), strict=True):
+            combined[child] = value
+    return combined

@@ -1,13 +1,13 @@
-"""What the step-value model learns from: histories along tree paths, each node's value read once."""
+"""Training data of the step-value model: histories along tree paths, each node's value read once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.annotation.labels import values_of
-from stages.annotation.nodes import Row, children_of, ended, totals_of, tree_values, trees_of
-from stages.annotation.units import return_of
+from stages.annotation.labels import node_values
+from stages.annotation.nodes import Row, children_of, ended, path_to, totals_of, tree_values, trees_of
+from stages.annotation.units import unscaled_return
 from stages.values.step_value import ValuePath
 
 if TYPE_CHECKING:
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
-    """Fewest paths that cover every node from which the policy acts (ended nodes need no prediction).
+    """The fewest paths that cover every node where the policy acts (ended nodes need no prediction).
 
-    A node is read at the last token of its context, where the policy's turn begins, on the first path that reaches it. Its target
-    is V, the reward still to come from there (stages/annotation/labels.py), in the units of the environment's rewards: by default
-    the mean over the policy's rollouts, its weight their number; or by another definition that `annotate.labels.q` names, with
-    the visits for its weight (but for hard, which is about rollouts). Nodes without weight are not learnt.
+    A node is read at the last token of its context, right before the policy's turn, on the first path that reaches it. Its target
+    is V as `annotate.labels.q` defines it (stages/annotation/labels.py), in units of the environment's rewards, weighted by the
+    number of rollouts (rollout, hard) or visits (tree, best, process). Nodes of weight 0 are left out.
 
-    Rollouts are not pooled here: summed over all nodes, with each rollout counting once, what they bring is unbiased as it is.
+    Rollouts are not pooled here: summed over all nodes with equal weight per rollout, their plain means are unbiased.
     """
     paths = []
     by_visits = params.labels.q in ("tree", "best", "process")
@@ -35,37 +34,29 @@ def value_paths(rows: Sequence[Row], params: Annotate) -> list[ValuePath]:
                 continue
             token_ids: list[int] = []
             boundaries, returns, rollouts = [], [], []
-            for node in _down_to(tree, row["node"]):
+            for node in path_to(tree, row["node"]):
                 at = tree[node]
                 token_ids += [*at["token_ids"], *at["context_ids"]]
-                if node in covered:
-                    continue
-                covered.add(node)
                 count = at["N"] if by_visits else at["n_rollouts"]
-                if not count:
-                    continue
-                boundaries.append(len(token_ids) - 1)
-                rollouts.append(float(count))
-                returns.append(at["R"] if params.labels.q == "rollout" else values[node] * count)
+                if node not in covered and count:
+                    boundaries.append(len(token_ids) - 1)
+                    rollouts.append(float(count))
+                    returns.append(at["R"] if params.labels.q == "rollout" else values[node] * count)
+                covered.add(node)
             if boundaries:
                 paths.append(ValuePath(task_id, token_ids, boundaries, returns, rollouts))
     return paths
 
 
-def _down_to(tree: Sequence[Row], node: int) -> list[int]:
-    path = [node]
-    while path[-1]:
-        path.append(tree[path[-1]]["parent"])
-    return path[::-1]
-
-
 def _targets(tree: Sequence[Row], params: Annotate) -> list[float]:
-    """V of each node of one tree, in the units of the environment's rewards."""
+    """V of each node of one tree, in units of the environment's rewards."""
     if params.labels.q != "tree" or params.backup == "discounted_max":
-        return values_of(tree, params)
-    return [return_of(params, value) - total for value, total in zip(tree_values(tree, params), totals_of(tree), strict=True)]
+        return node_values(tree, params)
+    return [
+        unscaled_return(params, value) - total for value, total in zip(tree_values(tree, params), totals_of(tree), strict=True)
+    ]
 
 
 def mean_value(paths: Sequence[ValuePath]) -> float:
-    """Mean of the targets over all places, by weight."""
+    """Weighted mean of all targets."""
     return sum(sum(path.returns) for path in paths) / sum(sum(path.rollouts) for path in paths)

@@ -1,4 +1,4 @@
-"""Fits Q-models (stages/values/q_model.py) to pairs and labels of search trees, and judges them on held-out trees."""
+"""Fits Q-models (stages/values/q_model.py) to pairs and labels of search trees, and evaluates them on held-out trees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def preference_loss(win: Tensor, lose: Tensor, beta: float) -> Tensor:
 
 
 def logprobs(model: PreferenceQ, of: Any, pairs: Sequence[Decision]) -> Tensor:
-    """Log-probabilities [P, 2] of winners and losers under `of`, the model's policy or its reference."""
+    """Log-probabilities [P, 2] of winners and losers under `of`: the model's policy or its reference."""
     rows = Rows.of(pairs)
     return model.logprobs(of, rows.token_ids, rows.mask).reshape(-1, 2)
 
@@ -40,20 +40,20 @@ def fit_preferences(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[PreferenceQ, FitReport]:
-    """A copy of `policy` (a causal LM) that has learnt the pairs, each weighing what its sides weigh together."""
+    """A copy of `policy` (a causal LM) trained on the pairs; a pair's weight is the sum of its sides' weights."""
     seed_torch(seed, "q_model")
     reference = copy.deepcopy(policy).float().eval().requires_grad_(False)
     use_attention(reference, "sdpa")
     model = PreferenceQ(copy.deepcopy(reference).requires_grad_(True), reference, params)
-    # The reference never changes: what it says of a pair is computed once.
-    known: dict[int, Tensor] = {}
+    # The frozen reference's log-probabilities are computed once.
+    reference_logprobs: dict[int, Tensor] = {}
     with torch.no_grad():
         for run in fitting.within(sorted(pairs, key=lambda pair: pair.width), micro_tokens):
             for pair, both in zip(run, logprobs(model, reference, run), strict=True):
-                known[id(pair)] = both
+                reference_logprobs[id(pair)] = both
 
     def loss(run: Sequence[Decision]) -> Tensor:
-        h = logprobs(model, model.policy, run) - torch.stack([known[id(pair)] for pair in run])
+        h = logprobs(model, model.policy, run) - torch.stack([reference_logprobs[id(pair)] for pair in run])
         weight = torch.tensor([pair.total for pair in run], device=h.device)
         return (preference_loss(h[:, 0], h[:, 1], params.beta) * weight).sum()
 
@@ -70,9 +70,8 @@ def fit_regression(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[RegressionQ, FitReport]:
-    """A copy of `backbone` (no output layer) with a head that has learnt q of each action, weighted by `weight`, with
-    `params.conservative` times the conservative regulariser of each decision beside it. The data's action probabilities are the
-    shares of `weight`."""
+    """A copy of `backbone` (no output layer) with a head trained on each action's q, weighted by `weight`, plus
+    `params.conservative` times each decision's CQL regulariser. The data's action probabilities are proportional to `weight`."""
     seed_torch(seed, "q_model")
     own = copy.deepcopy(backbone).float()
     use_attention(own, "sdpa")
@@ -94,8 +93,8 @@ def fit_regression(
         if params.conservative:
             q = torch.split(values.head.decode(logits), [decision.rows for decision in run])
             data = (torch.tensor(decision.weight, device=device) / decision.total for decision in run)
-            held = [decision.total * conservative(one, share) for decision, one, share in zip(run, q, data, strict=True)]
-            total = total + params.conservative * torch.stack(held).sum()
+            penalties = [decision.total * conservative(one, share) for decision, one, share in zip(run, q, data, strict=True)]
+            total = total + params.conservative * torch.stack(penalties).sum()
         return total
 
     key = (seed, "q_epoch")
@@ -104,11 +103,11 @@ def fit_regression(
     return model.eval(), report
 
 
-def judge(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> dict[str, float]:
-    """How well scores order actions: over all pairs of actions of one decision whose q differ by at least `margin` (and at all),
-    `accuracy` (ties count half) and `correlation` of the scores' differences with those of q; `pairs` of them."""
-    right, count = 0.0, 0
-    scores_by, q_by = [], []
+def evaluate(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> dict[str, float]:
+    """Ranking quality over all pairs of actions of one decision whose q differ, by at least `margin`: the number of `pairs`,
+    `accuracy` (ties count half), and `correlation` of score differences with q differences."""
+    right = 0.0
+    score_differences, q_differences = [], []
     for decision in decisions:
         if decision.rows < 2:
             continue
@@ -118,16 +117,16 @@ def judge(model: ActionScorer, decisions: Sequence[Decision], margin: float) -> 
                 difference = decision.q[better] - decision.q[worse]
                 if difference <= 0 or difference < margin:
                     continue
-                apart = scores[better] - scores[worse]
-                right += 0.5 if apart == 0 else float(apart > 0)
-                count += 1
-                scores_by.append(apart)
-                q_by.append(difference)
-    return {"pairs": count, "accuracy": right / count if count else 0.0, "correlation": _correlation(scores_by, q_by)}
+                score_differences.append(scores[better] - scores[worse])
+                q_differences.append(difference)
+                right += 0.5 if score_differences[-1] == 0 else float(score_differences[-1] > 0)
+    count = len(q_differences)
+    correlation = _correlation(score_differences, q_differences)
+    return {"pairs": count, "accuracy": right / count if count else 0.0, "correlation": correlation}
 
 
 def _correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Pearson's over differences and their negatives (which pair is called better is arbitrary); 0 where one does not vary."""
+    """Pearson's over differences and their negatives (the order of a pair is arbitrary); 0 if either is constant."""
     a, b = torch.tensor(first, dtype=torch.float64), torch.tensor(second, dtype=torch.float64)
     scale = float((a.square().sum() * b.square().sum()).sqrt())
     return float((a * b).sum()) / scale if scale > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What is reported of the trees: sizes, work done, depth and visits, labels and pairs."""
+"""The report on the trees: sizes, cost, depth and visits, labels and pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.seeding import permutation
 
 @dataclass(frozen=True)
 class Forest:
-    """Finished trees as node rows, and what each cost."""
+    """Finished trees as node rows, and each tree's costs."""
 
     rows: list[dict[str, Any]]
     costs: list[dict[str, Any]]
@@ -31,30 +31,29 @@ class Forest:
 
 
 def choose_tasks(tasks: Sequence[Task], difficulty: Mapping[str, float], count: int, seed: int) -> list[Task]:
-    """`count` of the tasks, sorted by id: those the policy sometimes solves (0 < success share < 1) before those never tried,
-    then the rest; at random among equals."""
+    """`count` of the tasks, sorted by id: first those the policy sometimes solves (0 < success rate < 1), then those never tried,
+    then the rest; shuffled within each group."""
 
     def rank(task: Task) -> int:
         share = difficulty.get(task.task_id)
         return 1 if share is None else (0 if 0.0 < share < 1.0 else 2)
 
-    mixed = permutation(sorted(tasks, key=lambda task: task.task_id), seed, "annotate_tasks")
-    return sorted(sorted(mixed, key=rank)[:count], key=lambda task: task.task_id)
+    shuffled = permutation(sorted(tasks, key=lambda task: task.task_id), seed, "annotate_tasks")
+    return sorted(sorted(shuffled, key=rank)[:count], key=lambda task: task.task_id)
 
 
 def summary(
     forest: Forest, labels: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]], difficulty: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The stage's report but for the value model's part."""
+    """The stage's report, except for the fitted models."""
     trees = trees_of(forest.rows)
     inner = [row for tree in trees.values() for row in tree if not ended(row)]
     ends = [row for tree in trees.values() for row in tree if ended(row)]
     roots = [tree[0] for tree in trees.values()]
     children = Counter((row["task_id"], row["parent"]) for row in forest.rows if row["node"])
-    middling = sum(0.0 < difficulty.get(task, -1.0) < 1.0 for task in trees)
     return {
         "trees": len(trees),
-        "middling_tasks": middling,
+        "middling_tasks": sum(0.0 < difficulty.get(task, -1.0) < 1.0 for task in trees),
         "nodes": len(forest.rows),
         "ends": {
             "correct": sum(row["n_success"] > 0 for row in ends),
@@ -92,10 +91,10 @@ def summary(
 
 
 def _share(parts: Sequence[tuple[float, float]]) -> float:
-    total = sum(whole for _, whole in parts)
+    total = sum(count for _, count in parts)
     return sum(part for part, _ in parts) / total if total else 0.0
 
 
 def _counts(values: Any) -> dict[str, int]:
-    """How many there are of each value, by value."""
+    """Number of occurrences of each value, in order of value."""
     return {str(value): count for value, count in sorted(Counter(values).items())}

@@ -1,13 +1,12 @@
-"""The search tree of one task: a trie of everything the policy did, with the tree's statistics and the policy's own kept apart.
+"""The search tree of one task: a trie of the policy's actions, with the search's statistics separate from the policy's.
 
 A node is the history after an action; the root is the task's start. Two kinds of counts:
   N, W               visits by the search and their summed returns. Selection steers them, so W/N is neither Q of the policy nor
                      Q*: it moves from the first to the second as visits grow.
-  n_rollouts,        rollouts that the policy alone brought here: those started here or above and led here by its own draws.
-  n_success, R       What a rollout brings from a node on is the policy's own draw, so that their mean estimates V of the policy
-                     (rule omega measures states along wrong rollouts). How many there are does depend on what the first of
-                     them brought: stages/annotation/pooling.py.
-Invariants, exact: N(root) = number of visits made; N(node) = sum of its children's N + visits that ended at the node.
+  n_rollouts,        rollouts whose path to this node was sampled by the policy alone, from here or above. Their mean return from
+  n_success, R       the node on estimates V of the policy (rule omega measures states along failed rollouts). Their number does
+                     depend on the first returns: stages/annotation/pooling.py.
+Exact invariants: N(root) = number of visits; N(node) = sum of its children's N + visits that ended at the node.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation import units
-from stages.annotation.backup import backed_up, with_critic
+from stages.annotation.backup import backed_up, mix_critic
 from stages.annotation.selection import Arm, exploration, select, virtual
 from stages.records.task import SUCCESS_TERM, succeeded
 from stages.seeding import stream
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Edge:
-    """One turn: the action as the policy wrote it and what the environment made of it."""
+    """One turn: the policy's action and the environment's response."""
 
     action: str
     token_ids: tuple[int, ...]
@@ -43,10 +42,10 @@ class Edge:
     accepted: bool = True
     """Whether the environment understood the action."""
     success: float | None = None
-    """The environment's term of that name, where it reports one (see `stages.records.task.succeeded`)."""
+    """The environment's reward term of that name, if it reports one (see `stages.records.task.succeeded`)."""
 
     def solves(self, total: float) -> bool:
-        """Whether an episode of return `total` that ends with this turn has solved the task."""
+        """Whether an episode of return `total` that ends with this turn solves the task."""
         return succeeded(total, {} if self.success is None else {SUCCESS_TERM: self.success})
 
 
@@ -57,30 +56,28 @@ class Node:
     depth: int
     edge: Edge
     path: str
-    """Child ordinals from the root, e.g. "0.2.1"; names the node in random keys."""
+    """Child indices from the root, e.g. "0.2.1"; part of the keys of random streams."""
     iteration: int
     total: float
     """Sum of rewards from the root to here."""
     N: int = 0
     W: float = 0.0
     W2: float = 0.0
-    """Sum of the squares of what W sums."""
+    """Sum of squared returns."""
     n_success: int = 0
     n_rollouts: int = 0
     R: float = 0.0
-    """Sum over these rollouts of the rewards that came after this node, discounted by gamma; `R2` of its squares."""
+    """Sum over these rollouts of the discounted return after this node; `R2`: of its squares."""
     R2: float = 0.0
     value: float = 0.0
     model_value: float | None = None
-    """What the value model says of the return of an episode with this history, in the tree's units, and what an end that was
-    drawn counts as; else None."""
+    """The value model's estimate of the episode's return, in the tree's units; the return itself at a drawn end; else None."""
     drawn: bool = False
-    """Eager expansion: its children were drawn."""
+    """Eager expansion: whether its children were drawn."""
     pending: int = 0
-    """Visits under way."""
-    known: bool = False
-    """Nothing is left to learn below: the episode ended here and that was backed up, or the node is expanded and all its children
-    are known."""
+    """Visits in progress."""
+    exhausted: bool = False
+    """Nothing new can be found below: a backed-up end, or an expanded node whose children are all exhausted."""
     children: list[int] = field(default_factory=list)
 
     @property
@@ -89,31 +86,31 @@ class Node:
 
     @property
     def succeeded(self) -> bool:
-        """Whether an episode that ends here has solved the task."""
+        """Whether an episode that ends here solves the task."""
         return self.edge.solves(self.total)
 
     @property
     def prior(self) -> float:
-        """Length-normalised log-probability of the action under the policy, in nats per token; 0 for the root."""
+        """Mean log-probability per token of the action under the policy, in nats; 0 for the root."""
         return sum(self.edge.logprobs) / len(self.edge.logprobs) if self.edge.logprobs else 0.0
 
 
 class Tree:
-    """Grown by `descend`, then `insert`, or `draw` and `back_up`, in turn. `seed`: of what selection draws."""
+    """Grown by alternating `descend` with `insert`, or with `draw` and `back_up`. `seed`: for selection's random draws."""
 
     def __init__(self, task_id: str, root: Edge, params: Annotate, seed: int = 0) -> None:
         self.task_id, self.params, self.seed = task_id, params, seed
         self.nodes = [Node(0, -1, 0, root, "", 0, 0.0)]
         self.iterations = 0
         self.first_success: int | None = None
-        """The iteration that first brought a success, None before."""
+        """The iteration of the first success, or None."""
         self.counters = {"environment_steps": 0, "replayed_steps": 0, "reused_steps": 0, "policy_tokens": 0, "known_ends": 0}
-        """Counts of the search: environment steps made, those of them made again to get back to a state, steps spared because the
-        tree knew their outcome, tokens sampled, and iterations that led to an end known already. Eager expansion counts what it
-        dropped, and a value model the histories that it read."""
+        """environment_steps include replayed_steps, made again to return to a state; reused_steps: outcomes read from the tree
+        instead; policy_tokens: sampled; known_ends: iterations that led to a known end. Eager expansion also counts the draws
+        that it drops, and a value model its evaluations."""
         if params.expansion.kind == "eager":
             self.counters |= {"refused_draws": 0, "duplicate_draws": 0}
-        if units.reads_values(params.evaluation):
+        if units.uses_value_model(params.evaluation):
             self.counters["values_read"] = 0
         self._by_action: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -129,8 +126,8 @@ class Tree:
         return found[::-1]
 
     def expanded(self, node: Node, under_way: int = 0) -> bool:
-        """Whether the policy has drawn its next action here `expand_k` times: lazily every rollout through a node is a draw, and
-        so are `under_way` more; eagerly they were drawn at once."""
+        """Whether the policy has drawn its next action here `expand_k` times: under lazy expansion every rollout through a node
+        is a draw, including the `under_way` ones; under eager expansion all are drawn at once."""
         if self.params.expansion.kind == "eager":
             return node.drawn
         return not node.ended and node.n_rollouts + under_way >= self.params.expand_k
@@ -138,18 +135,17 @@ class Tree:
     # ---- going down ---------------------------------------------------------------------------------------------------------
 
     def descend(self, number: int = 0) -> int:
-        """The node to go on from: down the best-scored children while nodes are expanded. `number`: which of the leaves that are
-        chosen at once.
+        """The leaf to evaluate: down the best-scored children while nodes are expanded. `number`: index among the leaves chosen
+        together.
 
-        Children with nothing left to learn are passed over, so that no iteration is spent on a known end while others are open;
-        an end that eager expansion drew is open until its return was backed up. Once everything is known the descent is the plain
-        rule and leads to an end.
+        Exhausted children are skipped, so no iteration is spent on a known end while others are open. Once the root is exhausted,
+        the descent follows the plain rule to an end.
         """
         node = self.nodes[0]
         while self.expanded(node, node.pending):
             children = [self.nodes[index] for index in node.children]
-            if not node.known:
-                children = [child for child in children if not child.known]
+            if not node.exhausted:
+                children = [child for child in children if not child.exhausted]
             if not children:
                 break
             node = self.choose(node, children, number)
@@ -159,32 +155,32 @@ class Tree:
         """The child that selection prefers."""
         params = self.params
         arms = [virtual(params, arm, child.pending) for arm, child in zip(self.arms(children), children, strict=True)]
-        drawing = params.selection.rule == "random" or units.unvisited_score(params) == "random"
+        drawing = params.selection.rule == "random" or units.unvisited_rule(params) == "random"
         key = (self.seed, "annotate", self.task_id, "select", self.iterations, number, node.path)
         c = exploration(params, self.iterations)
         place = select(arms, node.N + node.pending, params, c, stream(*key) if drawing else None)
         return children[place]
 
     def arms(self, children: Sequence[Node]) -> list[Arm]:
-        """What selection knows of siblings; a critic's ranks are mixed into their Q."""
+        """Siblings as selection sees them, with a critic's ranks mixed into their Q."""
         evaluation = self.params.evaluation
-        q = [child.value if child.N else self.foreseen(child.index) for child in children]
+        q = [child.value if child.N else self.predicted_value(child.index) for child in children]
         if evaluation.critic != "none":
-            q = with_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
+            q = mix_critic(q, [child.prior for child in children], [child.model_value for child in children], self.params)
         return [Arm(value, child.N, child.prior, child.ended) for value, child in zip(q, children, strict=True)]
 
     def pend(self, index: int, visits: int) -> None:
-        """Note `visits` under way to a node, on all of its path; negative: they are over."""
+        """Add `visits` in progress to a node and its ancestors; negative when they are finished."""
         for node in self.path(index):
             self.nodes[node].pending += visits
 
     # ---- growing ------------------------------------------------------------------------------------------------------------
 
     def insert(self, start: int, edges: Sequence[Edge], iteration: int, model_value: float | None = None) -> int:
-        """Enter one rollout of the policy from `start` and back it up; the index of the last node that it has in the tree.
+        """Insert one rollout of the policy from `start` and back it up; returns the index of its last node in the tree.
 
-        Without edges (`start` is an end known already) the visit counts for the tree, not as a rollout. With `model_value` what
-        is backed up is mixed with it.
+        Without edges (`start` is a known end) it is a visit but not a rollout. The backed-up return is mixed with `model_value`,
+        if given.
         """
         final, last = self.nodes[start].total, self.nodes[start].edge
         current, depth = start, self.nodes[start].depth
@@ -195,43 +191,42 @@ class Tree:
                 current = self._add(current, edge, iteration) if known is None else known
         below = self.path(current)[depth:] if edges else []
         solved = last.solves(final)
-        for index, brought in zip(below, returns_to_go([edge.reward for edge in edges], self.params.gamma), strict=False):
+        for index, to_go in zip(below, returns_to_go([edge.reward for edge in edges], self.params.gamma), strict=False):
             node = self.nodes[index]
             node.n_rollouts += 1
             node.n_success += solved
-            node.R += brought
-            node.R2 += brought * brought
+            node.R += to_go
+            node.R2 += to_go * to_go
         if solved and self.first_success is None:
             self.first_success = iteration
-        worth = self.worth(final, last.truncated)
+        value = self.scaled_return(final, last.truncated)
         share = self.params.evaluation.value_share
-        self.back_up(current, worth if model_value is None else (1 - share) * worth + share * model_value)
+        self.back_up(current, value if model_value is None else (1 - share) * value + share * model_value)
         return current
 
-    def worth(self, total: float, cut: bool) -> float:
-        """What an episode of return `total` counts as in the tree, where a limit `cut` it maybe something of its own."""
-        return self.params.cut_return if cut and self.params.cut_return is not None else units.worth(self.params, total)
+    def scaled_return(self, total: float, cut: bool) -> float:
+        """An episode's return in the tree's units; `annotate.cut_return`, if set, for an episode that a limit `cut`."""
+        return self.params.cut_return if cut and self.params.cut_return is not None else units.scaled_return(self.params, total)
 
     def back_up(self, index: int, value: float) -> None:
-        """Count a visit of `value` at a node and above."""
+        """Add a visit of `value` to a node and its ancestors."""
         for place in reversed(self.path(index)):
             node = self.nodes[place]
             node.N += 1
             node.W += value
             node.W2 += value * value
             node.value = self._value(node)
-            node.known = node.ended or (self.expanded(node) and all(self.nodes[child].known for child in node.children))
+            node.exhausted = node.ended or (self.expanded(node) and all(self.nodes[child].exhausted for child in node.children))
 
     def draw(self, index: int, edges: Sequence[Edge], iteration: int) -> list[int]:
-        """Eager expansion: enter the actions drawn at a node, each with what it brought about, without those that are refused or
-        repeat another. The new children. An end among them is its own rollout; it is backed up once selection comes to it, at the
-        price of an iteration and of nothing else."""
+        """Eager expansion: insert the actions drawn at a node, without rejected or duplicate ones; returns the new children. An
+        end among them is its own rollout, backed up when selection first visits it."""
         node, dedupe = self.nodes[index], self.params.expansion.dedupe
         node.drawn = True
-        seen = {action_of(self.nodes[child].edge, dedupe) for child in node.children}
+        seen = {dedupe_key(self.nodes[child].edge, dedupe) for child in node.children}
         added = []
         for edge in edges:
-            name = action_of(edge, dedupe)
+            name = dedupe_key(edge, dedupe)
             if self.params.expansion.drop_refused and not edge.accepted:
                 self.counters["refused_draws"] += 1
             elif name in seen:
@@ -242,29 +237,29 @@ class Tree:
         return added
 
     def trace(self, start: int, edges: Sequence[Edge], iteration: int) -> list[int]:
-        """Enter turns from `start` that are no visit; their nodes."""
-        way = [start]
+        """Insert turns from `start` without counting a visit; returns their nodes."""
+        path = [start]
         for edge in edges:
-            known = self.child(way[-1], edge.token_ids)
-            way.append(self._add_unvisited(way[-1], edge, iteration) if known is None else known)
-        return way[1:]
+            known = self.child(path[-1], edge.token_ids)
+            path.append(self._add_unvisited(path[-1], edge, iteration) if known is None else known)
+        return path[1:]
 
-    def foreseen(self, index: int) -> float:
-        """What a node is worth that was not visited, in the backup's units: at an end its return, else the value model's word or
-        the lowest return."""
+    def predicted_value(self, index: int) -> float:
+        """Value of an unvisited node, in the backup's units: an end's return, else the value model's estimate or the lowest
+        return."""
         node, from_here = self.nodes[index], self.params.backup == "discounted_max"
         if node.ended:
-            return node.edge.reward if from_here else self.worth(node.total, node.edge.truncated)
+            return node.edge.reward if from_here else self.scaled_return(node.total, node.edge.truncated)
         if node.model_value is None:
-            return units.lowest_worth(self.params)
+            return units.lowest_value(self.params)
         return node.edge.reward + self.params.gamma * (node.model_value - node.total) if from_here else node.model_value
 
     def _add_unvisited(self, parent: int, edge: Edge, iteration: int) -> int:
         child = self.nodes[self._add(parent, edge, iteration)]
         if child.ended:
             child.n_rollouts, child.n_success = 1, int(child.succeeded)
-            if units.reads_values(self.params.evaluation):
-                child.model_value = self.worth(child.total, child.edge.truncated)
+            if units.uses_value_model(self.params.evaluation):
+                child.model_value = self.scaled_return(child.total, child.edge.truncated)
         return child.index
 
     def _add(self, parent: int, edge: Edge, iteration: int) -> int:
@@ -279,8 +274,8 @@ class Tree:
 
     def _value(self, node: Node) -> float:
         children = [(self.nodes[index].N, self.nodes[index].value) for index in node.children]
-        own = node.model_value if self.params.evaluation.kind == "value_model" and not node.ended else None
-        to_come = None if own is None else own - node.total
+        model_value = node.model_value if self.params.evaluation.kind == "value_model" and not node.ended else None
+        to_come = None if model_value is None else model_value - node.total
         return backed_up(self.params, node.edge.reward, node.N, node.W, children, self.expanded(node), to_come)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -312,23 +307,23 @@ class Tree:
             "R2": node.R2,
         }
         more = {"W2": node.W2, "model_value": node.model_value, "drawn": node.drawn, "accepted": node.edge.accepted}
-        return row if units.plain(self.params) else row | more
+        return row if units.rollouts_only(self.params) else row | more
 
 
-def normal(action: str) -> str:
-    """Equal for actions that differ in case or white space only."""
+def normalize_action(action: str) -> str:
+    """The action without differences in case and white space."""
     return " ".join(action.lower().split())
 
 
-def action_of(edge: Edge, dedupe: str) -> object:
-    """What makes two actions of a node the same. An end has no state key; there actions with the same text are the same."""
+def dedupe_key(edge: Edge, dedupe: str) -> object:
+    """Actions of a node with equal keys are duplicates. An end has no state key; its text is used instead."""
     if dedupe == "tokens":
         return edge.token_ids
-    return edge.state_key if dedupe == "state" and edge.state_key else normal(edge.action)
+    return edge.state_key if dedupe == "state" and edge.state_key else normalize_action(edge.action)
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
-    """The rewards still to come before each of some turns, and after the last: G_t = r_t + gamma G_{t+1}, one more than turns."""
+    """G_t = r_t + gamma G_{t+1} before each turn, and 0 after the last."""
     found = [0.0]
     for reward in reversed(rewards):
         found.append(reward + gamma * found[-1])

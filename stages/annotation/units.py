@@ -1,4 +1,4 @@
-"""What the settings of annotate come to: the tree's units, and what the search reads. Light to import."""
+"""Values derived from section `annotate`: the tree's reward units, and what the search evaluates. Light to import."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ if TYPE_CHECKING:
     from stages.annotation.settings import Annotate, Labels, LeafEvaluation
     from stages.values.settings import HeadParams
 
-MEASURING = ("flat", "omega")
-"""Selection rules that measure states by solutions of their own."""
-NO_SCORES = ("random", *MEASURING)
-"""Selection rules that score no children."""
+SOLUTION_RULES = ("flat", "omega")
+"""Selection rules that sample whole solutions and measure their states."""
+UNSCORED_RULES = ("random", *SOLUTION_RULES)
+"""Selection rules that do not score children."""
 
 
-def lowest_worth(params: Annotate) -> float:
-    """What the worst return counts as in the tree."""
+def lowest_value(params: Annotate) -> float:
+    """The worst return, in the tree's units."""
     return (params.returns if params.backup == "discounted_max" else params.reward_range)[0]
 
 
-def highest_worth(params: Annotate) -> float:
-    """What the best return counts as in the tree."""
+def highest_value(params: Annotate) -> float:
+    """The best return, in the tree's units."""
     return (params.returns if params.backup == "discounted_max" else params.reward_range)[1]
 
 
-def is_return(labels: Labels) -> bool:
-    """Whether the labels' q is a reward still to come; hard and process are other measures of a step."""
+def q_is_return(labels: Labels) -> bool:
+    """Whether the labels' q is an expected return; hard and process measure a step differently."""
     return labels.q in ("rollout", "tree", "best")
 
 
 def q_range(params: Annotate) -> tuple[float, float]:
-    """Within what the labels' q lies."""
-    if params.labels.scale == "min_max" or not is_return(params.labels):
+    """Smallest and largest possible q of the labels."""
+    if params.labels.scale == "min_max" or not q_is_return(params.labels):
         return 0.0, 1.0
-    return (lowest_worth(params), highest_worth(params)) if params.labels.q == "tree" else (params.returns[0], params.returns[1])
+    return (lowest_value(params), highest_value(params)) if params.labels.q == "tree" else (params.returns[0], params.returns[1])
 
 
 def value_range(params: Annotate) -> tuple[float, float]:
-    """Within what the step-value model's targets lie: the returns where labels are such, else 0 to 1."""
-    return (params.returns[0], params.returns[1]) if is_return(params.labels) else (0.0, 1.0)
+    """Smallest and largest target of the step-value model: the returns if labels are returns, else 0 and 1."""
+    return (params.returns[0], params.returns[1]) if q_is_return(params.labels) else (0.0, 1.0)
 
 
 def value_head(params: Annotate) -> HeadParams:
-    """`value_model.head`. The default support is laid around returns from 0 to 1; where the model learns others, it lies around
-    these in the same way."""
+    """`value_model.head`; a default support, made for targets in [0, 1], is rescaled to the model's value range."""
     head, (worst, best) = params.value_model.head, value_range(params)
     default = type(head)()
     if (head.v_min, head.v_max) != (default.v_min, default.v_max):
@@ -53,51 +52,51 @@ def value_head(params: Annotate) -> HeadParams:
     return head.model_copy(update={"v_min": low, "v_max": high})
 
 
-def unit(params: Annotate) -> float:
-    """What a reward of 1 counts as in the tree."""
+def reward_scale(params: Annotate) -> float:
+    """A reward of 1, in the tree's units."""
     if params.backup == "discounted_max":
         return 1.0
-    return (highest_worth(params) - lowest_worth(params)) / (params.returns[1] - params.returns[0])
+    return (highest_value(params) - lowest_value(params)) / (params.returns[1] - params.returns[0])
 
 
 def pools_rollouts(params: Annotate) -> bool:
-    """Whether labels go by rollouts whose number depends on what the first of them brought, and allow for that."""
-    return params.labels.pool and params.labels.q == "rollout" and params.selection.rule not in NO_SCORES
+    """Whether labels correct for rollout counts that depend on earlier rollouts' outcomes (stages/annotation/pooling.py)."""
+    return params.labels.pool and params.labels.q == "rollout" and params.selection.rule not in UNSCORED_RULES
 
 
-def worth(params: Annotate, total: float) -> float:
-    """What an episode of return `total` counts as in the tree."""
+def scaled_return(params: Annotate, total: float) -> float:
+    """An episode's return, in the tree's units."""
     if params.backup == "discounted_max":
         return total
     worst, best = params.returns
-    low, high = lowest_worth(params), highest_worth(params)
+    low, high = lowest_value(params), highest_value(params)
     return low + (high - low) * ((total - worst) / (best - worst))
 
 
-def return_of(params: Annotate, value: float) -> float:
-    """The return that counts as `value` in the tree."""
+def unscaled_return(params: Annotate, value: float) -> float:
+    """The return that `scaled_return` maps to `value`."""
     if params.backup == "discounted_max":
         return value
     worst, best = params.returns
-    low, high = lowest_worth(params), highest_worth(params)
+    low, high = lowest_value(params), highest_value(params)
     return worst + (best - worst) * ((value - low) / (high - low))
 
 
-def unvisited_score(params: Annotate) -> str:
+def unvisited_rule(params: Annotate) -> str:
     """`selection.unvisited`, resolved."""
     return params.selection.unvisited or ("zero" if params.selection.rule == "puct" else "first")
 
 
-def reads_values(evaluation: LeafEvaluation) -> bool:
-    """Whether the search needs a value model."""
+def uses_value_model(evaluation: LeafEvaluation) -> bool:
+    """Whether leaf evaluation needs a value model."""
     return evaluation.kind != "rollout"
 
 
-def values_children(params: Annotate) -> bool:
-    """Whether the value model reads children as soon as they are there."""
-    return unvisited_score(params) in ("value", "bonus") or params.evaluation.critic == "value"
+def evaluates_children(params: Annotate) -> bool:
+    """Whether the value model evaluates children as soon as they are created."""
+    return unvisited_rule(params) in ("value", "bonus") or params.evaluation.critic == "value"
 
 
-def plain(params: Annotate) -> bool:
-    """Whether NODE_SCHEMA tells all there is of a tree: rollouts alone make its nodes and its values."""
-    return params.expansion.kind == "lazy" and not reads_values(params.evaluation)
+def rollouts_only(params: Annotate) -> bool:
+    """Whether all nodes and values come from rollouts, so that NODE_SCHEMA holds the whole tree."""
+    return params.expansion.kind == "lazy" and not uses_value_model(params.evaluation)

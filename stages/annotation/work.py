@@ -1,4 +1,4 @@
-"""What a plan asks of the search."""
+"""Requests of a search plan: policy turns and values. Also when a plan stops."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stages.annotation.units import highest_worth, lowest_worth
+from stages.annotation.units import highest_value, lowest_value
 
 if TYPE_CHECKING:
     from stages.annotation.tree import Edge, Tree
 
 
 @dataclass(frozen=True)
-class Play:
-    """Turns of the policy from a node: a rollout to the end, a `draw` of its next action alone, or a few greedy turns `ahead`."""
+class TurnRequest:
+    """Policy turns from a node: a rollout to the end, a `draw` of only the next action, or a few greedy turns `ahead`."""
 
     start: int
     number: int
-    """Which rollout or draw of the node, for its random keys."""
+    """Index of the node's rollout or draw; keys its random stream."""
     kind: Literal["rollout", "draw", "ahead"] = "rollout"
     turns: int | None = None
-    """Most turns; None: to the end."""
+    """At most; None: to the end."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """Histories that the value model reads: their nodes get a `model_value`."""
+class ValueRequest:
+    """Nodes whose histories the value model evaluates into `model_value`."""
 
     nodes: tuple[int, ...]
 
 
-Plan = Generator[list[Play] | Read, list[list["Edge"]], None]
-"""Yields work that is done at once; gets each play's turns, in the order asked for ([] for a reading)."""
+SearchPlan = Generator[list[TurnRequest] | ValueRequest, list[list["Edge"]], None]
+"""Yields requests to run as one batch; receives each turn request's edges, in order ([] for a value request)."""
 
 
 def stopped(tree: Tree) -> bool:
-    """Whether the tree's iterations, or one of its other limits, are reached."""
+    """Whether the tree has reached its iterations or another limit."""
     params, stop = tree.params, tree.params.stop
     if tree.iterations >= params.iterations:
         return True
@@ -44,11 +44,11 @@ def stopped(tree: Tree) -> bool:
     if first is not None and tree.iterations >= first + stop.extra_after_success:
         return True
     if stop.value is not None:
-        lowest = lowest_worth(params)
-        worth = lowest + (highest_worth(params) - lowest) * stop.value
-        # An end that was drawn has its return for a value; a tree that stopped before its visit would not have backed it up.
-        said = (node.model_value for node in tree.nodes if node.N or not node.ended)
-        if any(value is not None and value >= worth for value in said):
+        lowest = lowest_value(params)
+        threshold = lowest + (highest_value(params) - lowest) * stop.value
+        # A drawn end's model_value is its return; before its first visit that is not backed up yet.
+        values = (node.model_value for node in tree.nodes if node.N or not node.ended)
+        if any(value is not None and value >= threshold for value in values):
             return True
     return spent(tree)
 

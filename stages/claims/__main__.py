@@ -27,9 +27,10 @@ from stages.claims.experiment import (
 )
 from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.params import load_params
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
-from stages.runtime.validation import ParamsError, parse_yaml
+from stages.runtime.validation import ParamsError
 
 JOBS = "BELLWETHER_JOBS"
 """Environment variable: runs at a time."""
@@ -114,7 +115,7 @@ def main() -> int:
         unknown = sorted(set(options.slugs) - set(known))
         if unknown:
             raise ParamsError(f"no experiment {', '.join(unknown)} in {FOLDER}; there are {', '.join(known)}")
-        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
+        params = load_params(root / "params.yaml").model_dump()
         experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
         for slug, experiment in experiments.items():
             source = f"{FOLDER}/{slug}.yaml"

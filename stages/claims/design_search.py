@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stages.agent.engines import EngineSettings
+from stages.agent.player import EngineSettings
 from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel

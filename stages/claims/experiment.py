@@ -161,7 +161,7 @@ def _settle(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
 def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """params.yaml as the arm has it; the seed is still to come (`run_values`).
 
-    `params`: the parsed params.yaml. The domain's overrides in it stay, under those of the experiment.
+    `params`: params.yaml with its defaults. The domain's overrides in it stay, under those of the experiment.
     """
     domain = experiment.environment
     if experiment.lane == "offline_q":

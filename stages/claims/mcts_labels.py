@@ -20,8 +20,8 @@ import yaml
 
 from stages.annotation.nodes import Row
 from stages.annotation.search import Search
-from stages.annotation.tree import normal
-from stages.annotation.units import reads_values
+from stages.annotation.tree import normalize_action
+from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
 from stages.claims.label_metrics import judge
 from stages.claims.step_credit import policy_table
@@ -64,7 +64,7 @@ class Keydoor:
     """The SFT policy of this folder on its keydoor tasks."""
 
     def __init__(self, params: Params, tasks: int = TASKS, episodes: int = EPISODES) -> None:
-        from stages.agent.engines import EngineSettings, open_player
+        from stages.agent.player import EngineSettings, open_player
         from stages.environments.registry import load_domain
 
         self.params, self.episodes = params, episodes
@@ -122,7 +122,7 @@ class Keydoor:
             actions = []
             name = tree[0]["task_id"]
             while node:
-                actions.append(normal(tree[node]["action"]))
+                actions.append(normalize_action(tree[node]["action"]))
                 node = tree[node]["parent"]
             policy, best = (values[name].episode(actions[::-1])[-1].q for values in (of_policy, of_best))
             return policy, best
@@ -148,7 +148,7 @@ def main() -> int:
     try:
         params = parse_params(yaml.safe_load(options.settings.read_text(encoding="utf-8")), str(options.settings))
         section, seed = params.section("annotate", params.domains[0]), params.rl.seed or 0
-        if reads_values(section.evaluation):
+        if uses_value_model(section.evaluation):
             raise ParamsError("lane labels compares ways to annotate by rollouts; set annotate.evaluation.kind to rollout")
         on_keydoor, steps = Keydoor(params, options.tasks, options.episodes).measure(seed)
     except ParamsError as error:

@@ -20,12 +20,12 @@ import numpy as np
 
 from stages.claims.experiment import FOLDER, load_experiment, run_values
 from stages.claims.workshop import RunFailedError, Workshop, clean_commit
-from stages.params import Params, parse_params
+from stages.params import Params, load_params, parse_params
 from stages.records.episode import Episode, read_json, read_tasks, write_json
 from stages.records.task import Task
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
-from stages.runtime.validation import ParamsError, parse_yaml
+from stages.runtime.validation import ParamsError
 from stages.seeding import permutation
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class Bench:
 
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
         """`groups` groups of every task, as the method plays them."""
+        from stages.agent.active_episode import EpisodeRequest
         from stages.agent.chat import Chat
-        from stages.agent.play import Request
         from stages.agent.rollout import EnvironmentPool, Labels, collect
         from stages.algorithms.algorithm import resolve
         from stages.engine.engine import Sampling
@@ -145,7 +145,7 @@ class Bench:
         engine = TorchEngine(self.policy.model, [chat.end_of_turn], params.resources.slots, length)
         plan = resolve(rl, length).plan(self.policy.model.config.vocab_size)
         requests = [
-            Request(task, group * rl.group_size + place, f"{task.task_id}/{group}")
+            EpisodeRequest(task, group * rl.group_size + place, f"{task.task_id}/{group}")
             for task in self.tasks
             for group in range(groups)
             for place in range(rl.group_size)
@@ -215,7 +215,7 @@ def main() -> int:
     die_with_parent()
     root = Path.cwd()
     try:
-        params = parse_yaml((root / "params.yaml").read_bytes(), root / "params.yaml")
+        params = load_params(root / "params.yaml").model_dump()
         experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
         values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
         workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])

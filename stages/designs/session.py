@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from scipy.stats import spearmanr
 
-from stages.agent.named import model_names
+from stages.agent.model_names import model_names
 from stages.designs.places import Evaluated, Places
 from stages.designs.search import Proposal, Search
 from stages.designs.settings import Design as Settings

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from stages.agent.named import model_names
+from stages.agent.model_names import model_names
 from stages.algorithms.registry import composition, learns_token_values
 from stages.designs.settings import SETTINGS, DesignSpace, SearchParams
 from stages.runtime.validation import ParamsError

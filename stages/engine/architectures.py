@@ -1,7 +1,7 @@
 """Which models the torch engine serves, and how far back each of their layers looks, as their configuration alone says.
 
 What transformers' attention interface runs is served: its layers hand queries, keys and values to a function of ours. The engine
-compares itself with the model's own forward pass when it is made (see engine_check); what is refused here is refused earlier,
+compares itself with the model's own forward pass when it is made (see self_check); what is refused here is refused earlier,
 before anything is trained.
 """
 

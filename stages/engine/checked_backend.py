@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from stages.engine.completion_engine import Backend, TurnRequest, TurnResult
 from stages.engine.engine import EngineError, Pause, Sampling
 from stages.engine.sampling import restrict
-from stages.engine.token_sessions import Answer, Asked, Backend
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest mean difference, in nats, by resources.precision: kernels and batches differ between back ends. Our choice."""
@@ -36,43 +36,43 @@ class CheckedBackend:
 
     def __init__(self, backend: Backend, load_model: Callable[[], Any], turns: int, precision: str) -> None:
         self.backend, self._load, self.turns, self.precision = backend, load_model, turns, precision
-        self._asked: dict[int, Asked] = {}
+        self._requests: dict[int, TurnRequest] = {}
         self._model: Any = None
         self._differences: list[float] = []
         self._refused = ""
         """Why the back end is not to be used: what the check found."""
 
-    def start(self, asked: Asked) -> None:
+    def start(self, request: TurnRequest) -> None:
         if self._refused:
             raise EngineError(self._refused)
         if self.turns:
-            self._asked[asked.session] = asked
-        self.backend.start(asked)
+            self._requests[request.session] = request
+        self.backend.start(request)
 
-    def wait(self, pause: Pause | None = None) -> list[Answer]:
-        answers = self.backend.wait(pause)
-        for answer in sorted(answers, key=lambda answer: answer.session):
+    def wait(self, pause: Pause | None = None) -> list[TurnResult]:
+        results = self.backend.wait(pause)
+        for result in sorted(results, key=lambda result: result.session):
             if self.turns:
-                self._check(self._asked.pop(answer.session), answer)
-        return answers
+                self._check(self._requests.pop(result.session), result)
+        return results
 
     def cancel(self, sessions: Collection[int]) -> None:
         for session in sessions:
-            self._asked.pop(session, None)
+            self._requests.pop(session, None)
         self.backend.cancel(sessions)
 
     def close(self) -> None:
         self.backend.close()
 
-    def _check(self, asked: Asked, answer: Answer) -> None:
+    def _check(self, request: TurnRequest, result: TurnResult) -> None:
         if self._model is None:
             self._model = self._load()
-        expected = sampled_logprobs(self._model, asked.token_ids, answer.token_ids, asked.sampling)
-        self._differences += [abs(ours - theirs) for ours, theirs in zip(expected, answer.logprobs, strict=True)]
+        expected = sampled_logprobs(self._model, request.token_ids, result.token_ids, request.sampling)
+        self._differences += [abs(ours - theirs) for ours, theirs in zip(expected, result.logprobs, strict=True)]
         self.turns -= 1
         if self.turns:
             return
-        self._model, self._asked = None, {}
+        self._model, self._requests = None, {}
         mean = sum(self._differences) / len(self._differences)
         if not mean <= TOLERANCE[self.precision]:  # also where it is no number
             self._refused = (

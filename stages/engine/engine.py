@@ -2,7 +2,7 @@
 
 A *session* is one growing token sequence with its key/value cache. Callers open sessions, feed environment tokens, ask for
 turns and advance the engine until turns come back; finished sessions are closed and their places are taken by waiting ones.
-Back ends, chosen by `resources.engine` in stages.agent.engines: `torch_engine` (default), `vllm_engine`, `openai_engine`. The
+Back ends, chosen by `resources.engine` in stages.agent.player: `torch_engine` (default), `vllm_engine`, `openai_engine`. The
 torch engine draws with counter-based random numbers, so that a turn depends on its key and its tokens alone; the others are given
 a seed per turn, and what that is worth their modules say.
 """

@@ -19,8 +19,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from stages.engine.completion_engine import TurnRequest, TurnResult
 from stages.engine.engine import EngineError, Pause
-from stages.engine.token_sessions import Answer, Asked
 
 TIMEOUT_S = 600.0
 PAUSE_S = 0.1
@@ -36,13 +36,13 @@ def seed_of(key: int) -> int:
     return key % 2**31
 
 
-def request_fields(asked: Asked, dialect: str, end_of_turn: int, pad: int) -> dict[str, Any]:
+def request_fields(request: TurnRequest, dialect: str, end_of_turn: int, pad: int) -> dict[str, Any]:
     """What a request says beside model and prompt; fields that OpenAI's API lacks are in `extra_body`.
 
     Raises EngineError for a sampling setting that the dialect cannot express.
     """
-    sampling = asked.sampling
-    fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "top_p": sampling.top_p, "seed": seed_of(asked.key)}
+    sampling = request.sampling
+    fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "top_p": sampling.top_p, "seed": seed_of(request.key)}
     if dialect == "transformers":
         # Its own sampling switch is off unless a whole generation_config turns it on, and it refuses fields it does not know.
         extra: dict[str, Any] = {
@@ -100,7 +100,7 @@ def token_answer(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
 
 
 class OpenAIBackend:
-    """See `stages.engine.token_sessions.Backend`.
+    """See `stages.engine.completion_engine.Backend`.
 
     client: an `openai.OpenAI`; model: the name it is served under; dialect: "openai", "vllm" or "transformers", what the server
     understands beyond OpenAI's fields; text: take text where there are no token ids; requests: in flight at once.
@@ -112,22 +112,22 @@ class OpenAIBackend:
         self.client, self.model, self.tokenizer, self.end_of_turn = client, model, tokenizer, end_of_turn
         self.dialect, self.text = dialect, text
         self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
-        self._running: dict[int, Future[Answer]] = {}
+        self._running: dict[int, Future[TurnResult]] = {}
         """Requests under way, by session."""
         self._added = list(tokenizer("")["input_ids"])
         self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
-    def start(self, asked: Asked) -> None:
-        self._running[asked.session] = self._workers.submit(self._complete, asked)
+    def start(self, request: TurnRequest) -> None:
+        self._running[request.session] = self._workers.submit(self._complete, request)
 
-    def wait(self, pause: Pause | None = None) -> list[Answer]:
-        done: set[Future[Answer]] = set()
+    def wait(self, pause: Pause | None = None) -> list[TurnResult]:
+        done: set[Future[TurnResult]] = set()
         while self._running and not done and not (pause and pause()):
             done, _ = wait(self._running.values(), PAUSE_S if pause else None, FIRST_COMPLETED)
-        answers = [future.result() for future in done]
-        for answer in answers:
-            del self._running[answer.session]
-        return answers
+        results = [future.result() for future in done]
+        for result in results:
+            del self._running[result.session]
+        return results
 
     def cancel(self, sessions: Collection[int]) -> None:
         """See `Backend.cancel`. What was not sent yet is not sent; a request under way goes on at the server, its reply is
@@ -140,12 +140,12 @@ class OpenAIBackend:
         self._workers.shutdown(wait=True, cancel_futures=True)
         self.client.close()
 
-    def _complete(self, asked: Asked) -> Answer:
+    def _complete(self, request: TurnRequest) -> TurnResult:
         import openai
 
-        fields = request_fields(asked, self.dialect, self.end_of_turn, self._pad)
+        fields = request_fields(request, self.dialect, self.end_of_turn, self._pad)
         try:
-            reply = self.client.completions.create(model=self.model, prompt=self._prompt(asked.token_ids), **fields)
+            reply = self.client.completions.create(model=self.model, prompt=self._prompt(request.token_ids), **fields)
         except openai.APIConnectionError as error:
             raise ConnectionError(
                 f"no server answers at resources.engine.base_url {self.client.base_url} ({error}); start one, or set "
@@ -161,8 +161,8 @@ class OpenAIBackend:
             ) from error
         choice = reply.choices[0]
         if self.text:
-            return self._text_answer(asked, choice)
-        return self._token_answer(asked, choice)
+            return self._text_answer(request, choice)
+        return self._token_answer(request, choice)
 
     def _prompt(self, token_ids: Sequence[int]) -> Any:
         """Token ids; text for a server that takes nothing else, without what its tokenizer will put before it."""
@@ -171,7 +171,7 @@ class OpenAIBackend:
         start = len(self._added) if list(token_ids[: len(self._added)]) == self._added else 0
         return self.tokenizer.decode(list(token_ids[start:]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _token_answer(self, asked: Asked, choice: Any) -> Answer:
+    def _token_answer(self, request: TurnRequest, choice: Any) -> TurnResult:
         stopped = choice.finish_reason == "stop"
         try:
             ids, logprobs = token_answer(choice)
@@ -184,14 +184,14 @@ class OpenAIBackend:
                 "dialect vllm), or kind torch or vllm. For evaluate alone, which needs no more than text, "
                 "resources.engine.text: true takes what there is"
             ) from error
-        return Answer(asked.session, ids, logprobs, stopped)
+        return TurnResult(request.session, ids, logprobs, stopped)
 
-    def _text_answer(self, asked: Asked, choice: Any) -> Answer:
+    def _text_answer(self, request: TurnRequest, choice: Any) -> TurnResult:
         stopped = choice.finish_reason == "stop"
-        room = asked.sampling.max_tokens - stopped
+        room = request.sampling.max_tokens - stopped
         ids = list(self.tokenizer.encode(choice.text, add_special_tokens=False))[:room]
         ids += [self.end_of_turn] if stopped else []
-        return Answer(asked.session, tuple(ids), (math.nan,) * len(ids), stopped)
+        return TurnResult(request.session, tuple(ids), (math.nan,) * len(ids), stopped)
 
 
 def make_client(base_url: str) -> Any:

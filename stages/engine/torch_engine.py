@@ -24,12 +24,12 @@ from torch import Tensor
 from stages import seeding
 from stages.engine.architectures import unserved, windows
 from stages.engine.cache import SlotCache
+from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
 from stages.engine.engine import Pause, Sampling, Turn
-from stages.engine.engine_check import check_against_model
-from stages.engine.graphs import make_forward
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, draw
+from stages.engine.self_check import check_against_model
 from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
 CHUNK = 256

@@ -1,6 +1,6 @@
 """Generation by vLLM in this process, on its continuous batching, paged cache and prefix cache.
 
-Log-probabilities are asked for as `processed_logprobs`: those of the distribution that is drawn from, after temperature, top-k
+Log-probabilities are requested as `processed_logprobs`: those of the distribution that is drawn from, after temperature, top-k
 and top-p. Random numbers are vLLM's: each request has a generator seeded from the turn's key, so a turn's draws do not depend on
 its neighbours; the logits do, in their last bits, as far as vLLM's kernels sum in another order in another batch
 (VLLM_BATCH_INVARIANT=1 asks it for kernels that do not, where it has them).
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.engine.adapters import CONFIG, Adapter, is_adapter
+from stages.engine.completion_engine import TurnRequest, TurnResult
 from stages.engine.engine import EngineError, Pause
 from stages.engine.openai_engine import seed_of
-from stages.engine.token_sessions import Answer, Asked
 
 if TYPE_CHECKING:
-    from stages.agent.engines import EngineSettings
+    from stages.agent.player import EngineSettings
 
 
 class VllmBackend:
-    """See `stages.engine.token_sessions.Backend`; `folder` holds a model, or a LoRA adapter, whose base is then served with it.
+    """A `Backend`; `folder` holds a model, or a LoRA adapter, whose base is then served with it.
 
     Raises EngineError if vLLM is not installed.
     """
@@ -68,29 +68,29 @@ class VllmBackend:
             )
         )
 
-    def start(self, asked: Asked) -> None:
+    def start(self, request: TurnRequest) -> None:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        sampling = asked.sampling
+        sampling = request.sampling
         params = SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
-            seed=seed_of(asked.key),
+            seed=seed_of(request.key),
             logprobs=0,  # the drawn token's alone
             stop_token_ids=[self.end_of_turn],
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = TokensPrompt(prompt_token_ids=list(asked.token_ids))
-        self._engine.add_request(str(asked.session), prompt, params, lora_request=self._lora)
+        prompt = TokensPrompt(prompt_token_ids=list(request.token_ids))
+        self._engine.add_request(str(request.session), prompt, params, lora_request=self._lora)
 
-    def wait(self, pause: Pause | None = None) -> list[Answer]:
-        done: list[Answer] = []
+    def wait(self, pause: Pause | None = None) -> list[TurnResult]:
+        done: list[TurnResult] = []
         while not done and self._engine.has_unfinished_requests() and not (pause and pause()):
             done = [self._answer(output) for output in self._engine.step() if output.finished]
         return done
@@ -108,11 +108,11 @@ class VllmBackend:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _answer(self, output: Any) -> Answer:
+    def _answer(self, output: Any) -> TurnResult:
         """A finished request's tokens and their log-probabilities."""
         completion = output.outputs[0]
         ids = tuple(int(token) for token in completion.token_ids)
         if completion.logprobs is None or len(completion.logprobs) != len(ids):
             raise EngineError(f"vLLM returned {len(ids)} tokens without a log-probability for each")
         values = tuple(float(at[token].logprob) for token, at in zip(ids, completion.logprobs, strict=True))
-        return Answer(int(output.request_id), ids, values, completion.finish_reason == "stop")
+        return TurnResult(int(output.request_id), ids, values, completion.finish_reason == "stop")

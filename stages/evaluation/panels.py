@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stages.agent.engines import EngineSettings, Player, open_player
+from stages.agent.player import EngineSettings, Player, open_player
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
 from stages.engine.engine import Engine, Sampling
@@ -26,7 +26,7 @@ from stages.records.task import Split, Task
 from stages.runtime.workers import worker_pool
 
 if TYPE_CHECKING:
-    from stages.agent.selecting import Ranking
+    from stages.agent.best_of_n import Ranking
     from stages.evaluation.settings import Evaluate
 
 STREAM = "evaluate"
@@ -230,7 +230,7 @@ def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domai
 
 def ranking(best_of: BestOf, domain: str, device: str) -> Ranking | None:
     """What orders the actions that are drawn in a domain; None where they vote."""
-    from stages.agent.selecting import by_logprob, by_scorer, per_token
+    from stages.agent.best_of_n import by_logprob, by_scorer, per_token
 
     if best_of.by == "vote":
         return None
@@ -250,16 +250,16 @@ def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
     """The player's engine, or one that sees the newest turns alone, or chooses among its draws."""
     engine: Engine = player.engine
     if settings.scaffold.window is not None:
-        from stages.agent.window import WindowEngine
+        from stages.agent.history_window import WindowEngine
 
         engine = WindowEngine(engine, settings.scaffold.window)
     if job.best_of is None:
         return engine
+    from stages.agent.best_of_n import BestOfEngine
     from stages.agent.rollout import action_key
-    from stages.agent.selecting import SelectingEngine
 
     rank = ranking(job.best_of, job.domain, settings.engine.device)
-    return SelectingEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
+    return BestOfEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
 
 
 def play(job: Job, settings: Settings) -> Outcome:

@@ -21,7 +21,7 @@ class BestOf(Section):
 class Evaluate(Section):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
-    `<model>+logprob` and `<model>+vote` (see CHOICES) play the best of `best_of.n` actions that the model draws at each turn; the
+    `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the
     first two on the panels of those domains that have a Q-model or values."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2

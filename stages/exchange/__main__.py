@@ -109,10 +109,10 @@ def main() -> int:
         params = load_params(root / "params.yaml")
         quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
         if options.what == "model":
-            from stages.agent.named import named_or_folder
+            from stages.agent.model_names import resolve_model
             from stages.exchange.models import write_model
 
-            write_model(named_or_folder(options.model, root, params), Path(options.to))
+            write_model(resolve_model(options.model, root, params), Path(options.to))
             print(f"export: {options.model} is in {options.to}")
             return 0
         if options.domain not in params.domains:

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.annotation.continuations import continuation, path_below, path_to
-from stages.annotation.labels import steps_to
-from stages.annotation.nodes import Row, trees_of
+from stages.annotation.continuations import continuation, end_distances, path_below
+from stages.annotation.nodes import Row, path_to, trees_of
 from stages.records.messages import Messages
 from stages.records.task import Task, opening
 
 
 def turns_of(tree: Sequence[Row], path: Sequence[int]) -> Messages:
-    """The actions of nodes in order, each followed by what answered it."""
-    messages: Messages = []
-    for node in path:
-        messages += [
-            {"role": "assistant", "content": tree[node]["action"]},
-            {"role": "user", "content": tree[node]["observation"]},
-        ]
-    return messages
+    """The nodes' actions in order, each followed by its observation."""
+    roles = (("assistant", "action"), ("user", "observation"))
+    return [{"role": role, "content": tree[node][column]} for node in path for role, column in roles]
 
 
 def preference_rows(
@@ -28,24 +22,21 @@ def preference_rows(
 ) -> list[dict[str, Any]]:
     """A row for each pair (rows of PAIR_SCHEMA), in order; `nodes`: rows of NODE_SCHEMA; `tasks`: by id, for their prompts.
 
-    level step: the two actions; trajectory: each with what followed it, as `rl.preference.level` has it. Raises ValueError for a
+    level step: the two actions; trajectory: each with its continuation, as for `rl.preference.level`. Raises ValueError for a
     pair of a task that is not among `tasks` or has no tree.
     """
     trees = trees_of(nodes)
-    away = {
-        name: [steps_to(tree, success) if level == "trajectory" else None for success in (True, False)]
-        for name, tree in trees.items()
-    }
+    distances = {name: end_distances(tree, level) for name, tree in trees.items()}
     rows = []
     for pair in pairs:
         name = pair["task_id"]
         if name not in tasks or name not in trees:
-            raise ValueError(f"pairs.parquet names task {name}, which has no {'tree' if name in tasks else 'curated task'}")
+            raise ValueError(f"pairs.parquet lists task {name}, which has no {'tree' if name in tasks else 'curated task'}")
         tree, task = trees[name], tasks[name]
         start = {"role": "user", "content": opening(task.prompt, tree[0]["observation"])}
         sides = [
             (turns_of(tree, path_below(tree, pair[side], to))[:-1], continuation(tree, pair[side], to).value)
-            for side, to in zip(("win", "lose"), away[name], strict=True)
+            for side, to in zip(("win", "lose"), distances[name], strict=True)
         ]
         rows.append(
             {

@@ -10,7 +10,7 @@ from stages.runtime.validation import Section
 
 
 class EngineParams(Section):
-    """What generates in rollout, annotate and evaluate (stages/agent/engines.py); rl always plays with the torch engine."""
+    """What generates in rollout, annotate and evaluate (stages/agent/player.py); rl always plays with the torch engine."""
 
     kind: Literal["torch", "vllm", "openai"] = "torch"
     base_url: str = "http://127.0.0.1:8000/v1"

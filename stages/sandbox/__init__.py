@@ -1,6 +1,6 @@
 """Where programs that a model wrote run: isolated by bubblewrap or sandlock, bounded in time, memory, processes and output."""
 
-from stages.sandbox.exchange import Outcome, Program, TestResult, Tests
+from stages.sandbox.execution import Outcome, Program, TestResult, Tests
 from stages.sandbox.sandbox import Sandbox
 from stages.sandbox.server import SandboxError
 from stages.sandbox.settings import SandboxSettings

@@ -28,8 +28,8 @@ VARIABLES = {
 }
 """All of a program's environment."""
 
-INSIDE = ("values", "steps", "program", "testing", "syscalls", "server")
-"""Modules of stages/sandbox/inside, each before those that import it."""
+GUEST_MODULES = ("protocol", "step_counter", "program", "test_runner", "syscalls", "server")
+"""Modules of stages/sandbox/guest, each before those that import it."""
 LOAD = """
 import json, sys, types
 for name, text in json.loads(sys.argv[1]):
@@ -52,9 +52,11 @@ def server_command() -> list[str]:
 
 
 def texts() -> str:
-    """Names and texts of the modules in INSIDE, for LOAD."""
-    folder = Path(__file__).with_name("inside")
-    return json.dumps([(f"stages.sandbox.inside.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in INSIDE])
+    """Names and texts of the modules in GUEST_MODULES, for LOAD."""
+    folder = Path(__file__).with_name("guest")
+    return json.dumps(
+        [(f"stages.sandbox.guest.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in GUEST_MODULES]
+    )
 
 
 class Backend:
@@ -206,7 +208,7 @@ class Sandlock(Backend):
             "cwd": folder,
         }
         command = [*server_command(), self.inner(settings, folder)]
-        return [sys.executable, "-m", "stages.sandbox.locked", json.dumps({"options": options, "command": command})]
+        return [sys.executable, "-m", "stages.sandbox.sandlock_runner", json.dumps({"options": options, "command": command})]
 
 
 class UnsafeSubprocess(Backend):

@@ -11,7 +11,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 from stages.sandbox.backends import BACKENDS, SAFE, Backend
-from stages.sandbox.exchange import Exchange, Program
+from stages.sandbox.execution import Execution, Program
 from stages.sandbox.server import LostError, SandboxError, Server
 from stages.sandbox.settings import SandboxSettings
 
@@ -67,7 +67,7 @@ def breaches(backend: Backend) -> str | None:
         finally:
             del os.environ["SANDBOX_PROBE"]
         try:
-            outcome = Exchange(server, settings, Program(source), None).outcome()
+            outcome = Execution(server, settings, Program(source), None).outcome()
         except LostError as error:
             return f"its server is lost: {error}"
         finally:

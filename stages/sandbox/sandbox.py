@@ -7,7 +7,7 @@ import threading
 import weakref
 
 from stages.sandbox.backends import BACKENDS, Backend
-from stages.sandbox.exchange import Exchange, Outcome, Program, Tests
+from stages.sandbox.execution import Execution, Outcome, Program, Tests
 from stages.sandbox.probe import choose
 from stages.sandbox.server import LostError, Server
 from stages.sandbox.settings import SandboxSettings
@@ -41,7 +41,7 @@ class Sandbox:
                 try:
                     server = self._server()
                     try:
-                        return Exchange(server, self.settings, program, tests).outcome()
+                        return Execution(server, self.settings, program, tests).outcome()
                     finally:
                         if server.spent:
                             self._drop()

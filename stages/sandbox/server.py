@@ -1,4 +1,4 @@
-"""The host's side of the server in the sandbox (stages/sandbox/inside): starting it, asking it to fork, ending it."""
+"""The host's side of the server in the sandbox (stages/sandbox/guest): starting it, asking it to fork, ending it."""
 
 from __future__ import annotations
 

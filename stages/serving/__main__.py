@@ -21,7 +21,7 @@ from stages.runtime.command import command
 from stages.runtime.workers import quiet_environment
 
 if TYPE_CHECKING:
-    from stages.serving.choices import Served
+    from stages.serving.variants import ServedModel
 
 HOST = "127.0.0.1"
 PORT = 8000
@@ -43,7 +43,7 @@ def bound(port: int) -> socket.socket:
 
 def engine_settings(params: Params, kind: str, port: int) -> Any:
     """Settings of the back end `kind`. Raises ValueError for a server in front of itself."""
-    from stages.agent.engines import EngineSettings
+    from stages.agent.player import EngineSettings
 
     model = params.model
     settings = replace(EngineSettings.of(params.resources, model.max_length, model.thinking), kind=kind, text=False)
@@ -61,23 +61,23 @@ def left_out(params: Params) -> list[str]:
     return ["evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"]
 
 
-def serve(model: Served, params: Params, kind: str, listening: socket.socket) -> None:
+def serve(model: ServedModel, params: Params, kind: str, listening: socket.socket) -> None:
     """Answer requests until told to end (SIGINT, SIGTERM), then finish those under way."""
     import torch
     import uvicorn
 
-    from stages.agent.engines import open_player
+    from stages.agent.best_of_n import BestOfEngine, by_logprob
+    from stages.agent.player import open_player
     from stages.agent.rollout import action_key
-    from stages.agent.selecting import SelectingEngine, by_logprob
     from stages.engine.engine import Sampling
     from stages.serving.app import Agent, make_app
-    from stages.serving.turns import TurnServer
+    from stages.serving.engine_thread import EngineThread
 
     torch.set_num_threads(params.resources.threads)
     port = listening.getsockname()[1]
     next(iter(model.names.values())).rank()  # a Q-model that can't be read is told now
     player = open_player(model.folder, engine_settings(params, kind, port))
-    turns = TurnServer(SelectingEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
+    turns = EngineThread(BestOfEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
     sampling = Sampling(**params.evaluate.sampling.model_dump())
     agent = Agent(turns, player.chat, model.names, player.policy_hash, sampling, params.model.max_length)
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off", ws="none"))
@@ -113,9 +113,9 @@ def main() -> int:
         params = load_params(root / "params.yaml")
         quiet_environment(params.resources.threads, not params.model.path.startswith("hub:"))
         from stages.agent.policy import check_folder
-        from stages.serving.choices import served
+        from stages.serving.variants import find_served_model
 
-        model = served(options.model, root, params)
+        model = find_served_model(options.model, root, params)
         check_folder(model.folder)
         with bound(options.port) as listening:
             serve(model, params, options.engine, listening)

@@ -20,10 +20,10 @@ from stages.agent.chat import Chat
 from stages.engine.engine import EngineError, Sampling, Turn
 from stages.records.messages import plain_messages
 from stages.seeding import key64
-from stages.serving.choices import Choice
-from stages.serving.door import Door, error_reply
-from stages.serving.requests import MAX_TURNS, Asked, ChatAsked, CompletionAsked
-from stages.serving.turns import Order, TurnServer
+from stages.serving.engine_thread import EngineThread, GenerationJob
+from stages.serving.request_guard import RequestGuard, error_reply
+from stages.serving.schemas import MAX_TURNS, ChatRequest, CompletionRequest, GenerationRequest
+from stages.serving.variants import Variant
 
 SEED_BITS = 31
 MAX_FAULTS = 5
@@ -53,14 +53,14 @@ class Agent:
     """What is served. `names`: how the model chooses under each name; `sampling`: what requests leave out; `max_length`: tokens
     of prompt and answer together."""
 
-    turns: TurnServer
+    turns: EngineThread
     chat: Chat
-    names: Mapping[str, Choice]
+    names: Mapping[str, Variant]
     policy_hash: str
     sampling: Sampling
     max_length: int
 
-    def choice(self, name: str) -> Choice:
+    def choice(self, name: str) -> Variant:
         if name not in self.names:
             near = difflib.get_close_matches(name, list(self.names), n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
@@ -68,13 +68,13 @@ class Agent:
             raise RefusedError(message, "model", "model_not_found", 404)
         return self.names[name]
 
-    def sampling_of(self, asked: Asked, length: int, max_tokens: int | None) -> Sampling:
+    def sampling_of(self, asked: GenerationRequest, length: int, max_tokens: int | None) -> Sampling:
         """How a prompt of `length` tokens is gone on from. Raises RefusedError where there is no room."""
         room = self.max_length - length
         said = f"this model's context is {self.max_length} tokens (model.max_length in params.yaml); the prompt has {length}"
         if room < 1:
             message = f"{said}, which leaves no room for an answer. Shorten it, or serve with a larger model.max_length"
-            raise RefusedError(message, "messages" if isinstance(asked, ChatAsked) else "prompt", "context_length_exceeded")
+            raise RefusedError(message, "messages" if isinstance(asked, ChatRequest) else "prompt", "context_length_exceeded")
         if max_tokens is not None and max_tokens > room:
             message = f"{said}, and {max_tokens} more were asked for. Ask for at most {room}, or shorten the prompt"
             raise RefusedError(message, "max_tokens", "context_length_exceeded")
@@ -90,7 +90,9 @@ class Agent:
         settings["top_k"] = max(0, settings["top_k"])
         return Sampling(**settings, max_tokens=max_tokens or min(room, self.sampling.max_tokens))
 
-    async def answers(self, request: Request, asked: Asked, prompts: list[list[int]], max_tokens: int | None) -> list[list[Turn]]:
+    async def answers(
+        self, request: Request, asked: GenerationRequest, prompts: list[list[int]], max_tokens: int | None
+    ) -> list[list[Turn]]:
         """`n` turns for each prompt. The first one's first draw has the seed itself as its key.
 
         Raises GoneError if the client leaves. What is not needed then, or because another prompt failed, is not computed on.
@@ -105,10 +107,10 @@ class Agent:
         orders = []
         for place, token_ids in enumerate(prompts):
             keys = [seed if not place + draw else key64(seed, "answer", place, draw) for draw in range(asked.n)]
-            orders.append(Order(token_ids, keys, self.sampling_of(asked, len(token_ids), max_tokens), choice))
+            orders.append(GenerationJob(token_ids, keys, self.sampling_of(asked, len(token_ids), max_tokens), choice))
         return await self.drawn(request, orders)
 
-    async def drawn(self, request: Request, orders: Sequence[Order]) -> list[list[Turn]]:
+    async def drawn(self, request: Request, orders: Sequence[GenerationJob]) -> list[list[Turn]]:
         """See `answers`."""
         drawing = [asyncio.wrap_future(self.turns.submit(order)) for order in orders]
         leaving = asyncio.ensure_future(left(request))
@@ -138,7 +140,7 @@ class Agent:
         """Each token's text."""
         return [self.chat.tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in turn.token_ids]
 
-    def head(self, kind: str, asked: Asked) -> dict[str, Any]:
+    def head(self, kind: str, asked: GenerationRequest) -> dict[str, Any]:
         name = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{secrets.token_hex(12)}"
         return {
             "id": name,
@@ -148,7 +150,7 @@ class Agent:
             "system_fingerprint": self.policy_hash,
         }
 
-    def completion_choice(self, asked: CompletionAsked, index: int, turn: Turn) -> dict[str, Any]:
+    def completion_choice(self, asked: CompletionRequest, index: int, turn: Turn) -> dict[str, Any]:
         logprobs = None
         if asked.logprobs is not None:
             texts = self.pieces(turn)
@@ -158,7 +160,7 @@ class Agent:
         text = self.text(turn, asked.skip_special_tokens)
         return {"index": index, "text": text, "logprobs": logprobs, **self.ending(asked, turn)}
 
-    def chat_choice(self, asked: ChatAsked, index: int, turn: Turn) -> dict[str, Any]:
+    def chat_choice(self, asked: ChatRequest, index: int, turn: Turn) -> dict[str, Any]:
         logprobs = None
         if asked.logprobs:
             pairs = zip(self.pieces(turn), turn.logprobs, strict=True)
@@ -172,7 +174,7 @@ class Agent:
             message["reasoning_content"] = said.thought
         return {"index": index, "message": message, "logprobs": logprobs, **self.ending(asked, turn)}
 
-    def ending(self, asked: Asked, turn: Turn) -> dict[str, Any]:
+    def ending(self, asked: GenerationRequest, turn: Turn) -> dict[str, Any]:
         reason = {"finish_reason": "stop" if turn.stop_reason == "stop" else "length"}
         return {**reason, "token_ids": list(turn.token_ids)} if asked.return_token_ids else reason
 
@@ -182,7 +184,7 @@ def usage(prompts: list[list[int]], turns: list[list[Turn]]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def streamed(reply: dict[str, Any], asked: Asked) -> Iterator[str]:
+def streamed(reply: dict[str, Any], asked: GenerationRequest) -> Iterator[str]:
     """A finished reply as server-sent events. A turn is sent as a whole: which one it is, is known when all draws are done."""
     chat = reply["object"] == "chat.completion"
     head = {**{key: reply[key] for key in reply if key not in ("choices", "usage")}}
@@ -202,7 +204,7 @@ def streamed(reply: dict[str, Any], asked: Asked) -> Iterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def send(reply: dict[str, Any], asked: Asked) -> Response:
+def send(reply: dict[str, Any], asked: GenerationRequest) -> Response:
     return StreamingResponse(streamed(reply, asked), media_type="text/event-stream") if asked.stream else JSONResponse(reply)
 
 
@@ -219,12 +221,12 @@ def said_wrong(error: RequestValidationError) -> JSONResponse:
     return error_reply("; ".join(lines[:MAX_FAULTS] + more), 400, place)
 
 
-def make_app(agent: Agent) -> Door:
+def make_app(agent: Agent) -> RequestGuard:
     """The application; `agent` is not closed with it."""
     app = FastAPI(title="Bellwether", docs_url=None, redoc_url=None)
     add_error_replies(app)
     add_endpoints(app, agent)
-    return Door(app)
+    return RequestGuard(app)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -273,7 +275,7 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
         return entry(name)
 
     @app.post("/v1/completions")
-    async def completions(request: Request, asked: CompletionAsked) -> Response:
+    async def completions(request: Request, asked: CompletionRequest) -> Response:
         agent.choice(asked.model)
         prompts = [agent.chat.tokens_of(prompt) if isinstance(prompt, str) else list(prompt) for prompt in asked.prompts]
         size = agent.chat.vocabulary
@@ -285,7 +287,7 @@ def add_endpoints(app: FastAPI, agent: Agent) -> None:
         return send({**agent.head("text_completion", asked), "choices": parts, "usage": usage(prompts, drawn)}, asked)
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request, asked: ChatAsked) -> Response:
+    async def chat_completions(request: Request, asked: ChatRequest) -> Response:
         agent.choice(asked.model)
         try:
             messages = plain_messages(asked.messages)

@@ -160,7 +160,7 @@ class SpoolTracker(Tracker):
         self._event({**event, "files": folder.name})
 
     def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
-        from stages.agent.samples import choose
+        from stages.agent.sample_episodes import choose
         from stages.tracking.episodes import trace_of
 
         for _, row in choose(rows, count, "traces"):

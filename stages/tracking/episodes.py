@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stages.agent.samples import outcome
+from stages.agent.sample_episodes import outcome
 
 
 def trace_of(row: Mapping[str, Any]) -> dict[str, Any]:

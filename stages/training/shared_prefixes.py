@@ -6,7 +6,7 @@ follows is its own. The own tokens of all rows go through the layers side by sid
 where a row's own queries meet the keys and values of all its tokens, wherever these were computed. Each gradient is the sum over
 the rows that share a token, which autograd takes where keys and values are handed out.
 
-The same function as the dense pass (`stages.agent.policy.predicting_states`), to float rounding, for any model with full
+The same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with full
 attention: the model's own forward pass runs, with an attention function that knows the layout. For the families of
 `stages.engine.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
 policy token: of the others it needs keys and values.
@@ -225,7 +225,7 @@ def can_share(model: Any) -> bool:
 
 def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Last hidden states [n, D] at the positions that predict the tokens where `mask` [B, T], in `mask.nonzero()`'s order; as
-    `stages.agent.policy.predicting_states`, for a model that `can_share`."""
+    `stages.agent.logprobs.predicting_states`, for a model that `can_share`."""
     layout = make_layout(token_ids, mask)
     rows, columns = mask.nonzero(as_tuple=True)
     predicting = layout.nodes[rows, columns - 1]

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stages.algorithms.parts.graph import CUT, ENDED, INVALID, StepKeys
+from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys
 from stages.records.episode import Episode
 
 

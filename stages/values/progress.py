@@ -109,7 +109,7 @@ def fit_progress(
     return model, report
 
 
-def judge(model: ProgressEstimator, rollouts: Sequence[Rollout], mean: float, micro_tokens: int) -> dict[str, float]:
+def evaluate(model: ProgressEstimator, rollouts: Sequence[Rollout], mean: float, micro_tokens: int) -> dict[str, float]:
     """How well contributions add up to returns that the model has not seen; `mean`: of the returns that it has. `baseline_mse` is
     the error of that constant, `explained_variance` 1 - mse / baseline_mse."""
     device = next(model.parameters()).device

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from stages.agent.policy import head_logprobs, token_logprobs
+from stages.agent.logprobs import head_logprobs, token_logprobs
 from stages.engine.attention import use_attention
 from stages.records.card import Card
 from stages.runtime.files import atomic_folder, atomic_text
@@ -32,7 +32,7 @@ CARD = Card(
     assumptions="the policy stays as it is; scores compare actions of one history alone; beta, epochs and rate are ours",
     reduces_to="n = 1: the policy itself; kind trajectory_dpo: one pair compares whole episodes; kind regression: a scalar head "
     "on the labels' Q",
-    tested_by="tests/values/test_q_model.py, tests/agent/test_selecting.py",
+    tested_by="tests/values/test_q_model.py, tests/agent/test_best_of_n.py",
     switch="annotate.q_model.kind: step_dpo; evaluate.models: [sft, sft+q]",
 )
 SETTINGS = "q_model.json"
@@ -80,7 +80,7 @@ class PreferenceQ(nn.Module):
         """Log-probability under `model` of the tokens of each row where `mask`, both [R, T], as the model compares them: [R]."""
         device = next(model.parameters()).device
         mask = mask.to(device)
-        return self.scaled(token_logprobs(model, token_ids.to(device), mask)[0].sum(1), mask.sum(1))
+        return self.scaled(token_logprobs(model, token_ids.to(device), mask).sum(1), mask.sum(1))
 
     @torch.no_grad()
     def scores(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> Tensor:
@@ -91,7 +91,7 @@ class PreferenceQ(nn.Module):
         difference = torch.zeros(real.shape)
         for model, sign in ((self.policy, 1.0), (self.reference, -1.0)):
             states = after(model.base_model, history, actions)[:, :-1][real.to(model.device)]
-            logs, _ = head_logprobs(model, states, targets.to(model.device), 1.0)
+            logs = head_logprobs(model, states, targets.to(model.device))
             difference[real] += sign * logs.float().cpu()
         return self.params.beta * self.scaled(difference.sum(1), lengths)
 

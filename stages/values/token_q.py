@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from stages.agent.policy import through_head
+from stages.agent.logprobs import through_head
 from stages.runtime.files import atomic_folder
 from stages.values.q_model import after
 

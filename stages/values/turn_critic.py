@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stages.agent.policy import States
+from stages.agent.logprobs import States
 from stages.seeding import seed_torch
 from stages.values.contract import ValueHead
 from stages.values.heads import C51Head, make_head

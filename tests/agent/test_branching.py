@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.branching import Fork, Path
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import score_tokens, token_logprobs
+from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import StepKeys
 from stages.algorithms.parts.branching import EntropyPlan
-from stages.algorithms.parts.graph import StepKeys
 from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
 from stages.engine.sampling import candidate_entropy
@@ -99,7 +100,7 @@ def test_branches_take_over_what_was_before_them(policy, chat, branched):
     for episode in episodes:
         mask = torch.tensor([episode.owner]) == int(Owner.POLICY)
         with torch.no_grad():
-            trained, _ = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
+            trained = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
         torch.testing.assert_close(trained[0], torch.tensor(episode.logprob), atol=1e-5, rtol=0)
         assert episode.reward == sum(turn.reward for turn in episode.turns)
         assert [turn.state_key for turn in episode.turns] == [
@@ -269,7 +270,7 @@ def test_entropy_over_the_likeliest_tokens(policy, chat):
     ids = torch.tensor([[*chat.prompt_tokens("take the key"), *told.token_ids]])
     mask = torch.arange(ids.shape[1])[None] >= ids.shape[1] - len(told.token_ids)
     with torch.no_grad():
-        _, entropy = token_logprobs(policy.model, ids, mask, entropy=True)
+        entropy = score_tokens(policy.model, ids, mask, entropy=True).entropy
     torch.testing.assert_close(torch.tensor(told.entropies), entropy[0, -len(told.token_ids) :].float(), atol=1e-4, rtol=1e-4)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny import make_tiny_policy
 
-from stages.agent.policy import PolicyError, hidden_states, load_policy, policy_hash, save_policy, token_logprobs, usable_device
+from stages.agent.logprobs import hidden_states, score_tokens, token_logprobs
+from stages.agent.policy import PolicyError, load_policy, policy_hash, save_policy, usable_device
 
 
 @pytest.fixture
@@ -110,13 +111,15 @@ def test_token_logprobs_equal_the_full_softmax_and_its_gradient(tiny_policy, tem
     gradient = model.model.layers[0].mlp.up_proj.weight.grad.clone()
     for chunk in (3, 8192):
         model.zero_grad()
-        logprobs, entropy = token_logprobs(model, ids, mask, temperature, chunk=chunk, entropy=True)
+        scores = score_tokens(model, ids, mask, temperature, chunk=chunk, entropy=True)
+        logprobs, entropy = scores.logprobs, scores.entropy
         torch.testing.assert_close(logprobs, (expected * mask).detach(), atol=1e-5, rtol=0)
         torch.testing.assert_close(entropy, (expected_entropy * mask).detach(), atol=1e-5, rtol=0)
         (logprobs + entropy).sum().backward()
         torch.testing.assert_close(model.model.layers[0].mlp.up_proj.weight.grad, gradient, atol=1e-4, rtol=1e-4)
-    assert token_logprobs(model, ids, mask)[1] is None
-    logprobs, numbers = token_logprobs(model, ids, mask, temperature, entropy=True, entropy_gradient=False)
+    assert score_tokens(model, ids, mask).entropy is None
+    scores = score_tokens(model, ids, mask, temperature, entropy=True, entropy_gradient=False)
+    logprobs, numbers = scores.logprobs, scores.entropy
     torch.testing.assert_close(numbers, (expected_entropy * mask).detach(), atol=1e-5, rtol=0)
     assert logprobs.requires_grad
     assert not numbers.requires_grad

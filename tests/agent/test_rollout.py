@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.engine.engine import Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
@@ -76,7 +77,7 @@ def test_rows_are_token_exact(policy, chat, episodes, tmp_path):
         assert episode.turn.count(-1) == len(opening) == episode.owner.count(0)
         mask = torch.tensor([episode.owner]) == int(Owner.POLICY)
         with torch.no_grad():
-            trained, _ = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
+            trained = token_logprobs(policy.model, torch.tensor([episode.token_ids]), mask)
         torch.testing.assert_close(trained[0], torch.tensor(episode.logprob), atol=1e-5, rtol=0)
         assert episode.reward == sum(turn.reward for turn in episode.turns)
         assert episode.terminated

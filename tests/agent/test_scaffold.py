@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.best_of_n import BestOfEngine, choose
 from stages.agent.chat import Chat
+from stages.agent.history_window import WindowEngine
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
 from stages.agent.scaffold import ASK_PLAN, ASK_WHY, GO_ON, Scaffold, ScaffoldedEnvironment
-from stages.agent.selecting import SelectingEngine, choose
-from stages.agent.window import WindowEngine
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
 from stages.environments.protocol import Environment, Observation, Step
@@ -118,7 +118,7 @@ def played(policy: Any, window: int | None, n: int = 1, slots: int = 12, width: 
     if window is not None:
         engine = WindowEngine(engine, window)
     if n > 1:
-        engine = SelectingEngine(engine, n, None, lambda tokens: action_key(chat.action_text(tokens)))
+        engine = BestOfEngine(engine, n, None, lambda tokens: action_key(chat.action_text(tokens)))
     with EnvironmentPool(CountingEnvironment) as pool:
         requests = attempts(toy_tasks(4), 2)
         return collect(engine, chat, pool, requests, Sampling(max_tokens=4), Labels(3), max_length=160, width=width), engine

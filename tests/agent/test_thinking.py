@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from tiny import TINY_TEMPLATE, make_tiny_tokenizer
 from tokenizers import AddedToken
-from toys import CountingEnvironment, toy_tasks
+from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.best_of_n import choose
 from stages.agent.branching import Fork
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
-from stages.agent.selecting import choose
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.engine.engine import Sampling, Turn

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.graph import ENDED, StepKeys
+from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
 
 MakeBatch = Callable[..., TrajectoryBatch]
 

@@ -10,9 +10,8 @@ import torch
 
 from stages.agent.branching import Path
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import StepKeys, TrajectoryBatch
 from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
-from stages.algorithms.parts.graph import StepKeys
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.rewards.hierarchical import hierarchical
 from stages.algorithms.settings import Rl

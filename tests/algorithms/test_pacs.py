@@ -141,7 +141,7 @@ def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(m
     part = take(batch.with_extra(GroupSizes(torch.tensor([2, 2, 1, 2, 2, 1]))), [0, 1])
     alone = algorithm.loss((part.logprobs_old + shift[:2]) * part.mask, torch.zeros(part.mask.shape), part, total)
     assert float(alone.loss) + loss([3, 4, 5]) != pytest.approx(whole, rel=1e-3), "the check has a reason"
-    with pytest.raises(ValueError, match="Algorithm.prepare"):
+    with pytest.raises(ValueError, match=r"Algorithm\.prepare"):
         algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch.with_(extra={}), total)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from stages.agent.policy import Vocabulary
+from stages.agent.logprobs import Vocabulary
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.loss import MeanLogprobs, denominators

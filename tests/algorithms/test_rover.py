@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from training.toys import make_episode
 
-from stages.agent.policy import Vocabulary, load_policy, score_tokens, token_logprobs
+from stages.agent.logprobs import Vocabulary, score_tokens, token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch, next_token_values
 from stages.algorithms.methods.rover import values_and_targets
@@ -253,7 +254,7 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
     models = Models.make(algorithm, model, None, make_processes(Resources()), 64)
     told = models.annotate(batch, algorithm)
     with torch.no_grad():
-        expected, _ = token_logprobs(model, batch.token_ids, batch.mask)
+        expected = token_logprobs(model, batch.token_ids, batch.mask)
         logs = model(batch.token_ids).logits.log_softmax(-1).mean(-1)
     torch.testing.assert_close(told.logprobs_old, expected, rtol=0, atol=1e-5)
     mean = torch.cat([torch.zeros(2, 1), logs[:, :-1]], 1) * batch.mask

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys, TrajectoryBatch, edges, merge, similar_states
 from stages.algorithms.parts.credit import Credit
-from stages.algorithms.parts.graph import CUT, ENDED, INVALID, StepKeys, edges, merge, similar_states
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

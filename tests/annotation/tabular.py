@@ -8,7 +8,7 @@ from typing import Any
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Tree
-from stages.annotation.units import reads_values
+from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, ExactReader, FakeEngine, Pool, task
 
 SIGNED: dict[str, Any] = {"reward_range": [-1.0, 1.0]}
@@ -28,7 +28,7 @@ def grow(
     """Trees of one world for tasks that differ in their names (and so in their random keys) alone."""
     settings = Annotate(**params)
     engine = FakeEngine(width)
-    if reads_values(settings.evaluation) and reader is None:
+    if uses_value_model(settings.evaluation) and reader is None:
         reader = ExactReader(engine if settings.evaluation.backbone == "policy" else FakeEngine(width))
     search = Search(engine, Chat(), Pool(), settings, seed=5, max_length=10_000, threaded=threaded, reader=reader)
     return search.grow([task(name, world, kind) for name in names])

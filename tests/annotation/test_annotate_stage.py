@@ -155,7 +155,8 @@ def test_stage_fits_the_other_models_it_is_asked_for(context: StageContext):
 def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: pytest.MonkeyPatch):
     """Contract: no task that a model is judged by was seen by another that it may have started from: the step-value model, the
     Q-model and the progress estimator share one split of the tasks, whatever each can learn from."""
-    from stages.values import progress, q_fitting, step_value
+    from stages.annotation import q_fitting
+    from stages.values import progress, step_value
 
     seen: dict[str, set[str]] = {}
 
@@ -171,9 +172,9 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
     noting(step_value, "fit", 1, "values learn")
     noting(step_value, "predict", 1, "values")
     noting(q_fitting, "fit_regression", 1, "q learns")
-    noting(q_fitting, "judge", 1, "q")
+    noting(q_fitting, "evaluate", 1, "q")
     noting(progress, "fit_progress", 1, "progress learns")
-    noting(progress, "judge", 1, "progress")
+    noting(progress, "evaluate", 1, "progress")
     play_episodes(context)
     for seed in range(4):
         q_model = {"kind": "regression", "init": "value_model", "epochs": 1.0}
@@ -344,7 +345,7 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
     from stages.agent.chat import Chat
     from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
-    from stages.annotation.leaf_values import HeadReader, leaf_model
+    from stages.annotation.leaf_values import HeadEvaluator, leaf_model
     from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)
@@ -367,7 +368,7 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
         engine = TorchEngine(policy.model, [chat.end_of_turn], slots, 300)
         own = TorchEngine(model.backbone, [], slots, 300) if backbone == "own" else engine
         with EnvironmentPool(Toy) as pool:
-            return Search(engine, chat, pool, params, 0, 300, reader=HeadReader(own, model)).grow(part)
+            return Search(engine, chat, pool, params, 0, 300, reader=HeadEvaluator(own, model)).grow(part)
 
     everything = tasks(16)
     together = grow(everything, slots=8)
@@ -384,7 +385,8 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
     import torch
 
     from stages.agent.chat import Chat
-    from stages.agent.policy import load_policy, token_logprobs
+    from stages.agent.logprobs import token_logprobs
+    from stages.agent.policy import load_policy
     from stages.agent.rollout import EnvironmentPool
     from stages.engine.torch_engine import TorchEngine
 
@@ -403,7 +405,7 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
         ids = torch.tensor([history + list(node.edge.token_ids)])
         mask = torch.arange(ids.shape[1])[None] >= len(history)
         with torch.no_grad():
-            logs, _ = token_logprobs(policy.model, ids, mask)
+            logs = token_logprobs(policy.model, ids, mask)
         assert logs[0, len(history) :].tolist() == pytest.approx(list(node.edge.logprobs), abs=1e-5)
 
 

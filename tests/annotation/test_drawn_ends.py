@@ -13,7 +13,7 @@ from stages.annotation.pairs import pair_rows
 from stages.annotation.plans import eager
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.work import Read
+from stages.annotation.work import ValueRequest
 
 EAGER: dict[str, Any] = {"expansion": {"kind": "eager"}, "labels": {"q": "tree"}}
 MODEL: dict[str, Any] = {**EAGER, "evaluation": {"kind": "value_model"}}
@@ -41,7 +41,7 @@ def test_a_drawn_win_counts(backup: str, expected: float):
     with suppress(StopIteration):
         while True:
             results = []
-            if isinstance(work, Read):
+            if isinstance(work, ValueRequest):
                 for node in work.nodes:
                     tree.nodes[node].model_value = 0.3
             else:

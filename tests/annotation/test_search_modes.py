@@ -17,8 +17,8 @@ from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.annotation.solutions import omega
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import lowest_worth
-from stages.annotation.work import Play
+from stages.annotation.units import lowest_value
+from stages.annotation.work import TurnRequest
 from stages.claims.known_tree import (
     ARMS,
     DEPTH,
@@ -100,7 +100,7 @@ def test_visits_add_up(mode: str):
             assert node.n_success <= node.n_rollouts
             if own and not node.ended:
                 assert params.evaluation.kind == "value_model" or not params.evaluation.keep_rollouts
-            assert max(1.0, lowest_worth(params) ** 2) * node.N + 1e-9 >= node.W2
+            assert max(1.0, lowest_value(params) ** 2) * node.N + 1e-9 >= node.W2
             below = sum(child.W for child in children)
             if not own:
                 assert below == pytest.approx(node.W)
@@ -222,7 +222,7 @@ def test_bisection_finds_the_first_error(error: int):
     tree = Tree("t", ROOT, Annotate(iterations=1, selection={"rule": "omega", "c": 0.125}, evaluation={"rollouts": 8}))
     plan = omega(tree)
     work = next(plan)
-    assert work == [Play(0, number) for number in range(8)]
+    assert work == [TurnRequest(0, number) for number in range(8)]
 
     def step(name: str, end: bool, reward: float = 0.0) -> Edge:
         return Edge(name, (key64(name) % 10**9,), (), "", () if end else (11,), reward, end, False, "")
@@ -404,7 +404,7 @@ def test_an_environment_that_forgets_its_random_state_is_refused():
         def take(self) -> World:
             return Forgetful()
 
-    with pytest.raises(ValueError, match="snapshots that copy the whole state"):
+    with pytest.raises(ValueError, match="snapshots of the whole state"):
         Search(FakeEngine(), Chat(), ForgetfulPool(), Annotate(), 0, 10_000).grow([task("a")])
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from tabular import SIGNED
 
-from stages.annotation.backup import with_critic
+from stages.annotation.backup import mix_critic
 from stages.annotation.selection import (
     Arm,
     critic_ranks,
@@ -130,4 +130,4 @@ def test_critics_mixture_by_hand():
     assert critic_ranks([0.2, 0.9, 0.4]) == pytest.approx([1 / 3, 1.0, 0.5])
     assert critic_ranks([0.4, 0.4, 0.1]) == pytest.approx([1.0, 1.0, 1 / 3])
     params = Annotate(evaluation={"critic": "prior"})
-    assert with_critic([0.4, 0.4], [-0.1, -3.0], [None, None], params) == pytest.approx([0.7, 0.45])
+    assert mix_critic([0.4, 0.4], [-0.1, -3.0], [None, None], params) == pytest.approx([0.7, 0.45])

@@ -15,9 +15,9 @@ from stages.annotation.labels import (
     label_rows,
     min_max,
     process_values,
-    soft,
     standard_error,
     steps_to,
+    success_rate,
 )
 from stages.annotation.nodes import trees_of
 from stages.annotation.pairs import PAIR_SCHEMA, best_path, edit_distance, pair_rows
@@ -35,8 +35,8 @@ def row(node: int, parent: int, n: int = 4, c: int = 0, end: bool = False, **cha
 
 def test_soft_and_hard_labels():
     """Contract: 3 of 8 rollouts correct -> soft 0.375, hard 1; 0 of 8 -> 0, 0."""
-    assert (soft(row(1, 0, 8, 3)), hard(row(1, 0, 8, 3))) == (0.375, 1)
-    assert (soft(row(1, 0, 8, 0)), hard(row(1, 0, 8, 0))) == (0.0, 0)
+    assert (success_rate(row(1, 0, 8, 3)), hard(row(1, 0, 8, 3))) == (0.375, 1)
+    assert (success_rate(row(1, 0, 8, 0)), hard(row(1, 0, 8, 0))) == (0.0, 0)
     assert standard_error(row(1, 0, 8, 0)) > 0.1
     assert standard_error(row(1, 0, 8, 0, end=True)) == 0.0
 

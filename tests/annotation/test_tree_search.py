@@ -71,9 +71,9 @@ def test_no_iteration_is_spent_on_known_ends_while_others_are_open():
     """Contract: an iteration revisits a known end only after everything below the root is known."""
     (tree,) = grow(["a"], kind="paid", iterations=100, expand_k=6)
     assert tree.counters["known_ends"] == 0
-    assert not tree.nodes[0].known
+    assert not tree.nodes[0].exhausted
     (tree,) = grow(["a"], kind="paid", iterations=1500, expand_k=6)
-    assert tree.nodes[0].known
+    assert tree.nodes[0].exhausted
     rollouts = 1500 - tree.counters["known_ends"]
     assert all(node.ended or node.n_rollouts >= 6 for node in tree.nodes)
     assert rollouts < 6 * 40

@@ -17,7 +17,7 @@ from stages.annotation.search import Search
 from stages.annotation.selection import Arm, virtual
 from stages.annotation.settings import Annotate
 from stages.annotation.tree import Edge, Tree
-from stages.annotation.units import return_of, worth
+from stages.annotation.units import scaled_return, unscaled_return
 from stages.claims.known_tree import Chat, FakeEngine, Pool, task
 
 MODEL: dict[str, Any] = {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}}
@@ -28,18 +28,18 @@ def edge(token: int, reward: float = 0.0, end: bool = False) -> Edge:
     return Edge(str(token), (token,), (-0.5,), "", () if end else (11,), reward, end, False, "" if end else str(token))
 
 
-def test_what_is_foreseen_is_what_a_visit_brings():
-    """Contract: under discounted_max an end is foreseen as its own reward, and a history that the model gives a return of 0.9,
+def test_predicted_values_equal_those_of_a_first_visit():
+    """Contract: under discounted_max an end is predicted as its own reward, and a history that the model gives a return of 0.9,
     0.3 of which came before this action and 0.2 with it, as 0.2 + 0.8 (0.9 - 0.5) = 0.52: the values of their first visits."""
     tree = Tree("t", ROOT, Annotate(backup="discounted_max", gamma=0.8, **MODEL))
     (above,) = tree.draw(0, [edge(1, 0.3)], 1)
     end, history = tree.draw(above, [edge(2, 0.5, end=True), edge(3, 0.2)], 1)
     tree.nodes[history].model_value = 0.9
-    foreseen = [tree.foreseen(node) for node in (end, history)]
-    assert foreseen == pytest.approx([0.5, 0.52])
+    predicted_value = [tree.predicted_value(node) for node in (end, history)]
+    assert predicted_value == pytest.approx([0.5, 0.52])
     tree.insert(end, [], 1)
     tree.back_up(history, 0.9)
-    assert [tree.nodes[node].value for node in (end, history)] == pytest.approx(foreseen)
+    assert [tree.nodes[node].value for node in (end, history)] == pytest.approx(predicted_value)
     assert tree.nodes[above].value == pytest.approx(0.3 + 0.8 * 0.52)
     assert tree_values(tree.rows(), tree.params) == [node.value for node in tree.nodes]
 
@@ -90,12 +90,12 @@ def test_the_lowest_return_is_the_lowest():
     as lost and a history that nobody read are worth the lowest of them."""
     for more, expected in (({}, [0.0, 0.5, 1.0]), ({"backup": "discounted_max"}, [-6.0, -3.0, 0.0])):
         params = Annotate(**MODEL, **LMRL, **more, value_model={"head": WIDE}, virtual="loss", leaves_per_tree=2)
-        assert [worth(params, total) for total in (-6.0, -3.0, 0.0)] == expected
-        assert [return_of(params, value) for value in expected] == pytest.approx([-6.0, -3.0, 0.0])
+        assert [scaled_return(params, total) for total in (-6.0, -3.0, 0.0)] == expected
+        assert [unscaled_return(params, value) for value in expected] == pytest.approx([-6.0, -3.0, 0.0])
         assert virtual(params, Arm(expected[1], 1, 0.0), 1).q == (expected[0] + expected[1]) / 2
         tree = Tree("t", ROOT, params)
         (child,) = tree.draw(0, [edge(1)], 1)
-        assert tree.foreseen(child) == expected[0]
+        assert tree.predicted_value(child) == expected[0]
 
 
 def test_the_best_of_negative_returns_is_one_that_was_seen():

@@ -477,6 +477,6 @@ def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     page = "\n".join(board.pages(tmp_path).values())
-    assert "5 paired seeds, each run learns from stored games of its own." in page
-    assert "overrides of the settings of stages/control/settings.py" in page
-    assert "nothing is trained after annotate" in page
+    assert f"5 paired seeds, {board.LANES['offline_q']}." in page
+    assert "overrides of stages/control/settings.py" in page
+    assert board.LANES["annotate"] in page

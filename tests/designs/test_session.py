@@ -15,7 +15,7 @@ import yaml
 
 from flows import design as flow
 from stages.agent.chat import Chat
-from stages.agent.named import model_names
+from stages.agent.model_names import model_names
 from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search, workshop
 from stages.claims.design_metrics import METRICS

@@ -14,6 +14,7 @@ from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.environments.textworld import TextWorldDomain, TextWorldSettings
 from stages.environments.textworld.settings import NAME_NUMBERS
+from stages.environments.textworld.stories import Story, Transitions
 from stages.params import ROOT
 from stages.records.task import SPLITS
 
@@ -124,6 +125,22 @@ def test_a_restored_snapshot_goes_on_exactly_as_the_original_did(domain, folder,
             player.restore(snapshot)
             assert (player.state_key(), domain.expert(player)) == (key, advice)
             assert [(player.step(action), player.state_key(), player.admissible()) for action in script] == expected
+
+
+def test_remembered_transitions_are_those_of_the_interpreter(folder, tasks):
+    """Random play with a store so small that it forgets, with a large one, and without: the same texts and memories."""
+    stores = [Transitions(size) for size in (0, 5, 1000)]
+    stories = [Story(folder / str(tasks[0].spec["game"]), store) for store in stores]
+    commands = ["go east", "go west", "go north", "inventory", "look", "open door", "take key", "xyzzy"]
+    drawn = random.Random(5)
+    kept = [stories[0].first]
+    for _ in range(120):
+        memory, command = drawn.choice(kept[-6:]), drawn.choice(commands)
+        results = [story.run(memory, command) for story in stories]
+        assert results[0] == results[1] == results[2]
+        kept.append(results[0][1])
+    assert [store.hits + store.misses for store in stores] == [120] * 3
+    assert stores[0].hits == 0 < stores[1].hits < stores[2].hits
 
 
 def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domain, environment, tasks):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stages import evaluate
-from stages.agent.engines import EngineSettings
+from stages.agent.player import EngineSettings
 from stages.agent.scaffold import THINKING, Scaffold
 from stages.curation.panel import PanelMismatchError, make_panel, write_panel
 from stages.engine.engine import Sampling
@@ -114,12 +114,12 @@ def test_a_model_may_choose_among_its_actions(curated: Path, tiny_policy: Path, 
 
 def test_a_model_may_choose_by_the_values_of_tokens(curated: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: with +value the panel's domain's policy and its values judge; per token where that is asked for."""
-    from stages.agent import selecting
+    from stages.agent import best_of_n
     from stages.values import token_q
 
     scorer, asked, scaled = Counting(), [], []
     monkeypatch.setattr(token_q, "load_token_q", lambda *folders: asked.append(folders) or scorer)
-    monkeypatch.setattr(selecting, "per_token", lambda rank: scaled.append(rank) or rank)
+    monkeypatch.setattr(best_of_n, "per_token", lambda rank: scaled.append(rank) or rank)
 
     def rows(by: str, per_token: bool = False) -> list[dict[str, Any]]:
         best = panels_module.BestOf(by, 4, Path("rl"), Path("sft"), per_token)

@@ -176,9 +176,8 @@ BYTES = (*mutation.BYTES, yaml_spliced, yaml_spliced, yaml_spliced, line_doubled
 
 @cache
 def shipped() -> tuple[bytes, Any, frozenset[str]]:
-    """params.yaml as bytes, as values, and the names of its keys."""
-    text = (ROOT / FILE).read_bytes()
-    values = yaml.safe_load(text)
+    """params.yaml as bytes, as values with all defaults, and the names of its keys."""
+    text, values = (ROOT / FILE).read_bytes(), project.load_params(ROOT / FILE).model_dump()
     return text, values, frozenset(name for _, name in probes.scalars(values) if isinstance(name, str) and name.isidentifier())
 
 

@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 from starlette.testclient import TestClient
 
+from stages.agent.best_of_n import BestOfEngine, by_logprob
 from stages.agent.chat import Chat
 from stages.agent.policy import load_policy, policy_hash
 from stages.agent.rollout import action_key
-from stages.agent.selecting import SelectingEngine, by_logprob
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.serving.app import Agent, make_app
-from stages.serving.choices import PLAIN, Choice
-from stages.serving.turns import TurnServer
+from stages.serving.engine_thread import EngineThread
+from stages.serving.variants import PLAIN, Variant
 from tests.tiny import make_tiny_policy
 
 from . import mutation
@@ -148,8 +148,8 @@ def client() -> TestClient:
     policy = load_policy(path)
     chat = Chat(policy.tokenizer)
     engine = TorchEngine(policy.model, [chat.end_of_turn], slots=16, max_length=MAX_LENGTH)
-    turns = TurnServer(SelectingEngine(engine, 1, by_logprob, lambda tokens: action_key(chat.action_text(tokens))))
-    names = {"merged": PLAIN, "merged+logprob": Choice(3, lambda: by_logprob), "merged+vote": Choice(3, lambda: None)}
+    turns = EngineThread(BestOfEngine(engine, 1, by_logprob, lambda tokens: action_key(chat.action_text(tokens))))
+    names = {"merged": PLAIN, "merged+logprob": Variant(3, lambda: by_logprob), "merged+vote": Variant(3, lambda: None)}
     agent = Agent(turns, chat, names, policy_hash(path), Sampling(0.8, 0.9, 20, 8), MAX_LENGTH)
     atexit.register(turns.close)
     atexit.register(folder.cleanup)

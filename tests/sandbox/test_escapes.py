@@ -13,7 +13,7 @@ import pytest
 
 from stages.sandbox import Program, Sandbox, SandboxSettings, Tests, backends
 from stages.sandbox.backends import BACKENDS, SAFE
-from stages.sandbox.inside.syscalls import DENIED, X32
+from stages.sandbox.guest.syscalls import DENIED, X32
 from stages.sandbox.probe import breaches, fault
 from stages.sandbox.server import remove
 

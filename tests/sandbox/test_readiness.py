@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stages import params
 from stages.curation.panel import make_panel, write_panel
 from stages.environments.code import CodeDomain, CodeSettings
 from stages.environments.registry import open_domain
@@ -18,6 +19,7 @@ from stages.runtime import stage as runtime
 from stages.runtime.stage import BAD_PARAMETERS, stage_run
 from stages.runtime.validation import ParamsError
 from stages.sandbox import SandboxSettings, probe
+from stages.tracking import open_tracker
 
 STAGES = ("curate", "rollout", "annotate", "rl", "evaluate")
 UNSAFE = SandboxSettings(backend="unsafe_subprocess")
@@ -53,7 +55,8 @@ def ends_with(name: str, project: Path, monkeypatch: pytest.MonkeyPatch, rl: dic
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     per_domain = name != "evaluate"
     monkeypatch.setattr(sys, "argv", [name, *(["--domain", "code"] if per_domain else [])])
-    return stage_run(name, importlib.import_module(f"stages.{name}").run, per_domain=per_domain)
+    stage = importlib.import_module(f"stages.{name}")
+    return stage_run(name, stage.run, params, open_tracker, per_domain=per_domain)
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -10,7 +10,7 @@ import pytest
 
 from stages.sandbox import Program, Sandbox, SandboxError, SandboxSettings, Tests, probe
 from stages.sandbox.backends import BACKENDS, SAFE
-from stages.sandbox.inside.values import decode, describe, encode
+from stages.sandbox.guest.protocol import decode, describe, encode
 
 pytestmark = pytest.mark.long(20)
 

@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 
 from stages.sandbox.backends import LOAD, texts
-from stages.sandbox.inside.values import encode, receive, send
+from stages.sandbox.guest.protocol import encode, receive, send
 
 VERSIONS = ("3.11", "3.12", "3.13")
 VARIABLE = "BELLWETHER_PYTHONS"
 FORK = f"""{LOAD}
 import resource, socket
-from stages.sandbox.inside.program import run_program
+from stages.sandbox.guest.program import run_program
 resource.setrlimit(resource.RLIMIT_CPU, (3, 4))
 run_program(*(socket.socket(fileno=int(number)) for number in sys.argv[2:]))
 """
 COUNT = f"""{LOAD}
-from stages.sandbox.inside.program import compile_program
-from stages.sandbox.inside.steps import counter
+from stages.sandbox.guest.program import compile_program
+from stages.sandbox.guest.step_counter import counter
 most = 10**9
 steps = counter(most, sys.exit)
 left = steps.begin.__closure__[steps.begin.__code__.co_freevars.index("left")]
@@ -167,8 +167,8 @@ REFUSED = {
     "set_events": "import sys\nfor n in range(6): sys.monitoring.set_events(n, 0)",
     "set_local_events": "import sys\nfor n in range(6): sys.monitoring.set_local_events(n, f.__code__, 0)",
     "register_callback": "from sys import monitoring as m\nfor n in range(6): m.register_callback(n, m.events.INSTRUCTION, None)",
-    "the counter's modules": "import sys\nsys.modules['stages.sandbox.inside.steps'].counter = None",
-    "an import of them": "import stages.sandbox.inside.steps",
+    "the counter's modules": "import sys\nsys.modules['stages.sandbox.guest.step_counter'].counter = None",
+    "an import of them": "import stages.sandbox.guest.step_counter",
     "a copy of the code": "f.__code__ = f.__code__.replace(co_name='g')",
     "recursion": "def g(): g()\ng()",
 }

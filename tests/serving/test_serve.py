@@ -19,11 +19,11 @@ import torch
 import yaml
 from served import WAIT_S
 
+from stages.agent.best_of_n import BestOfEngine, by_logprob, by_scorer, choose, per_token
 from stages.agent.chat import Chat
-from stages.agent.engines import EngineSettings, open_player
+from stages.agent.player import EngineSettings, open_player
 from stages.agent.policy import load_policy, policy_hash, save_policy
 from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
-from stages.agent.selecting import SelectingEngine, by_logprob, by_scorer, choose, per_token
 from stages.engine.engine import Sampling, Turn
 from stages.engine.openai_engine import seed_of
 from stages.engine.torch_engine import TorchEngine
@@ -33,7 +33,7 @@ from stages.records.task import Task
 from stages.runtime.resources import EngineParams, Resources
 from stages.seeding import key64
 from stages.serving import __main__ as serve
-from stages.serving.choices import choices
+from stages.serving.variants import variants
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
 from stages.values.settings import QModel
 from stages.values.token_q import Scale, TokenQ, load_token_q
@@ -107,7 +107,7 @@ def own(project: Path) -> SimpleNamespace:
     same = lambda tokens: action_key(chat.action_text(tokens))  # noqa: E731
 
     def drawn(token_ids: Sequence[int], key: int, sampling: Sampling, n: int = 1, rank: Any = by_logprob) -> Turn:
-        selecting = SelectingEngine(engine, n, rank, same)
+        selecting = BestOfEngine(engine, n, rank, same)
         session = selecting.open(token_ids)
         selecting.request(session, key, sampling)
         (turn,) = selecting.advance()
@@ -247,9 +247,9 @@ def test_every_way_of_choosing_is_evaluates_own(project: Path, tmp_path: Path) -
     for scaled in (False, True):
         best_of = params.evaluate.best_of.model_copy(update={"per_token": scaled})
         changed = params.model_copy(update={"evaluate": params.evaluate.model_copy(update={"best_of": best_of})})
-        ways = choices(tmp_path, changed, "rl@toy")
+        ways = variants(tmp_path, changed, "rl@toy")
         assert list(ways) == ["", "+logprob", "+vote", "+value", "+value@toy", "+value@other"]
-        assert "+value" not in choices(tmp_path, changed, "merged")
+        assert "+value" not in variants(tmp_path, changed, "merged")
         assert ways["+value"] is ways["+value@toy"]
         assert ways["+vote"].rank() is None
         own = by_scorer(load_token_q(tmp_path / "data/models/rl/toy"))
@@ -320,7 +320,7 @@ def test_choosing_in_front_of_another_server(
     resources = params.resources.model_copy(update={"engine": EngineParams(base_url=server.base_url, check_turns=2)})
     settings = serve.engine_settings(params.model_copy(update={"resources": resources}), "openai", 8001)
     player = open_player(project / "data/models/merged", settings)
-    selecting = SelectingEngine(player.engine, 3, own.q_model, lambda tokens: action_key(player.chat.action_text(tokens)))
+    selecting = BestOfEngine(player.engine, 3, own.q_model, lambda tokens: action_key(player.chat.action_text(tokens)))
     prompt = own.chat.prompt_tokens("open the box")
     for seed in range(3):
         session = selecting.open(prompt)

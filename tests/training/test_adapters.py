@@ -10,7 +10,8 @@ import pytest
 import torch
 from adapters import adapted_policy
 
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.agent.settings import Lora
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import LossTerms
@@ -107,8 +108,8 @@ def test_reference_logprobs_are_those_without_the_adapter(tiny_policy: Path) -> 
     mask = torch.ones_like(IDS, dtype=torch.bool)
     mask[:, 0] = False
     with torch.no_grad():
-        found = token_logprobs(models.reference, IDS, mask)[0]
-        expected = token_logprobs(load_policy(tiny_policy, attention="sdpa").model, IDS, mask)[0]
+        found = token_logprobs(models.reference, IDS, mask)
+        expected = token_logprobs(load_policy(tiny_policy, attention="sdpa").model, IDS, mask)
     assert torch.equal(found, expected)
 
 
@@ -126,7 +127,7 @@ def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, 
                 for terms in update.loss(micro):
                     terms.loss.backward()
                     if terms.trained is not None:
-                        update.saw(*terms.trained)
+                        update.on_tokens_trained(*terms.trained)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found[share] = torch.cat([parameter.grad.flatten() for parameter in trained])
     assert float(found[False].norm()) > 1e-3

@@ -1,4 +1,4 @@
-"""Demonstrations as documents: what is trained, how steps are dealt, that micro-batches change nothing."""
+"""Demonstrations as documents: what is trained, the steps of an epoch, that micro-batches change nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.policy import load_policy, token_logprobs
-from stages.training.documents import deal, encode, micro_batches, steps_per_epoch
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
+from stages.training.documents import encode, epoch_batches, micro_batches, steps_per_epoch
 from training.toys import demonstration, letter_tasks
 
 
@@ -33,22 +34,22 @@ def test_only_the_policys_turns_are_trained(policy, documents):
         assert not documents.mask[row, length:].any()
 
 
-def test_an_epoch_deals_every_document_once(documents):
+def test_an_epoch_uses_every_document_once(documents):
     budget = sum(documents.lengths) // 3 + 1
-    steps = deal(documents, budget, 0, "sft", 0)
+    steps = epoch_batches(documents, budget, 0, "sft", 0)
     assert len(steps) == steps_per_epoch(documents, budget) == 3
     assert sorted(row for step in steps for row in step) == list(range(documents.size))
-    assert steps != deal(documents, budget, 0, "sft", 1)
-    assert len(deal(documents, 1, 0)) == documents.size
-    assert all(deal(documents, 1, 0))
+    assert steps != epoch_batches(documents, budget, 0, "sft", 1)
+    assert len(epoch_batches(documents, 1, 0)) == documents.size
+    assert all(epoch_batches(documents, 1, 0))
 
 
 @pytest.mark.parametrize("tokens_per_batch", [64, 128, 4096])
 def test_the_micro_batch_split_leaves_every_logprob(policy, documents, tokens_per_batch: int):
     """Contract: a row's log-probabilities do not depend on the rows and the padding beside it."""
-    whole, _ = token_logprobs(policy.model, documents.token_ids, documents.mask)
+    whole = token_logprobs(policy.model, documents.token_ids, documents.mask)
     for rows in micro_batches(documents, range(documents.size), tokens_per_batch):
-        part, _ = token_logprobs(policy.model, *documents.take(rows))
+        part = token_logprobs(policy.model, *documents.take(rows))
         torch.testing.assert_close(part, whole[torch.tensor(rows), : part.shape[1]], rtol=0, atol=2e-6)
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import score_tokens
+from stages.agent.policy import load_policy
 from stages.algorithms.batch import LossTerms
 from stages.runtime.resources import Resources
 from stages.training.loop import Learner, make_processes, merge_sums, write_history
@@ -77,7 +78,8 @@ def test_in_bfloat16_the_weights_the_loss_and_the_gradient_are_float32(tiny_poli
     model.model.layers[0].mlp.register_forward_hook(lambda _, __, output: seen.update(layer=output.dtype))
 
     def loss(rows: list[int]) -> Iterator[LossTerms]:
-        logprobs, entropy = token_logprobs(model, ids[rows], mask[rows], 0.7, entropy=True)
+        scores = score_tokens(model, ids[rows], mask[rows], 0.7, entropy=True)
+        logprobs, entropy = scores.logprobs, scores.entropy
         share = -logprobs.sum() / int(mask.sum())
         seen.update(logprobs=logprobs.dtype, entropy=entropy.dtype, loss=share.dtype)
         yield LossTerms(share, {"loss": share.detach()})

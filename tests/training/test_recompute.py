@@ -10,7 +10,8 @@ import torch
 from adapters import adapted_policy
 from torch import nn
 
-from stages.agent.policy import load_policy, token_logprobs
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.training.recompute import recompute_layers
@@ -24,7 +25,7 @@ MASK = torch.ones(2, 12, dtype=torch.bool).index_fill(1, torch.tensor([0]), Fals
 
 def loss_and_gradient(model) -> tuple[float, torch.Tensor]:
     model.zero_grad()
-    loss = -token_logprobs(model, IDS, MASK)[0].mean()
+    loss = -token_logprobs(model, IDS, MASK).mean()
     loss.backward()
     gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad]
     return float(loss.detach()), torch.cat(gradients).clone()
@@ -49,7 +50,7 @@ def test_less_is_kept_for_the_backward_pass(tiny_policy: Path) -> None:
         sizes: dict[int, int] = {}
         pack = lambda tensor: sizes.setdefault(tensor.data_ptr(), tensor.numel()) and tensor  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            token_logprobs(model, IDS, MASK)[0].mean()
+            token_logprobs(model, IDS, MASK).mean()
         return sum(sizes.values())
 
     plain, model = (adapted_policy(tiny_policy, attention="sdpa").model for _ in range(2))

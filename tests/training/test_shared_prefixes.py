@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.agent.policy import load_policy, predicting_states, token_logprobs
+from stages.agent.logprobs import predicting_states, token_logprobs
+from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.settings import Rl
@@ -121,7 +122,7 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
                     terms.loss.backward()
                     total += float(terms.loss.detach())
                     if terms.trained is not None:
-                        update.saw(*terms.trained)
+                        update.on_tokens_trained(*terms.trained)
         assert ledger.policy_tokens == int(batch.mask.sum())
         found[share] = total, torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
     assert found[True][0] == pytest.approx(found[False][0], abs=1e-6)
@@ -137,7 +138,7 @@ def test_a_shared_prompt_gets_its_gradient_from_every_episode(model):
     micro = take(make_batch(model.config.vocab_size), [0, 1, 2, 3])
 
     def total() -> torch.Tensor:
-        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states)[0].sum()
+        loss = token_logprobs(twin, micro.token_ids, micro.mask, states=sharing_states).sum()
         if torch.is_grad_enabled():
             loss.backward()
         return loss.detach()

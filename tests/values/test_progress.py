@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.values.progress import ProgressEstimator, Rollout, fit_progress, judge
+from stages.values.progress import ProgressEstimator, Rollout, evaluate, fit_progress
 from stages.values.settings import HeadParams, Progress
 from values.test_step_value import backbone
 
@@ -83,7 +83,7 @@ def test_turns_that_earn_the_return_get_it(loss: str) -> None:
     params = Progress(kind="spa", epochs=12, learning_rate=5e-3, batch_tokens=512, head={"loss": loss})
     train, held_out = made_up(8), made_up(10)[80:]
     model, report = fit_progress(backbone(), train, params, 0, 10_000)
-    judged = judge(model, held_out, 0.45, 64)
+    judged = evaluate(model, held_out, 0.45, 64)
     assert report.clamped == 0.0
     assert judged["explained_variance"] > 0.6
     good, idle = [], []

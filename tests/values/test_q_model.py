@@ -13,7 +13,7 @@ import torch
 from stages.agent.policy import load_policy
 from stages.annotation.decisions import Decision, Rows, sibling_decisions, step_pairs, trajectory_pairs
 from stages.annotation.pairs import pair_rows
-from stages.annotation.q_fitting import fit_preferences, fit_regression, judge, logprobs, preference_loss
+from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression, logprobs, preference_loss
 from stages.annotation.settings import Annotate
 from stages.values.fitting import within
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
@@ -71,7 +71,7 @@ def test_untrained_it_has_no_opinion(policy: Any) -> None:
     """step_q 4: while policy and reference are one, scores are 0, and accuracy counts ties as half."""
     model = PreferenceQ(policy.model, policy.model, QModel(kind="step_dpo"))
     assert model.scores([1, 2, 3], [[4, 5], [6], [7, 8, 9]]).tolist() == [0.0, 0.0, 0.0]
-    judged = judge(model, sibling_decisions(tree(), PARAMS), 0.25)
+    judged = evaluate(model, sibling_decisions(tree(), PARAMS), 0.25)
     assert judged == {"pairs": 2, "accuracy": 0.5, "correlation": 0.0}
 
 
@@ -141,7 +141,7 @@ def test_preferences_are_learnt_and_the_policy_is_left_alone(policy: Any, kind: 
     model, report = fit_preferences(policy.model, pairs, params, 0, 64)
     assert report.history[0] == pytest.approx(math.log(2), abs=1e-6), "the first batch is seen before any step"
     assert report.history[-1] < report.history[0]
-    assert judge(model, sibling_decisions(rows, PARAMS), 0.25)["accuracy"] == 1.0
+    assert evaluate(model, sibling_decisions(rows, PARAMS), 0.25)["accuracy"] == 1.0
     assert all(before[name].equal(value) for name, value in policy.model.state_dict().items())
     whole, _ = fit_preferences(policy.model, pairs, params, 0, 100_000)
     for name, value in whole.policy.state_dict().items():
@@ -165,7 +165,7 @@ def test_regression_learns_the_labels(policy: Any, loss: str, tmp_path: Path) ->
     assert report.clamped == 0.0
     scores = model.scores((1, 2, 3), ((4, 5), (7, 8)))
     assert scores.tolist() == pytest.approx([2 / 3, 0.0], abs=0.15)
-    assert judge(model, decisions, 0.25)["accuracy"] == 1.0
+    assert evaluate(model, decisions, 0.25)["accuracy"] == 1.0
     model.save(tmp_path, policy.hash)
     assert load_q_model(tmp_path, policy.folder).scores((1, 2, 3), ((4, 5), (7, 8))).equal(scores)
 
@@ -192,7 +192,7 @@ def test_constants_of_a_history_change_no_choice(policy: Any) -> None:
             return torch.tensor([float(len(action)) for action in actions])
 
     decisions = sibling_decisions(tree(), PARAMS)
-    assert judge(Shifted(), decisions, 0.0) == pytest.approx(judge(Plain(), decisions, 0.0))
+    assert evaluate(Shifted(), decisions, 0.0) == pytest.approx(evaluate(Plain(), decisions, 0.0))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

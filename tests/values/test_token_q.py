@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from stages.agent.best_of_n import by_logprob, per_token
 from stages.agent.policy import load_policy, save_policy
-from stages.agent.selecting import by_logprob, per_token
 from stages.engine.engine import Turn
 from stages.values.token_q import Scale, TokenQ, bounded, load_token_q, recovered
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from stages.agent.policy import load_policy, predicting_states
+from stages.agent.logprobs import predicting_states
+from stages.agent.policy import load_policy
 from stages.training.shared_prefixes import sharing_states
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stages.agent.policy import Vocabulary
+from stages.agent.logprobs import Vocabulary
 from stages.algorithms.batch import TrajectoryBatch, is_last_token, next_token_values
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts.loss import MeanLogprobs, advantages_of, log_ratio

@@ -15,37 +15,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import Extra, TrajectoryBatch
+from stages.algorithms.batch import StepKeys, TrajectoryBatch
 
 if TYPE_CHECKING:
     from stages.algorithms.parts.credit import Credit
 
-ENDED, CUT, INVALID = -2, -3, -2
-"""Values in `StepKeys.states` (ENDED, CUT) and `actions` (INVALID) that are no key of the environment."""
 _ROUNDING = 1e-6
 """A mean below this share of the group's largest |A| is rounding error: advantages that cancel give exactly 0."""
 _WORD = re.compile(r"\w+")
-
-
-@dataclass(frozen=True)
-class StepKeys(Extra):
-    """What the turns of a batch have in common, as numbers; -1 past an episode's end."""
-
-    states: Tensor
-    """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. After the last
-    turn: ENDED, or CUT for a truncated episode."""
-    actions: Tensor
-    """[B, U] int64: each turn's action, equal where action keys are; INVALID where the environment did not understand it."""
-    draws: Tensor
-    """[B, U] int64: turns that branches inherited have the number of the one draw that they stem from."""
-    state_names: tuple[str, ...]
-    """State keys by their numbers in `states`."""
 
 
 def step_keys(batch: TrajectoryBatch, kind: str) -> StepKeys:

@@ -1,12 +1,14 @@
 """Loaded games, shared by all environments of a domain: an interpreter without a past, the logic, the first moments of tasks.
 
 Loading a game takes as long as a handful of steps, and what an interpreter knows of an episode (its memory, stack and registers)
-is copied in and out within a hundredth of a step. So one interpreter per game serves all episodes, whoever plays them.
+is copied in and out within a tenth of a step. So one interpreter per game serves all episodes, whoever plays them, and a command
+that was run from the same memory before is not run again.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property, lru_cache
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jericho
+import numpy as np
 from textworld.generator.game import Game
 
 from stages.environments.textworld.world import World
@@ -22,15 +25,38 @@ from stages.records.task import Task
 if TYPE_CHECKING:
     from stages.environments.textworld.environment import Snapshot
 
-Memory = tuple[Any, ...]
-"""An interpreter's memory, stack and registers; about 40 kB. Never changed."""
 _SEED = 1234
+Memory = tuple[Any, ...]
+"""An interpreter's memory and stack as compressed differences from the game's first moment (about 1 kB), and its registers."""
+
+
+class Transitions:
+    """What commands did before, for all games of a process: an interpreter's answer depends on its memory and the command alone.
+
+    The least recently used are forgotten beyond `size`.
+    """
+
+    def __init__(self, size: int = 1 << 16) -> None:
+        self.size, self.hits, self.misses = size, 0, 0
+        self._known: OrderedDict[tuple[Path, Memory, str], tuple[str, Memory]] = OrderedDict()
+
+    def get(self, key: tuple[Path, Memory, str], run: Callable[[], tuple[str, Memory]]) -> tuple[str, Memory]:
+        found = self._known.get(key)
+        if found is not None:
+            self.hits += 1
+            self._known.move_to_end(key)
+            return found
+        self.misses += 1
+        found = self._known[key] = run()
+        if len(self._known) > self.size:
+            self._known.popitem(last=False)
+        return found
 
 
 class Story:
     """One compiled game."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, transitions: Transitions | None = None) -> None:
         """Raises FileNotFoundError if the game is not there."""
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; run the curate stage to build the games")
@@ -38,7 +64,9 @@ class Story:
         self._frotz = jericho.FrotzEnv(str(path), _SEED)
         self._frotz.step("tw-trace-actions")
         self._guard = threading.Lock()
-        self.first: Memory = self._frotz.get_state()
+        self._transitions = transitions if transitions is not None else Transitions(0)
+        self._start = self._frotz.get_state()
+        self.first = self._pack(self._start)
 
     @cached_property
     def world(self) -> World:
@@ -47,15 +75,27 @@ class Story:
     def run(self, memory: Memory, command: str) -> tuple[str, Memory]:
         """What the game prints, and its memory after the command."""
         with self._guard:
-            self._frotz.set_state(memory)
-            return self._frotz.step(command)[0], self._frotz.get_state()
+            return self._transitions.get((self._path, memory, command), lambda: self._play(memory, command))
+
+    def _play(self, memory: Memory, command: str) -> tuple[str, Memory]:
+        self._frotz.set_state(self._unpack(memory))
+        return self._frotz.step(command)[0], self._pack(self._frotz.get_state())
+
+    def _pack(self, state: tuple[Any, ...]) -> Memory:
+        changed = (np.bitwise_xor(now, then).tobytes() for now, then in zip(state[:2], self._start[:2], strict=True))
+        return *(zlib.compress(part, 1) for part in changed), *state[2:]
+
+    def _unpack(self, memory: Memory) -> tuple[Any, ...]:
+        changed = (np.frombuffer(zlib.decompress(part), np.uint8) for part in memory[:2])
+        return *(np.bitwise_xor(part, then) for part, then in zip(changed, self._start[:2], strict=True)), *memory[2:]
 
 
 class Stories:
     """The games loaded last, and the first moments of the tasks played last."""
 
     def __init__(self, games: int = 256, starts: int = 256) -> None:
-        self.story = lru_cache(games)(Story)
+        self.transitions = Transitions()
+        self.story = lru_cache(games)(lambda path: Story(path, self.transitions))
         self._size = starts
         self._starts: OrderedDict[str, Snapshot] = OrderedDict()
 

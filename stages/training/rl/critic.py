@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.agent.policy import States, predicting_states
+from stages.agent.logprobs import States, predicting_states
 from stages.training.adapters import twin
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams

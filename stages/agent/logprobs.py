@@ -1,0 +1,163 @@
+"""Log-probabilities and entropies of given tokens under a model, for training and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 8192
+"""Positions whose logits over the vocabulary are held at once."""
+ReadLogits = Callable[..., tuple[Tensor, ...]]
+"""(logits / temperature [c, V] float32, slices [c] of the extra tensors) -> values [c] each."""
+
+
+def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
+    """Last hidden states [B, T, D], after the final norm, of right-padded `token_ids` [B, T].
+
+    Attention is causal, so padding on the right reaches no real token and needs no mask.
+    """
+    return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+
+
+def predicting_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
+    """Last hidden states [n, D] at the positions that predict the masked tokens [B, T], in the order of `mask.nonzero()`."""
+    rows, columns = mask.nonzero(as_tuple=True)
+    return hidden_states(model, token_ids)[rows, columns - 1]
+
+
+States = Callable[[Any, Tensor, Tensor], Tensor]
+"""(model, token_ids [B, T], mask [B, T]) -> hidden states [n, D], as `predicting_states`."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Statistics of the policy's distribution over the vocabulary before each token: [B, T] float32, 0 where the mask is off."""
+
+    mean: Tensor
+    """Mean log-probability, -log V - KL(uniform || policy); without gradient."""
+    normaliser: Tensor
+    """log sum exp of the logits (over temperature): a token's logit is its log-probability plus this."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Values at masked tokens: [B, T] float32 each, 0 elsewhere; None if not requested."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    """Nats."""
+    vocabulary: Vocabulary | None = None
+
+
+def through_head(
+    model: Any, hidden: Tensor, read: ReadLogits, *along: Tensor, temperature: float = 1.0, chunk: int = CHUNK
+) -> list[Tensor]:
+    """Apply `read` to the logits of hidden states [N, D]: [N] float32 each. `along`: [N] tensors that `read` gets slices of.
+
+    The output layer computes in float32 even under autocast or with weights of lower precision: bfloat16 logits are off by up to
+    1/256 of their value, and so are probability ratios. `chunk` rows are processed at a time; with gradients on, the chunks'
+    logits are recomputed in the backward pass, so that memory is chunk x vocabulary whatever N is.
+    """
+    head = model.get_output_embeddings()
+
+    def part(hidden: Tensor, *along: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = _at_least_float32(head, hidden).float()
+            return read(logits / temperature if temperature != 1.0 else logits, *along)
+
+    parts = []
+    recompute = torch.is_grad_enabled() and len(hidden) > chunk
+    for start in range(0, max(len(hidden), 1), chunk):
+        arguments = [tensor[start : start + chunk] for tensor in (hidden, *along)]
+        parts.append(checkpoint(part, *arguments, use_reentrant=False) if recompute else part(*arguments))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _at_least_float32(layer: Any, inputs: Tensor) -> Tensor:
+    """Apply `layer` with inputs and weights of lower precision converted to float32."""
+    wanted = torch.promote_types(inputs.dtype, torch.float32)
+    inputs = inputs.to(wanted)
+    if all(parameter.dtype == wanted for parameter in layer.parameters()):
+        return layer(inputs)
+    return functional_call(layer, {name: parameter.to(wanted) for name, parameter in layer.named_parameters()}, (inputs,))
+
+
+def _reader(entropy: bool = False, entropy_gradient: bool = True, vocabulary: bool = False) -> ReadLogits:
+    """Reads the target's log-probability, then, if requested, the entropy and the fields of `Vocabulary`."""
+
+    def read(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        logs = logits.log_softmax(-1)
+        found = [logs.gather(-1, targets[:, None])[:, 0]]
+        if entropy:
+            source = logs if entropy_gradient else logs.detach()
+            found.append(-(source.exp() * source).sum(-1))
+        if vocabulary:
+            found += [logs.detach().mean(-1), logits.logsumexp(-1)]
+        return tuple(found)
+
+    return read
+
+
+def head_logprobs(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities [N] float32 of `targets` [N] given the hidden states [N, D] that predict them."""
+    return through_head(model, hidden, _reader(), targets)[0]
+
+
+def token_scores(
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    read: ReadLogits,
+    *along: Tensor,
+    temperature: float = 1.0,
+    states: States = predicting_states,
+    chunk: int = CHUNK,
+) -> list[Tensor]:
+    """Apply `read` to the logits before each masked token: [B, T] float32 each, 0 elsewhere (see `through_head`).
+
+    token_ids, mask and `along`: [B, T], padded on the right. The output layer runs at the masked positions alone. `states`
+    computes the hidden states. Raises ValueError if the mask covers a row's first token, which nothing predicts.
+    """
+    if bool(mask[:, 0].any()):
+        raise ValueError("the mask covers the first token of a row; nothing comes before it that could predict it")
+    rows, columns = mask.nonzero(as_tuple=True)
+    hidden = states(model, token_ids, mask)
+    chosen = (tensor[rows, columns] for tensor in along)
+    found = through_head(model, hidden, read, *chosen, temperature=temperature or 1.0, chunk=chunk)
+    zeros = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+    return [zeros.index_put((rows, columns), values) for values in found]
+
+
+def score_tokens(
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    *,
+    states: States = predicting_states,
+    chunk: int = CHUNK,
+    entropy: bool = False,
+    entropy_gradient: bool = True,
+    vocabulary: bool = False,
+) -> TokenScores:
+    """Log-probability of each masked token given the tokens before it, under softmax(logits / temperature), with entropies and
+    `Vocabulary` if requested; see `token_scores`. `entropy_gradient=False` detaches entropies, which saves a matrix of logits in
+    the backward pass."""
+    read = _reader(entropy, entropy_gradient, vocabulary)
+    settings: Any = {"temperature": temperature, "states": states, "chunk": chunk}
+    logprobs, *others = token_scores(model, token_ids, mask, read, token_ids, **settings)
+    entropies = others.pop(0) if entropy else None
+    return TokenScores(logprobs, entropies, Vocabulary(*others) if vocabulary else None)
+
+
+def token_logprobs(
+    model: Any, token_ids: Tensor, mask: Tensor, temperature: float = 1.0, *, states: States = predicting_states
+) -> Tensor:
+    """Log-probabilities of `score_tokens` alone: [B, T] float32."""
+    return score_tokens(model, token_ids, mask, temperature, states=states).logprobs

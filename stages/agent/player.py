@@ -1,0 +1,110 @@
+"""Which back end generates: `resources.engine`, for rollout, annotate and evaluate.
+
+rl plays with the torch engine whatever this says: its weights change with every step, and the engine reads them where they are.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.agent.chat import Chat
+from stages.engine.engine import Engine, EngineError
+from stages.records.thinking import Thinking
+
+if TYPE_CHECKING:
+    from stages.runtime.resources import Resources
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a back end is made with; the fields of `resources` and `resources.engine` in stages/params.py, and max_length."""
+
+    max_length: int
+    device: str
+    precision: str
+    slots: int
+    kind: str
+    base_url: str
+    dialect: str
+    text: bool
+    requests: int
+    check_turns: int
+    gpu_memory: float
+    thinking: Thinking | None = None
+    """What encloses the policy's thoughts, `model.thinking`."""
+
+    @classmethod
+    def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
+        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
+        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy ready to play. `policy`: the loaded model, where the torch engine holds it."""
+
+    engine: Engine
+    chat: Chat
+    policy_hash: str
+    policy: Any = None
+
+    def close(self) -> None:
+        """Give up what an outside back end holds."""
+        backend = getattr(self.engine, "backend", None)
+        if backend is not None:
+            backend.close()
+
+
+def served_name(folder: Path) -> str:
+    """The name that a server has to serve a model under: its folder, relative to the repository's root (data/models/sft)."""
+    path = Path(os.path.relpath(folder))
+    return folder.as_posix() if ".." in path.parts else path.as_posix()
+
+
+def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -> Player:
+    """The policy in `folder` behind the back end that `settings` name.
+
+    text: whether the caller can do with a server's text (`resources.engine.text`). Raises PolicyError for a folder that is not
+    whole, EngineError for a back end that is not installed or cannot give what is needed.
+    """
+    from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
+
+    if settings.kind == "torch":
+        from stages.engine.torch_engine import TorchEngine
+
+        policy = load_policy(folder, device=settings.device, precision=settings.precision)
+        chat = Chat(policy.tokenizer, settings.thinking)
+        engine = TorchEngine(policy.model, [chat.end_of_turn], settings.slots, settings.max_length)
+        return Player(engine, chat, policy.hash, policy)
+    from stages.engine.checked_backend import CheckedBackend
+    from stages.engine.completion_engine import Backend, CompletionEngine
+
+    check_folder(folder)
+    chat = Chat(load_tokenizer(folder), settings.thinking)
+    backend: Backend
+    as_text = settings.kind == "openai" and settings.text
+    if as_text and not text:
+        raise EngineError(
+            "resources.engine.text is for evaluate alone: this stage records episodes token for token with their "
+            "log-probabilities. Set it to false, with a server that returns them, or resources.engine.kind to torch"
+        )
+    if settings.kind == "vllm":
+        from stages.engine.vllm_engine import VllmBackend
+
+        backend = VllmBackend(folder, chat.end_of_turn, settings)
+    else:
+        from stages.engine.openai_engine import OpenAIBackend, make_client
+
+        client = make_client(settings.base_url)
+        options: dict[str, Any] = {"dialect": settings.dialect, "text": as_text, "requests": settings.requests}
+        backend = OpenAIBackend(client, served_name(folder), chat.tokenizer, chat.end_of_turn, **options)
+    if settings.check_turns and not as_text:
+
+        def load() -> Any:
+            return load_policy(folder, device=settings.device, precision=settings.precision).model
+
+        backend = CheckedBackend(backend, load, settings.check_turns, settings.precision)
+    return Player(CompletionEngine(backend, settings.max_length), chat, policy_hash(folder))

@@ -1,0 +1,129 @@
+"""Requests in the form of OpenAI's API, with what vLLM's server adds: checked; nothing that would change an answer is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from stages.engine.engine import MAX_COUNT, MIN_TEMPERATURE
+
+MAX_PROMPTS = 64
+MAX_TURNS = 256
+"""Prompts of a request times their answers."""
+
+
+def _warm(value: float) -> float:
+    if 0 < value < MIN_TEMPERATURE:
+        raise ValueError(f"Input should be 0 or at least {MIN_TEMPERATURE:g}")
+    return value
+
+
+Draws = Annotated[int, Field(ge=1, le=64)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_warm)]
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "stop": ([],),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (False, True),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "min_tokens": (0,),
+}
+"""Fields that are understood with these values (and null) alone, which change nothing."""
+BESIDE_THE_ANSWER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+"""Fields that are taken, since no answer depends on them."""
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """What both endpoints understand; null: as in evaluate.sampling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(max_length=1024)]
+    temperature: Temperature | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
+    """0 and -1: all tokens."""
+    max_tokens: Count | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    """Of all draws: the same request with the same seed has the same answer; null: one of the server's choice."""
+    n: Draws = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    """Taken with the policy's own end of turn in `stop_token_ids`, since turns end there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_ignored(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise ValueError("a request must be a JSON object")
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ValueError(f"a text holds {half}, half a surrogate pair, which is no character; mend or drop it") from error
+        for key, allowed in NEUTRAL.items():
+            value = values.get(key)
+            if value is not None and value not in allowed:
+                raise ValueError(f"{key} is not supported (given: {value!r}); leave it out")
+        return {key: value for key, value in values.items() if key not in NEUTRAL and key not in BESIDE_THE_ANSWER}
+
+
+def _kind(value: Any) -> str:
+    """Which form of `prompt` a value has, by its first part: so that what is wrong is said once, not of each form."""
+    first = value[0] if isinstance(value, list) and value else value
+    inside = "list" if isinstance(first, list) else "text" if isinstance(first, str) else "ids"
+    return {"text": "texts", "ids": "ids", "list": "lists"}[inside] if isinstance(value, list) else "text"
+
+
+Many = Field(max_length=MAX_PROMPTS)
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[int], Tag("ids")]
+    | Annotated[list[str], Many, Tag("texts")]
+    | Annotated[list[list[int]], Many, Tag("lists")],
+    Discriminator(_kind),
+]
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions: text or token ids to go on from, one or several."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
+    """Those of the tokens that were drawn; of others none are kept."""
+    skip_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if self.prompt and isinstance(self.prompt[0], int) else self.prompt  # type: ignore[return-value, list-item]
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions: a conversation that ends with the user's turn."""
+
+    messages: list[Any]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None

@@ -1,0 +1,269 @@
+"""The job of on-policy methods, and of off-policy ones that play: draw tasks, play them in groups, credit the tokens, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stages.agent.policy import Policy
+from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.advantage import GreedyReturns
+from stages.algorithms.parts.critic import check_returns
+from stages.algorithms.parts.group_resampling import dead_groups
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
+from stages.environments.protocol import Domain
+from stages.environments.registry import returns_of
+from stages.records.episode import Episode, episode_row, read_episodes, read_json, read_tasks
+from stages.records.sections import params_hash
+from stages.training.batches import trajectory_batch
+from stages.training.loop import Sums, Update
+from stages.training.processes import Processes
+from stages.training.rl.curriculum import TaskSampler, first_values, selected
+from stages.training.rl.demonstrations import ExternalEpisodes
+from stages.training.rl.job import History, RlJob, window_means
+from stages.training.rl.models import Models, make_learners
+from stages.training.rl.off_policy import OffPolicy
+from stages.training.rl.offline_dataset import read_offline_dataset
+from stages.training.rl.policy_updates import PolicyUpdates, agreement, check_agreement, policy_row
+from stages.training.rl.replay_buffer import ReplayBuffer
+from stages.values.step_value import StepValueModel
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+RECENT = 5
+"""The number of last steps that rl.stop_at_success averages over."""
+
+
+def distinct_endings(episodes: Sequence[Episode]) -> float:
+    """Mean number of different last actions (for some domains, answers) per group."""
+    groups: dict[str, set[str]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, set()).add(episode.turns[-1].action_key if episode.turns else "")
+    return sum(len(endings) for endings in groups.values()) / max(len(groups), 1)
+
+
+class OnlineJob(RlJob):
+    """See `RlJob`; a step plays one batch of episodes."""
+
+    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain) -> None:
+        super().__init__(context, algorithm, policy, processes, domain)
+        check_returns(self.rl, *returns_of(domain))
+        self.width, self.max_turns = context.params.resources.slots, domain.settings.max_turns
+        self.pool = EnvironmentPool(lambda: domain.make(self.curated / "worlds"))
+        self.tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
+        self.sampler = self._make_sampler()
+        self.demonstrations: ExternalEpisodes | None = None
+        if algorithm.external_per_group:
+            demonstrations = read_episodes(self.curated / "demonstrations.parquet")
+            self.demonstrations = ExternalEpisodes(demonstrations, self.tasks, self.chat, self.rl.external, self.max_length)
+        self.models = Models.make(algorithm, policy.model, self.annotated, processes, self.tokens_per_batch, self.seed)
+        self.learners = make_learners(self.models, self.rl)
+        length = self.rl.loss.constant_length or self.max_length
+        self.policy_updates = PolicyUpdates(self.models, algorithm, self.ledger, length)
+        self.engine = TorchEngine(self.models.player, [self.chat.end_of_turn], self.width, self.max_length)
+        self.labels = Labels(self.seed, policy.hash, params_hash(self.rl), stream=f"rl@{context.domain}")
+        self.plan = algorithm.plan(policy.model.config.vocab_size)
+        self.off_policy = self._make_off_policy() if algorithm.needs_turn_critic else None
+        self.logprob_mismatch: dict[str, float] = {}
+        """Maxima so far of what `agreement` measures."""
+        self.played: list[Episode] = []
+        """The step's own episodes, the first rows of its batch."""
+        self.external: list[Episode] = []
+        """Demonstrations in the step's groups, the last rows of its batch."""
+        self.greedy: list[Episode] = []
+        """Greedy episodes of the step's tasks, if they are the baseline."""
+        self.metrics: dict[str, float] = {}
+        """Metrics of the step's batch, for the history."""
+        self.environment_steps = 0
+        """Turns played so far; turns that branches share count once."""
+        self.recent: list[float] = []
+        """Success rates of the last RECENT steps."""
+
+    def _make_sampler(self) -> TaskSampler:
+        rl, context = self.rl, self.context
+        measured = read_json(context.data / "rollouts" / str(context.domain) / "difficulty.json")
+        factors = selected(self.tasks, measured, rl.selection)
+        if rl.curriculum.kind == "value":
+            tasks = [self.tasks[task_id] for task_id in sorted(factors)]
+            model = StepValueModel.load(self.annotated / "value_model", str(self.processes.device))
+            measured = first_values(tasks, self.pool, self.chat, model, self.tokens_per_batch, self.processes)
+        return TaskSampler(factors, measured, rl.curriculum, rl.tasks_per_step, factors)
+
+    def _make_off_policy(self) -> OffPolicy:
+        replay, context = self.rl.replay, self.context
+        dataset = read_offline_dataset(
+            *(context.data, str(context.domain), replay.records, self.tasks, self.chat, self.max_length)
+        )
+        buffer = ReplayBuffer([episode for episodes in dataset.values() for episode in episodes], replay.capacity)
+        parts = (self.models, self.algorithm, self.policy_updates, buffer, self.engine, self.chat, self.width, self.max_length)
+        return OffPolicy(*parts, self.seed, self.labels.stream)
+
+    def updates(self, step: int) -> Iterator[Update]:
+        started = time.monotonic()
+        batch = self.gather(step)
+        self.observe()
+        collected = time.monotonic()
+        prepared = self.prepare(batch, step)
+        if step in (0, self.rl.steps - 1) or self.finished():
+            self.keep_samples(prepared, step)
+        if self.off_policy is None:
+            key = (self.labels.seed, self.labels.stream, step)
+            yield from self.policy_updates.updates(self.policy_updates.rescored(prepared, step, key), step, key)
+        else:
+            self.off_policy.buffer.add(self.played)
+            self.metrics["replayed_turns"] = float(self.off_policy.buffer.turns)
+            yield from self.off_policy.updates(step, batch)
+        self.context.metric("time/rollout_s", collected - started, step + 1)
+        self.context.metric("time/training_s", time.monotonic() - collected, step + 1)
+
+    def gather(self, step: int) -> TrajectoryBatch:
+        """Play the step's tasks, and further ones while the algorithm lacks groups; returns their episodes and the demonstrations
+        that join them as a batch with shaped rewards."""
+        key: tuple[object, ...] = (self.labels.seed, self.labels.stream, step)
+        drawn = self.sampler.draw(*key)
+        self.played = self.play(drawn, step)
+        batch = self.shaped(drawn, step)
+        for number in range(self.rl.group_resampling.rounds):
+            further = self.sampler.draw(*key, number + 1, count=self.algorithm.missing_groups(batch), without=drawn)
+            if not further:
+                break
+            drawn += further
+            self.played += self.play(further, step)
+            batch = self.shaped(drawn, step)
+        self.greedy = []
+        if self.algorithm.needs_greedy:
+            self.greedy = self.play(drawn, step, greedy=True)
+            shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
+            returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
+            batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
+        self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
+        return self.algorithm.resample(batch, *key)
+
+    def shaped(self, drawn: Sequence[str], step: int) -> TrajectoryBatch:
+        """The played episodes and the demonstrations of the drawn tasks, as a batch with shaped rewards."""
+        self.external = []
+        if self.demonstrations is not None:
+            key = (self.labels.seed, self.labels.stream, step)
+            self.external = [episode for task_id in drawn for episode in self.demonstrations.draw(task_id, *key)]
+        batch = self.algorithm.shape(trajectory_batch([*self.played, *self.external]))
+        return batch.with_metrics(external_episodes=float(len(self.external))) if self.demonstrations is not None else batch
+
+    def play(self, task_ids: Sequence[str], step: int, greedy: bool = False) -> list[Episode]:
+        """Play `group_size` episodes of each task, less the demonstrations that join its group, or one greedy episode, with the
+        current weights. The processes share the tasks; each returns all episodes, sorted by id."""
+        self.models.refresh_player()
+        size = 1 if greedy else self.rl.group_size
+        requests = []
+        for task_id in task_ids[self.processes.index :: self.processes.count]:
+            external = 0 if greedy or self.demonstrations is None else self.demonstrations.count(task_id)
+            requests += attempts([self.tasks[task_id]], size - external, first=step * size)
+        sampling = Sampling(**{**self.rl.sampling.model_dump(), **({"temperature": 0.0} if greedy else {})})
+        episodes = collect(
+            *(self.engine, self.chat, self.pool, requests, sampling, self.labels),
+            max_length=self.max_length,
+            max_turns=self.algorithm.turn_limit(step, self.max_turns),
+            width=self.width,
+            plan=None if greedy else self.plan,
+        )
+        return sorted(self.processes.gather(episodes), key=lambda episode: episode.episode_id)
+
+    def observe(self) -> None:
+        """Update the curriculum with the tasks' outcomes."""
+        outcomes: dict[str, list[float]] = {}
+        use_returns = self.rl.curriculum.kind == "value"  # the step-value model's estimates are of returns
+        for episode in self.played:
+            outcomes.setdefault(episode.task_id, []).append(episode.reward if use_returns else episode.success)
+        self.sampler.observe(outcomes)
+        success = sum(episode.success for episode in self.played) / len(self.played)
+        self.recent = [*self.recent, success][-RECENT:]
+
+    def prepare(self, batch: TrajectoryBatch, step: int) -> TrajectoryBatch:
+        """The batch with all that the update needs: reference log-probs, values, advantages, step credit."""
+        batch = self.models.annotate(batch, self.algorithm)
+        kl = self.models.reference_kl(batch, self.rl.sampling.temperature)
+        groups = len({episode.group_id for episode in self.played})
+        batch = batch.with_metrics(groups=float(groups), dead_groups=float(dead_groups(batch)), kl=kl)
+        limit = self.algorithm.turn_limit(step, self.max_turns)
+        batch = self.algorithm.prepare(batch if limit is None else batch.with_metrics(turn_limit=float(limit)))
+        self.metrics = dict(batch.metrics)
+        return batch
+
+    def keep_samples(self, batch: TrajectoryBatch, step: int) -> None:
+        """Keep the step's episodes with their advantages, for the report."""
+        assert batch.advantages is not None
+        for row, episode in enumerate(self.played):
+            advantages = batch.advantages[row, : len(episode.token_ids)].tolist()
+            self.samples.append({**episode_row(episode), "step": step + 1, "advantages": advantages})
+
+    def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
+        count = len(self.played)
+        mismatch = agreement(sums.get("policy", {}))
+        check_agreement(mismatch, self.context.params.resources.precision, step)
+        self.logprob_mismatch = {name: max(self.logprob_mismatch.get(name, 0.0), value) for name, value in mismatch.items()}
+        for name, value in {**self.ledger.metrics(), **{f"ledger/{name}": value for name, value in mismatch.items()}}.items():
+            self.context.metric(name, value, step + 1)
+        return {
+            "reward_mean": sum(episode.reward for episode in self.played) / count,
+            "success": sum(episode.success for episode in self.played) / count,
+            "dead_groups": self.metrics.pop("dead_groups"),
+            "turns": sum(len(episode.turns) for episode in self.played) / count,
+            "tokens": sum(len(episode.token_ids) for episode in self.played) / count,
+            "policy_tokens": sum(episode.policy_tokens for episode in self.played) / count,
+            "truncated": sum(episode.truncated for episode in self.played) / count,
+            "kl": self.metrics.pop("kl"),
+            "episodes": float(count + len(self.greedy)),
+            "environment_steps": float(sum(len(episode.played) for episode in (*self.played, *self.greedy))),
+            "tool_calls": sum(turn.cost for episode in (*self.played, *self.greedy) for turn in episode.played),
+            "branches": sum(bool(episode.parent) for episode in self.played) / count,
+            "endings": distinct_endings(self.played),
+            "lr": self.learners["policy"].schedule(max(0, self.learners["policy"].updates - 1)),
+            **policy_row(sums),
+            **dict(sorted(self.metrics.items())),
+        }
+
+    def finished(self) -> bool:
+        budget, target = self.rl.environment_steps, self.rl.stop_at_success
+        if budget is not None and self.environment_steps >= budget:
+            return True
+        return target is not None and len(self.recent) == RECENT and sum(self.recent) / RECENT >= target
+
+    def report(self, history: History) -> dict[str, Any]:
+        return {
+            "credit": self.rl.credit.kind,
+            "episodes": int(sum(row["episodes"] for row in history)),
+            "environment_steps": int(sum(row["environment_steps"] for row in history)),
+            **window_means(history, "success"),
+            "kl_last": history[-1]["kl"],
+            "dead_groups": sum(row["dead_groups"] for row in history) / sum(row["groups"] for row in history),
+            **self.logprob_mismatch,
+            **self.ledger.metrics(),
+        }
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "success": self.sampler.success,
+            "samples": self.samples,
+            "logprob_mismatch": self.logprob_mismatch,
+            "environment_steps": self.environment_steps,
+            "recent": self.recent,
+            **({"off_policy": self.off_policy.state_dict()} if self.off_policy else {}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.sampler.success = state["success"]
+        self.samples, self.logprob_mismatch = state["samples"], state["logprob_mismatch"]
+        self.environment_steps, self.recent = state["environment_steps"], state["recent"]
+        if self.off_policy:
+            self.off_policy.load_state_dict(state["off_policy"])

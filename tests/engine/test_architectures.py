@@ -1,0 +1,268 @@
+"""The torch engine plays every architecture with the model's own probabilities, and refuses in time what it does not serve."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from architectures import LONG, MAKERS, SHAPE, WINDOW, make
+from safetensors.torch import save_file
+from tiny import make_tiny_tokenizer
+
+from stages.agent.logprobs import token_logprobs
+from stages.agent.policy import load_policy, save_policy
+from stages.engine import self_check, torch_engine
+from stages.engine.architectures import check_path, unserved, windows
+from stages.engine.cache import SUM_BLOCK, SlotCache
+from stages.engine.cuda_graphs import GraphedForward
+from stages.engine.engine import Sampling
+from stages.engine.passes import LENGTH_STEP
+from stages.engine.torch_engine import TorchEngine
+
+MAX_LENGTH = 200
+WINDOWED = [name for name in MAKERS if name not in ("llama", "gpt2", "gpt_neox")]
+
+
+def words(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 61, (count,), generator=generator).tolist()
+
+
+Played = dict[int, tuple[list[int], list[bool], list[float]]]
+
+
+def play(engine: TorchEngine, lengths: dict[int, int], forked: int = 0, turns: int = 2) -> Played:
+    """By name: all tokens of a session, which of them it drew, and their log-probabilities. Names `100` on are forks of one
+    session of `forked` tokens."""
+    prompts = {name: words(name, length) for name, length in lengths.items()}
+    sessions = {engine.open(prompt): name for name, prompt in prompts.items()}
+    if forked:
+        root = engine.open(words(99, forked))
+        copies = engine.fork(root, 2)
+        sessions |= {copy: 100 + place for place, copy in enumerate(copies)}
+        prompts |= dict.fromkeys((100, 101), words(99, forked))
+    played: Played = {name: (list(prompt), [False] * len(prompt), []) for name, prompt in prompts.items()}
+    for turn in range(turns):
+        for session, name in sessions.items():
+            if turn:
+                seen = words(1000 + name, 7)
+                engine.extend(session, seen)
+                played[name][0].extend(seen)
+                played[name][1].extend([False] * len(seen))
+            engine.request(session, 10 * name + turn, Sampling(max_tokens=5 + name % 3))
+        while finished := engine.advance():
+            for done in finished:
+                tokens, drawn, logprobs = played[sessions[done.session]]
+                tokens += done.token_ids
+                drawn += [True] * len(done.token_ids)
+                logprobs += done.logprobs
+    engine.reset()
+    return played
+
+
+RAGGED = {0: 3, 1: 170, 2: 60, 3: 100, 4: 1, 5: 140}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_architecture_plays_with_the_models_own_probabilities(name: str) -> None:
+    """Contract: whatever attention an architecture has, sampled log-probabilities are those that training computes, in rows of
+    unequal length, beyond every window, in forks of a shared prompt and after observations."""
+    model = make(name)
+    engine = TorchEngine(model, [], slots=8, max_length=MAX_LENGTH)
+    for tokens, drawn, logprobs in play(engine, RAGGED, forked=150).values():
+        mask = torch.tensor([drawn])
+        with torch.no_grad():
+            expected = token_logprobs(model, torch.tensor([tokens]), mask)[mask]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_left_out_is_found_when_the_engine_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: no architecture is played wrongly in silence; the message names it, the difference and what to do."""
+    model = make(name)
+    monkeypatch.setattr(torch_engine, "windows", lambda config: [None] * config.num_hidden_layers)
+    message = rf"{type(model).__name__} .* differ .* by [\d.]+ of their norm .* up to model.max_length 200 .*set model.path"
+    with pytest.raises(ValueError, match=message):
+        TorchEngine(model, [], slots=8, max_length=MAX_LENGTH)
+
+
+@pytest.mark.parametrize("name", ["mistral", "mixtral", "gemma3", "gpt_oss"])
+def test_rounding_to_bfloat16_is_no_difference(name: str) -> None:
+    TorchEngine(make(name).bfloat16(), [], slots=8, max_length=MAX_LENGTH)
+
+
+def test_the_comparison_leaves_no_trace() -> None:
+    """Contract: it draws no random number, and leaves the model, the cache and the counters as they would be without it."""
+    model = make("mistral").train()
+    before, attention = torch.random.get_rng_state(), model.config._attn_implementation
+    engine = TorchEngine(model, [], slots=4, max_length=64)
+    assert (torch.random.get_rng_state() == before).all()
+    assert (model.training, model.config._attn_implementation) == (True, attention)
+    assert set(engine.counters.values()) == {0}
+    for left in (engine.cache.data, engine.table.active, engine.table.position, engine.table.last):
+        assert not left.any()
+    assert engine.table.vacant == 4
+
+
+def test_what_does_not_run_at_all_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(self_check, "_difference", failing)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM .* does not run in the torch engine \(shapes differ\)"):
+        TorchEngine(make("llama"), [], slots=4, max_length=64)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "phi3", "gemma2", "gpt_neo"])
+def test_windows_sample_alike_alone_and_in_a_crowd(name: str) -> None:
+    """Contract: with windows too, what a session samples is the same bits whoever else is there, near or far."""
+    torch.set_num_threads(1)
+    model = make(name)
+    lengths = {name: 1 + 37 * name % 430 for name in range(16)}
+    crowd = play(TorchEngine(model, [], slots=16, max_length=480), lengths)
+    for one in (2, 7, 11):
+        assert play(TorchEngine(model, [], slots=4, max_length=480), {one: lengths[one]})[one] == crowd[one]
+
+
+def test_a_layer_reads_no_more_of_the_cache_than_its_window_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: a layer with a window reads it and at most a block more per new token's row, however ragged the rows are."""
+    engine = TorchEngine(make("gemma3"), [], slots=8, max_length=480)
+    read: dict[int | None, list[int]] = {WINDOW: [], None: []}
+    plain = SlotCache.read
+
+    def recording(cache: SlotCache, rows: Any, view: Any, layer: int) -> Any:
+        keys, values = plain(cache, rows, view, layer)
+        read[cache.kinds[cache.kind_of[layer]]].append(keys.shape[2])
+        return keys, values
+
+    sessions = [engine.open(words(1, 400)), engine.open(words(2, 5))]
+    for session in sessions:
+        engine.request(session, session, Sampling(max_tokens=1))
+    while engine.advance():
+        pass
+    monkeypatch.setattr(SlotCache, "read", recording)
+    for session in sessions:
+        engine.request(session, session, Sampling(max_tokens=9))
+    while engine.advance():
+        pass
+    assert max(read[WINDOW]) <= WINDOW + SUM_BLOCK + LENGTH_STEP < 400 < min(read[None])
+
+
+def test_windows_replay_from_recorded_passes() -> None:
+    """Contract: on a GPU, where passes are recorded, windows move with their rows."""
+    model, recordings = make("mistral"), []
+
+    def record(function: Any) -> Any:
+        result = function().clone()
+        recordings.append(result)
+        return (lambda: result.copy_(function())), result
+
+    plain = play(TorchEngine(model, [], slots=4, max_length=300), {0: 200, 1: 20, 2: 90})
+    engine = TorchEngine(model, [], slots=4, max_length=300)
+    engine._layers = GraphedForward(engine._layers, record)
+    engine._passes._cpu, engine._passes._block = False, 1
+    for (tokens, _, found), (expected, _, logprobs) in zip(
+        play(engine, {0: 200, 1: 20, 2: 90}).values(), plain.values(), strict=True
+    ):
+        assert tokens == expected
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(logprobs), atol=1e-5, rtol=0)
+    assert 0 < len(recordings) < 9
+
+
+# ---- what params.yaml is checked for ----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "Falcon": (hf.FalconConfig(), "attention interface"),
+    "Bloom": (hf.BloomConfig(), "attention interface"),
+    "DeepSeek-V3": (hf.DeepseekV3Config(), "latent attention"),
+    "Gemma 3 with images": (hf.Gemma3Config(), "multimodal"),
+    "Gemma 2": (hf.Gemma2Config(), "final_logit_softcapping 30"),
+    "Llama 4": (hf.Llama4TextConfig(), "chunked_attention"),
+    "Mamba": (hf.MambaConfig(), "linear_attention"),
+    "T5": (hf.T5Config(), "encoder"),
+    "longrope": (
+        hf.Phi3Config(**SHAPE, original_max_position_embeddings=128, rope_parameters=LONG),
+        "model.max_length is 200, .* at most 128",
+    ),
+    "too long": (hf.LlamaConfig(max_position_embeddings=128), "max_position_embeddings is 128"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_served_is_told_from_the_configuration_alone(name: str, tmp_path: Path) -> None:
+    """Contract: an architecture that the engine does not serve is refused before any weights are read, in one sentence that says
+    why and what to do."""
+    config, reason = REFUSED[name]
+    config.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=f"(?s)model: .*{reason}") as found:
+        check_path("model", tmp_path, MAX_LENGTH)
+    assert "set model.path" in str(found.value).lower() or "lower model.max_length" in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_served_passes_the_check(name: str, tmp_path: Path) -> None:
+    config = make(name).config
+    config.save_pretrained(tmp_path)
+    check_path(".", tmp_path, MAX_LENGTH)
+    assert (WINDOW in windows(config)) == (name in WINDOWED)
+
+
+def test_a_hub_model_is_checked_where_its_configuration_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    check_path("hub:org/name", tmp_path, MAX_LENGTH)  # not there: the stage that downloads it checks it
+    store = tmp_path / "models--org--name"
+    hf.BloomConfig().save_pretrained(store / "snapshots" / "abc")
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text("abc")
+    with pytest.raises(ValueError, match="model_type bloom"):
+        check_path("hub:org/name", tmp_path, MAX_LENGTH)
+    with pytest.raises(ValueError, match="model_type bloom"):
+        check_path("hub:org/name@abc", tmp_path, MAX_LENGTH)
+
+
+def test_an_adapters_base_is_what_is_checked(tmp_path: Path) -> None:
+    hf.BloomConfig().save_pretrained(tmp_path / "base")
+    (tmp_path / "adapter").mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": "base"}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(settings))
+    pair = {f"base_model.model.layer.lora_{side}.weight": torch.zeros(2, 2) for side in "AB"}
+    save_file(pair, tmp_path / "adapter/adapter_model.safetensors")
+    with pytest.raises(ValueError, match="model_type bloom"):
+        check_path("adapter", tmp_path, MAX_LENGTH)
+
+
+def test_the_configuration_that_is_read_quickly_says_the_same_as_the_whole_one(tmp_path: Path) -> None:
+    """Contract: Llama's config.json is judged without importing transformers' configurations, with the same result."""
+    for changes in ({}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, {"layer_types": None}):
+        config = hf.LlamaConfig(**SHAPE, **changes)
+        config.save_pretrained(tmp_path)
+        for length in (200, 512, 513):
+            expected = unserved(config, length)
+            if expected is None:
+                check_path(".", tmp_path, length)
+            else:
+                with pytest.raises(ValueError, match="max_position_embeddings is 512"):
+                    check_path(".", tmp_path, length)
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "gpt_oss"])
+def test_a_model_without_sdpa_is_trained_with_eager_attention(name: str, tmp_path: Path) -> None:
+    save_policy(make(name), make_tiny_tokenizer(), tmp_path / "model")
+    assert load_policy(tmp_path / "model", attention="sdpa").model.config._attn_implementation == "eager"
+
+
+def test_a_window_that_no_session_reaches_changes_no_bit() -> None:
+    """Contract: layers attend as without a window until a session is longer than it."""
+    model = make("mistral")
+    played = []
+    for window in (None, 199, 4096):
+        model.config.sliding_window = window
+        played.append(play(TorchEngine(model, [], slots=4, max_length=MAX_LENGTH), {0: 3, 1: 170, 2: 60}))
+    assert played[0] == played[1] == played[2]

@@ -1,0 +1,153 @@
+"""The engine's own forward pass: the Hugging Face model's numbers, for every family it serves; recorded passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from stages.agent.logprobs import token_logprobs
+from stages.engine.cache import SlotCache
+from stages.engine.cuda_graphs import GraphedForward, make_forward
+from stages.engine.decoder import LeanForward, StockForward, serves
+from stages.engine.engine import Sampling
+from stages.engine.torch_engine import TorchEngine
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0}
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
+    "llama 3": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, rope_parameters={**LLAMA3, "original_max_position_embeddings": 32}),
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
+}
+
+
+def randomised(family: str) -> torch.nn.Module:
+    """A model whose norms and biases are random too, so that none can be left out unnoticed."""
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if "norm" in name else 0.0))
+    return model
+
+
+def play(engine: TorchEngine, lengths: tuple[int, ...] = (3, 40, 9, 17, 1)) -> list[tuple[list[int], list[float]]]:
+    """Two turns of sessions with prompts of unequal length, an observation between: (all tokens, the last turn's log-probs)."""
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 61, (length,), generator=generator).tolist() for length in lengths]
+    sessions = [engine.open(text) for text in texts]
+    logprobs: dict[int, list[float]] = {}
+    for turn in range(2):
+        for index, session in enumerate(sessions):
+            if turn:
+                engine.extend(session, texts[index][:5])
+                texts[index] += texts[index][:5]
+            engine.request(session, 10 * index + turn, Sampling(max_tokens=6))
+        left = set(sessions)
+        while left:
+            for done in engine.advance():
+                left.remove(done.session)
+                texts[sessions.index(done.session)] += done.token_ids
+                logprobs[done.session] = list(done.logprobs)
+    engine.reset()
+    return [(text, logprobs[session]) for text, session in zip(texts, sessions, strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_samples_with_the_models_own_probabilities(family):
+    """Contract: for each family the engine's log-probabilities are those of the Hugging Face model."""
+    model = randomised(family)
+    assert serves(model)
+    for tokens, logprobs in play(TorchEngine(model, [], slots=4, max_length=96)):
+        ids, mask = torch.tensor([tokens]), torch.zeros(1, len(tokens), dtype=torch.bool)
+        mask[0, -len(logprobs) :] = True
+        with torch.no_grad():
+            expected = token_logprobs(model, ids, mask)[mask]
+        torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_the_models_own_layers_give_the_same(monkeypatch):
+    """Contract: architectures that are not known run through the model itself, with the same tokens."""
+    model = randomised("qwen2")
+    lean = play(TorchEngine(model, [], slots=4, max_length=96))
+    monkeypatch.setattr("stages.engine.decoder.serves", lambda model: False)
+    stock = play(TorchEngine(model, [], slots=4, max_length=96))
+    assert [tokens for tokens, _ in lean] == [tokens for tokens, _ in stock]
+    for (_, found), (_, expected) in zip(lean, stock, strict=True):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def cache_for(model: torch.nn.Module) -> SlotCache:
+    return SlotCache(3, 4, 2, 96, 12, torch.float32, torch.device("cpu"))
+
+
+def test_what_is_not_known_is_left_to_the_model():
+    model = randomised("llama")
+    assert isinstance(make_forward(model, cache_for(model)), LeanForward)
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert isinstance(make_forward(model, cache_for(model)), StockForward)
+    dynamic = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    assert not serves(LlamaForCausalLM(dynamic))
+    assert not serves(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11)))
+
+
+def test_changed_weights_are_taken_over_once_no_session_is_open():
+    model = randomised("qwen3")
+    engine = TorchEngine(model, [], slots=4, max_length=96)
+    play(engine)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert play(engine) == play(TorchEngine(model, [], slots=4, max_length=96))
+
+
+def test_recorded_passes_replay_with_new_tokens():
+    """Contract: a recording keeps its tensors in place, is made once per shape, and gives what the pass itself gives.
+
+    What records here runs the function again at each replay, into the same tensor, as a CUDA graph does.
+    """
+    model = randomised("qwen2")
+    recordings = []
+
+    def record(function):
+        result = function().clone()
+        recordings.append(result)
+        return (lambda: result.copy_(function())), result
+
+    plain = TorchEngine(model, [], slots=4, max_length=96)
+    graphed = TorchEngine(model, [], slots=4, max_length=96)
+    graphed._layers = GraphedForward(graphed._layers, record)
+    assert play(graphed) == play(plain)
+    first = len(recordings)
+    assert 0 < first <= 3
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert play(graphed) == play(plain)
+    assert len(recordings) == first

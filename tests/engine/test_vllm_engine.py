@@ -1,0 +1,150 @@
+"""stages.engine.vllm_engine: what vLLM is asked for and how its answers are read, with a stand-in for vLLM; and, where vLLM and a
+CUDA device are there, episodes of the shipped model whose log-probabilities are those of its weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from toy_environment import CountingEnvironment, toy_tasks
+
+from stages.agent.player import EngineSettings, open_player
+from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.engine.engine import EngineError, Sampling
+from stages.runtime.resources import EngineParams, Resources
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = importlib.util.find_spec("vllm") is not None and torch.cuda.is_available()
+SAMPLING = Sampling(0.8, 0.9, 20, 8)
+STOP = 3
+
+
+def settings(device: str = "cpu", **engine: Any) -> EngineSettings:
+    params = EngineParams.model_validate({"kind": "vllm", **engine})
+    return EngineSettings.of(Resources(slots=8, device=device, engine=params), 160)
+
+
+class StandIn:
+    """vllm.LLMEngine's methods that the back end calls: each request draws two tokens and the end of the turn, one a step."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments, self.lacking = arguments, False
+        self.waiting: list[tuple[str, Any, Any]] = []
+        self.asked: list[Any] = []
+
+    def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        self.waiting.append((request_id, prompt, params))
+        self.asked.append(params)
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.waiting = [request for request in self.waiting if request[0] not in request_ids]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.waiting)
+
+    def step(self) -> list[Any]:
+        name, prompt, params = self.waiting.pop(0)
+        ids = [prompt["prompt_token_ids"][-1], 9, *params.stop_token_ids]
+        logprobs = None if self.lacking else [{token: SimpleNamespace(logprob=-0.5 * place)} for place, token in enumerate(ids)]
+        completion = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[completion])]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
+    """The engines that are made."""
+    made: list[StandIn] = []
+
+    def from_engine_args(arguments: Any) -> StandIn:
+        made.append(StandIn(arguments))
+        return made[-1]
+
+    def keep(**values: Any) -> Any:
+        return SimpleNamespace(**values)
+
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {"EngineArgs": keep, "LLMEngine": SimpleNamespace(from_engine_args=from_engine_args), "SamplingParams": keep},
+        "vllm.lora.request": {"LoRARequest": lambda *values: values},
+        "vllm.inputs": {"TokensPrompt": dict},
+        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY="final")},
+        "vllm.distributed.parallel_state": {"cleanup_dist_env_and_memory": lambda: None},
+        "vllm.lora": {},
+        "vllm.distributed": {},
+    }
+    for name, values in contents.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+def test_a_turn_is_asked_for_with_its_own_seed_and_read_with_its_log_probabilities(
+    engine: list[StandIn], tiny_policy: Path
+) -> None:
+    player = open_player(tiny_policy, settings(check_turns=0))
+    (made,) = engine
+    assert (made.arguments.model, made.arguments.logprobs_mode) == (str(tiny_policy), "processed_logprobs")
+    assert (made.arguments.max_model_len, made.arguments.max_num_seqs) == (160, 8)
+    sessions = [player.engine.open([5, 6, last]) for last in (7, 8)]
+    for key, session in enumerate(sessions):
+        player.engine.request(session, key, SAMPLING)
+    turns = {turn.session: turn for turn in [*player.engine.advance(), *player.engine.advance()]}
+    assert len({params.seed for params in made.asked}) == 2
+    for asked in made.asked:
+        assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens) == (0.8, 0.9, 20, 8)
+        assert asked.stop_token_ids == [player.chat.end_of_turn]
+    for last, session in zip((7, 8), sessions, strict=True):
+        assert turns[session].token_ids == (last, 9, player.chat.end_of_turn)
+        assert turns[session].logprobs == (0.0, -0.5, -1.0)
+        assert turns[session].stop_reason == "stop"
+    player.close()
+
+
+def test_what_is_closed_in_the_middle_of_a_turn_is_aborted(engine: list[StandIn], tiny_policy: Path) -> None:
+    player = open_player(tiny_policy, settings(check_turns=0))
+    sessions = [player.engine.open([5, last]) for last in (6, 7)]
+    for session in sessions:
+        player.engine.request(session, 1, SAMPLING)
+    assert player.engine.advance(lambda: bool(engine[0].waiting)) == []
+    assert len(engine[0].waiting) == 2
+    player.engine.close(sessions[0])
+    assert [name for name, _, _ in engine[0].waiting] == [str(sessions[1])]
+    (turn,) = player.engine.advance()
+    assert turn.session == sessions[1]
+    player.close()
+
+
+def test_tokens_without_log_probabilities_are_refused(engine: list[StandIn], tiny_policy: Path) -> None:
+    player = open_player(tiny_policy, settings(check_turns=0))
+    engine[0].lacking = True
+    player.engine.request(player.engine.open([5, 6]), 1, SAMPLING)
+    with pytest.raises(EngineError, match="3 tokens without a log-probability for each"):
+        player.engine.advance()
+
+
+@pytest.mark.skipif(HERE, reason="vLLM is installed")
+def test_without_vllm_the_message_says_how_to_get_it(tiny_policy: Path) -> None:
+    with pytest.raises(EngineError, match=r"pip install 'bellwether\[vllm\]' in an environment of its own"):
+        open_player(tiny_policy, settings())
+
+
+@pytest.mark.skipif(not HERE, reason="needs a CUDA device and the extra `vllm`, in an environment of its own")
+def test_vllm_plays_the_shipped_model_with_the_log_probabilities_of_its_weights() -> None:
+    """The check of the first turns runs over all of them; what is drawn depends on the seeds, and repeats."""
+    runs = []
+    for _ in range(2):
+        player = open_player(ROOT / "data" / "base", settings("cuda", check_turns=64, gpu_memory=0.3))
+        with EnvironmentPool(CountingEnvironment) as pool:
+            runs.append(
+                collect(
+                    *(player.engine, player.chat, pool, attempts(toy_tasks(4), 2), SAMPLING, Labels(7)), max_length=160, width=8
+                )
+            )
+        player.close()
+    assert [episode.token_ids for episode in runs[0]] == [episode.token_ids for episode in runs[1]]
+    assert len({str(episode.token_ids) for episode in runs[0]}) > 4

@@ -67,7 +67,7 @@ def test_a_model_that_is_not_served_stops_the_first_stage(project: Path, capsys:
     assert stage_run(name, raising(AssertionError("must not run"))) == BAD_PARAMETERS
     told = capsys.readouterr().err
     assert "params.yaml: model.path:" in told
-    assert "does not serve BloomForCausalLM" in told
+    assert "does not support BloomForCausalLM" in told
 
 
 COMMANDS = ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "pretrain", "claim", "promote", "params"]

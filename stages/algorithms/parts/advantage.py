@@ -49,15 +49,15 @@ class Advantage(Part):
     mean: Annotated[
         Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"], AppliesTo("estimator", "group")
     ] = "none"
-    """The baseline."""
+    """What is subtracted from returns as the baseline."""
     std: Annotated[Literal["none", "group", "batch"], AppliesTo("estimator", "group")] = "none"
-    """Standard deviation to divide by."""
+    """What advantages are divided by."""
     ddof: Annotated[int, Field(ge=0, le=1), AppliesTo("estimator", "group")] = 1
     """Delta degrees of freedom of the standard deviation: 1 divides by n - 1, 0 by n."""
     gamma: Annotated[Share, DISCOUNTED] = 1.0
     """Discount per turn or token, by `level`."""
     lam: Annotated[Share, AppliesTo("estimator", "gae")] = 1.0
-    """Lambda of GAE."""
+    """Lambda of generalised advantage estimation."""
     whiten: bool = False
     """Zero mean, unit standard deviation over the batch's policy tokens."""
     clip: Positive | None = None

@@ -56,7 +56,7 @@ class Credit(Part):
     """progress: penalty: -grounding_coef for each action that the environment did not understand; bonus: grounding_coef for each
     that it did; share: that divided by the number of turns."""
     grounding_coef: Annotated[NonNegative, AppliesTo("kind", "progress")] = 0.5
-    """progress: size of the grounding reward."""
+    """Weight of the grounding term."""
     key: Annotated[Literal["transition", "state_action"], AppliesTo("kind", "graph")] = "transition"
     """graph: steps are equal if state, action and next state are, or state and action."""
     history: Annotated[int, Field(ge=0, le=100), AppliesTo("kind", "graph")] = 1
@@ -65,7 +65,7 @@ class Credit(Part):
     """graph: when states are equal: if their keys are; if the cosine similarity of their word counts is at least `threshold`;
     or never (scrambled, a control)."""
     threshold: Annotated[Share, AppliesTo("match", "cosine")] = 0.95
-    """cosine: smallest similarity of equal states."""
+    """cosine: similarity from which two states are equal."""
     repeats: Annotated[Literal["once", "each"], AppliesTo("kind", "graph")] = "once"
     """graph: votes of an episode that takes a step several times: one, or one per time."""
     renormalise: Annotated[Literal["none", "group_std"], AppliesTo("kind", "graph")] = "none"

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys, TrajectoryBatch, edges, merge, similar_states
+from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys, TrajectoryBatch
 from stages.algorithms.parts.credit import Credit
+from stages.algorithms.parts.graph import edges, merge, similar_states
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

@@ -90,4 +90,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("annotate", run, params, open_tracker, per_domain=True, sharded=True))
+    raise SystemExit(stage_run("annotate", run, params, open_tracker, per_domain=True, sharded=True, forked=True))

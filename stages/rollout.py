@@ -110,4 +110,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("rollout", run, params, open_tracker, per_domain=True, sharded=True))
+    raise SystemExit(stage_run("rollout", run, params, open_tracker, per_domain=True, sharded=True, forked=True))

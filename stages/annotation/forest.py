@@ -26,11 +26,10 @@ def grow_forest(
     search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any, shard: Shard | None = None
 ) -> Forest:
     """Grow one tree per task, `chunk` at a time. Each finished tree is a checkpoint and is not grown again; trees do not depend
-    on those that grow beside them. A shard grows its own chunks alone."""
+    on those that grow beside them. A shard grows the trees of its own tasks."""
     forest = Forest([], [])
-    for number, start in enumerate(range(0, len(tasks), chunk)):
-        if shard and not shard.owns(number):
-            continue
+    tasks = [task for number, task in enumerate(tasks) if shard is None or shard.owns(number)]
+    for start in range(0, len(tasks), chunk):
         part = tasks[start : start + chunk]
         grown: dict[str, Forest | None] = {task.task_id: checkpoints.load(_checkpoint(task.task_id)) for task in part}
         missing = [task for task in part if grown[task.task_id] is None]

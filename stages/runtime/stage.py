@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,11 +121,12 @@ OpenTracker = Callable[[Path, str, "str | None", "Params"], Tracker]
 @dataclass(frozen=True)
 class Kind:
     """per_domain: the stage takes --domain; launched: it trains, and starts under `accelerate launch` if resources.launch says
-    so; sharded: it can be divided (--shard, resources.shards)."""
+    so; sharded: it can be divided (--shard, resources.shards); forked: resources.workers divide it on a CPU."""
 
     per_domain: bool = False
     launched: bool = False
     sharded: bool = False
+    forked: bool = False
 
 
 def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
@@ -177,9 +178,21 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
             around.enter_context(measured(root, context.title, identity(hashes)))
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
+        elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:
+            _run_in_forks(context, run)
         run(context)
     if whole:
         context.tracker.outputs(output_hashes(root, name, domain))
+
+
+def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) -> None:
+    """Leave all chunks as checkpoints: resources.workers processes do a share each, this one among them."""
+    count = context.params.resources.workers
+    with started(count) as team:
+        run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
+        team.wait()
+        if team.index:
+            raise SystemExit(0)
 
 
 @command
@@ -192,9 +205,10 @@ def stage_run(
     per_domain: bool = False,
     launched: bool = False,
     sharded: bool = False,
+    forked: bool = False,
 ) -> int:
     """Run one stage from the command line; returns the exit code (0 done; FAILED; BAD_PARAMETERS). See Kind."""
-    kind = Kind(per_domain, launched, sharded)
+    kind = Kind(per_domain, launched, sharded, forked)
     with ExitStack() as around:
         try:
             context = _prepare(name, kind, settings, open_tracker, around)

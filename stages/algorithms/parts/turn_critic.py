@@ -1,4 +1,4 @@
-"""Advantages of whole utterances (ArCHer, Zhou et al., arXiv 2402.19446) from the off-policy critic of values/utterance.py.
+"""Advantages of turns (ArCHer, Zhou et al., arXiv 2402.19446) from the off-policy critic of stages/values/turn_critic.py.
 
 With the critic's twins Q_1, Q_2 of a turn's action a after history s, and V_1, V_2 of s,
 

@@ -30,7 +30,7 @@ from stages.training.shared_prefixes import can_share, plan_shared, sharing_stat
 from stages.values.progress import ProgressEstimator
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
-from stages.values.turn_critic import TWINS, UtteranceCritic
+from stages.values.turn_critic import TWINS, TurnCriticModel
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Models:
     policy: Any
     reference: Any
     critic: Critic | None
-    utterances: UtteranceCritic | None
+    utterances: TurnCriticModel | None
     step_values: StepValueModel | None
     progress: ProgressEstimator | None
     tokens_per_batch: int
@@ -258,7 +258,7 @@ class Models:
 
 def make_critics(
     algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
-) -> tuple[Critic | None, UtteranceCritic | None]:
+) -> tuple[Critic | None, TurnCriticModel | None]:
     """The critic of tokens and that of utterances, where the algorithm has them; see `Models.make`."""
     params = algorithm.rl.critic
     head, start = params.head or HeadParams(), None
@@ -271,7 +271,7 @@ def make_critics(
     backbone = twin(policy.base_model) if start is None else start.backbone
     # The baseline of tokens learns advantages, which no step-value model knows and no support can be laid around.
     baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None
-    return baseline, UtteranceCritic(backbone, head, states, seed, start=start)
+    return baseline, TurnCriticModel(backbone, head, states, seed, start=start)
 
 
 def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:

@@ -25,7 +25,7 @@ from stages.training.loop import Update
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from stages.training.rl.replay import Replay, as_turns
-from stages.values.turn_critic import follow, losses
+from stages.values.turn_critic import losses, polyak_update
 
 
 def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
@@ -76,7 +76,7 @@ class OffPolicy:
             fresh = self.drawn([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
         for number, episodes in enumerate(draws):
             yield self._critic_update(episodes, fresh[number * count : (number + 1) * count])
-            follow(self.target, self.critic, tau)
+            polyak_update(self.target, self.critic, tau)
         if step < rl.critic.warmup_steps:
             return
         for number in range(replay.policy_updates):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import trl_side
@@ -48,28 +49,29 @@ def restore(model: Any) -> Callable[[], None]:
 def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
     """The rl stage's job with tracking off and the algorithm's parts set to what TRL is set to."""
     from stages.agent.policy import load_policy
-    from stages.agent.rollout import EnvironmentPool
     from stages.algorithms.algorithm import resolve
     from stages.records.episode import write_json, write_tasks
     from stages.runtime.stage import StageContext
     from stages.runtime.tracker import Tracker
     from stages.training.loop import make_processes
-    from stages.training.rl.reinforcement import RlJob
+    from stages.training.rl.online import OnlineJob
 
     write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
     write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
     context = StageContext("rl", "search", tasks.params, options.scratch, Tracker())
     algorithm = resolve(section(options, tasks))
     policy = load_policy(tasks.weights, attention="sdpa")
-    pool, limit = EnvironmentPool(tasks.make), tasks.domain.settings.max_turns
-    job = RlJob(context, algorithm, policy, pool, limit, make_processes(tasks.params.resources))
+    domain: Any = SimpleNamespace(make=lambda worlds: tasks.make(), settings=tasks.domain.settings)
+    job = OnlineJob(context, algorithm, policy, make_processes(tasks.params.resources), domain)
     steps = iter(range(10**9))
 
     def run() -> float:
         step = next(steps)
         sums = {}
         for update in job.updates(step):
-            sums[update.learner] = job.learners[update.learner].update(update.micro_batches, update.loss, update.saw)
+            sums[update.learner] = job.learners[update.learner].update(
+                update.micro_batches, update.loss, update.on_tokens_trained
+            )
         dead = job.finish(step, sums)["dead_groups"]
         seen.action_tokens.append(sum(episode.policy_tokens for episode in job.played))
         seen.dead_groups.append(int(dead))

@@ -125,14 +125,14 @@ class Ours:
                         break
                     terms.loss.backward()
                     if terms.trained is not None:
-                        update.saw(*terms.trained)
+                        update.on_tokens_trained(*terms.trained)
                     total += float(terms.loss.detach())
         return total, taken_gradients(self.model)
 
     def run(self) -> float:
         """One step; 1."""
         for update in self.updates(self.maker.rescored(self.batch, 0, ("benchmarks",))):
-            self.learner.update(update.micro_batches, update.loss, update.saw)
+            self.learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
         return 1.0
 
 

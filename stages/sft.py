@@ -1,11 +1,13 @@
-"""sft: the base model learns from demonstrations of all domains together, with loss on the policy's tokens alone.
+"""sft: the base model learns from the demonstrations of all domains, with loss on the policy's tokens alone.
 
 data/curated/<domain>/{tasks,demonstrations}.parquet, model.path -> data/models/sft, reports/sft/history.csv, reports/sft.json.
-Under LoRA the adapter is folded into the weights at the end, so that data/models/sft is a whole model either way.
-Training stops early when the loss on demonstrations of validation tasks no longer falls; the best weights are kept.
+Training stops early when the loss on demonstrations of validation tasks no longer falls, and keeps the best weights. LoRA
+adapters are merged into the weights at the end, so data/models/sft is always a full model.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from stages import params
 from stages.records.episode import IMPORTED, Episode, read_episodes, read_tasks, write_json
@@ -16,10 +18,14 @@ from stages.seeding import permutation
 from stages.tracking import open_tracker
 from stages.training.settings import Sft
 
+if TYPE_CHECKING:
+    from stages.agent.policy import Policy
+    from stages.training.supervised import SftJob
+
 
 def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
-    """Demonstrations of all domains by the split of their task, sorted by id within the domains in order. Imported ones of no
-    task are there to train on."""
+    """Demonstrations by the split of their task, in the order of domains and files. Imported ones without a task are for
+    training."""
     by_split: dict[str, list[Episode]] = {"train": [], "valid": []}
     for domain in context.params.domains:
         folder = context.data / "curated" / domain
@@ -28,25 +34,26 @@ def read_demonstrations(context: StageContext) -> dict[str, list[Episode]]:
             split = split_of.get(episode.task_id, "train" if episode.policy_hash == IMPORTED else None)
             if split not in by_split:
                 raise ValueError(
-                    f"{folder / 'demonstrations.parquet'}: {episode.episode_id} shows a {split} task; only train and valid may be"
+                    f"{folder / 'demonstrations.parquet'}: {episode.episode_id} demonstrates a {split} task; demonstrations must "
+                    f"be of train or valid tasks"
                 )
             by_split[split].append(episode)
     return by_split
 
 
 def draw(episodes: list[Episode], count: int | None, seed: int) -> list[Episode]:
-    """At most `count` of each domain's `episodes`, in their order; all of them for None."""
+    """At most `count` of each domain's `episodes`, drawn at random, in their order; all of them for None."""
     if count is None:
         return episodes
-    kept: set[str] = set()
+    drawn: set[str] = set()
     for domain in dict.fromkeys(episode.domain for episode in episodes):
         names = sorted(episode.episode_id for episode in episodes if episode.domain == domain)
-        kept.update(permutation(names, "sft.demonstrations", seed, domain)[:count])
-    return [episode for episode in episodes if episode.episode_id in kept]
+        drawn.update(permutation(names, "sft.demonstrations", seed, domain)[:count])
+    return [episode for episode in episodes if episode.episode_id in drawn]
 
 
 def keep_base(context: StageContext) -> None:
-    """With no demonstrations to learn from, the base model is what the next stages start from."""
+    """Without demonstrations, pass the base model on to the next stages."""
     from stages.agent.policy import load_policy, save_policy
     from stages.engine.architectures import check_served
     from stages.training.loop import write_history
@@ -60,13 +67,44 @@ def keep_base(context: StageContext) -> None:
     write_json(context.reports / "sft.json", report)
 
 
-def run(context: StageContext) -> None:
-    from stages.agent.chat import Chat
+def write_outputs(
+    context: StageContext,
+    policy: Policy,
+    job: SftJob,
+    history: list[dict[str, float]],
+    demonstrations: dict[str, list[Episode]],
+) -> None:
+    """Write the trained model, the history and the report."""
     from stages.agent.policy import load_policy, save_policy
     from stages.engine.adapters import fold
+    from stages.training.adapters import deltas
+    from stages.training.loop import write_history
+
+    model = job.trained_model
+    if context.params.model.lora.rank:
+        # Merge into the weights as stored: those in training may be rounded to bfloat16.
+        model = load_policy(context.params.model.path, root=context.root).model
+        fold(model, deltas(policy.model))
+    save_policy(model, policy.tokenizer, context.data / "models" / "sft")
+    write_history(context.reports / "sft" / "history.csv", history)
+    counts = {
+        split: {domain: sum(episode.domain == domain for episode in episodes) for domain in context.params.domains}
+        for split, episodes in demonstrations.items()
+    }
+    report = {"demonstrations": counts, "parameters": model.num_parameters(), "base_hash": policy.hash, **job.report(history)}
+    write_json(context.reports / "sft.json", report)
+    for name, value in job.ledger.metrics().items():
+        context.metric(name, value)
+    context.artifact(context.reports / "sft.json")
+    context.artifact(context.reports / "sft" / "history.csv")
+
+
+def run(context: StageContext) -> None:
+    from stages.agent.chat import Chat
+    from stages.agent.policy import load_policy
     from stages.engine.architectures import check_served
-    from stages.training.adapters import deltas, prepare_model, weight_precision
-    from stages.training.loop import run_loop, write_history
+    from stages.training.adapters import prepare_model, weight_precision
+    from stages.training.loop import run_loop
     from stages.training.supervised import SftJob
 
     section: Sft = context.params.sft
@@ -77,6 +115,7 @@ def run(context: StageContext) -> None:
         if context.main:
             keep_base(context)
         return
+
     demonstrations = read_demonstrations(context)
     demonstrations["train"] = draw(demonstrations["train"], section.demonstrations, context.params.seed)
     path = context.params.model.path
@@ -85,42 +124,12 @@ def run(context: StageContext) -> None:
     prepare_model(policy.model, context.params, context.params.seed, "sft")
     job = SftJob(context.params, policy.model, Chat(policy.tokenizer, context.params.model.thinking), demonstrations)
 
-    checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not see into models outside data/base
+    checkpoints = Checkpoints(context, {"model": policy.hash})  # DVC does not track models outside data/base
     history = run_loop(context, checkpoints, job, job.steps, section.checkpoint_every, "training")
     job.close()
     if not context.main:
         return
-
-    model = job.trained_model
-    if context.params.model.lora.rank:
-        # Into the weights as they are stored: those trained beside may be rounded to bfloat16.
-        model = load_policy(path, root=context.root).model
-        fold(model, deltas(policy.model))
-    save_policy(model, policy.tokenizer, context.data / "models" / "sft")
-    write_history(context.reports / "sft" / "history.csv", history)
-    report = {
-        "steps": len(history),
-        "epochs": len(history) / job.per_epoch,
-        "stopped_early": len(history) < job.steps,
-        "best_step": job.best["step"] or len(history),
-        "train_loss": history[-1]["train_loss"],
-        "valid_loss": job.best["loss"],
-        "demonstrations": {
-            split: {domain: sum(episode.domain == domain for episode in episodes) for domain in context.params.domains}
-            for split, episodes in demonstrations.items()
-        },
-        "tokens": sum(job.train.lengths),
-        "policy_tokens": int(job.train.mask.sum()),
-        "parameters": model.num_parameters(),
-        "trained_parameters": job.trained_model.num_parameters(only_trainable=True),
-        "base_hash": policy.hash,
-        **job.ledger.metrics(),
-    }
-    write_json(context.reports / "sft.json", report)
-    for name, value in job.ledger.metrics().items():
-        context.metric(name, value)
-    context.artifact(context.reports / "sft.json")
-    context.artifact(context.reports / "sft" / "history.csv")
+    write_outputs(context, policy, job, history, demonstrations)
     checkpoints.clear()
 
 

@@ -1,8 +1,8 @@
-"""LoRA adapter folders in peft's format, read without peft: low-rank changes of a base model that lies elsewhere.
+"""Reads LoRA adapter folders in peft's format, without peft.
 
-A folder holds adapter_config.json, adapter_model.safetensors and the tokenizer. Its `base_model_name_or_path` is a path relative
-to the folder itself or to a folder above it, the nearest that fits: stages write `data/models/sft`, which is found from wherever
-the repository lies, and by peft in a process that runs in the repository's root.
+A folder holds adapter_config.json, adapter_model.safetensors and the tokenizer. Its `base_model_name_or_path` is relative to the
+folder itself or to the nearest parent where it exists: stages write `data/models/sft`, which is found wherever the repository is,
+and by peft if the process runs in the repository's root.
 
 A weight W of the base becomes W + s B A with s = lora_alpha / r, computed in float32.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the base model's names."""
+"""peft's prefix of the base model's weight names."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _REFUSED: tuple[str, ...] = (
     "use_dora",
@@ -36,7 +36,7 @@ _REFUSED += ("layer_replication", "trainable_token_indices", "alora_invocation_t
 
 
 class AdapterError(ValueError):
-    """An adapter folder can't be used; the message says which file and what to do."""
+    """An adapter folder can't be used."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -49,9 +49,9 @@ def low_rank(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 class Adapter:
-    """An adapter folder: `base` is its base model's folder, `names` the base's weights that it changes, sorted.
+    """An adapter folder: `base` is its base model's folder, `names` the sorted base weights that it changes.
 
-    Raises AdapterError if the base is not found or the folder holds anything but plain LoRA of linear layers.
+    Raises AdapterError if the base is not found or the adapter is not plain LoRA of linear layers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,8 +70,8 @@ class Adapter:
                 f", {name}" for name in used
             )
             raise AdapterError(
-                f"{self.folder / CONFIG}: only plain LoRA of linear layers is supported, this is {what}; fold the adapter into "
-                "its base with peft (merge_and_unload) and use the whole model"
+                f"{self.folder / CONFIG}: only plain LoRA of linear layers is supported, but this adapter has {what}; merge the "
+                "adapter into its base with peft (merge_and_unload) and use the merged model"
             )
 
     def _find_base(self, name: str) -> Path:
@@ -80,13 +80,11 @@ class Adapter:
             base = place / name
             if base.is_dir():
                 if is_adapter(base):
-                    raise AdapterError(
-                        f"{self.folder / CONFIG}: base model {base} is an adapter itself; it must be a whole model"
-                    )
+                    raise AdapterError(f"{self.folder / CONFIG}: base model {base} is itself an adapter; it must be a full model")
                 return base
         raise AdapterError(
-            f"{self.folder / CONFIG}: the base model '{name}' (base_model_name_or_path) is neither below {folder} nor below a "
-            "folder above it; restore the base there, or set the name to its path"
+            f"{self.folder / CONFIG}: the base model '{name}' (base_model_name_or_path) was not found relative to {folder} or "
+            "any parent folder; restore the base, or set base_model_name_or_path to its path"
         )
 
     def _read_names(self) -> list[str]:
@@ -101,9 +99,7 @@ class Adapter:
         expected = {key for name in names for key in self._keys(name)}
         if not names or keys != expected:
             odd = sorted(keys ^ expected) or ["no lora_A"]
-            raise AdapterError(
-                f"{self.path} must hold pairs of lora_A and lora_B below '{PREFIX}' and nothing else; see {odd[0]}"
-            )
+            raise AdapterError(f"{self.path} must contain only pairs of lora_A and lora_B under '{PREFIX}'; offending: {odd[0]}")
         return names
 
     @staticmethod
@@ -112,7 +108,7 @@ class Adapter:
         return module + _A, module + _B
 
     def delta(self, name: str) -> Tensor:
-        """What the adapter adds to the base's weight `name` (one of `names`): [out, in] float32."""
+        """The adapter's change of base weight `name` (one of `names`): [out, in] float32."""
         from safetensors import safe_open
 
         with safe_open(str(self.path), framework="pt") as handle:
@@ -125,7 +121,7 @@ class Adapter:
 
 
 def fold(model: Any, deltas: Iterable[tuple[str, Tensor]]) -> None:
-    """Add each (name, delta) to the parameter of that name, in float32. Raises AdapterError for a name or shape it lacks."""
+    """Add each (name, delta) to the named parameter, in float32. Raises AdapterError for an unknown name or another shape."""
     import torch
 
     parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Which of transformers' implementations of attention a model is trained and read with."""
+"""Selects transformers' attention implementation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def use_attention(model: Any, name: str) -> None:
-    """Let `model` attend by `name` ("eager", "sdpa"); eagerly where transformers has no sdpa for its architecture (GPT-Neo,
-    gpt-oss, Gemma 2)."""
+    """Set `model`'s attention to `name` ("eager", "sdpa"), or to eager if its architecture has no sdpa (GPT-Neo, gpt-oss,
+    Gemma 2)."""
     model.set_attn_implementation(name if name != "sdpa" or model._supports_sdpa else "eager")

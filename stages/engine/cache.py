@@ -1,8 +1,8 @@
-"""A key/value cache with one row per slot, allocated once, behind Hugging Face's `Cache` interface, and attention that reads it.
+"""A preallocated key/value cache with one row per slot, behind Hugging Face's `Cache` interface, and attention that reads it.
 
-Before each forward pass the cache is aimed at the rows and positions that the new tokens go to; `store` then scatters their keys
-and values, and `read` gives what attention reads in a layer; `update` does both for a Hugging Face model. Rows have their own
-lengths: masks and position ids come from the engine, and a layer with a window has a mask of its own.
+Before each forward pass, `aim` sets the rows and positions of the new tokens; `store` then scatters their keys and values, and
+`read` returns what attention reads in a layer; `update` does both for a Hugging Face model. Rows have different lengths: masks
+and position ids come from the engine, and a layer with a sliding window has its own mask.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
 SUM_BLOCK = 128
-"""Positions that attention adds up in one matrix product on a CPU."""
+"""Positions that attention sums in one matrix product on a CPU."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What layers of one kind read for n rows: `length` columns of the cache, and which of them each new token attends to."""
+    """The columns of the cache that layers of one kind read for n rows, and the mask of each new token over them."""
 
     mask: Tensor
     """[n, 1, Q, length], added to attention's scores."""
     start: int = 0
-    """The first column, where it is the same for all rows."""
+    """The first column, if it is the same for all rows."""
     places: Tensor | None = None
-    """[n * kv_heads * length] places among a layer's keys (and values), where each row has a first column of its own."""
+    """[n * kv_heads * length] indices into a layer's keys (and values), if each row has its own first column."""
 
 
 class SlotCache(Cache):
-    """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; the last row takes what padding writes.
+    """`data`: [layers, 2 (keys, values), slots + 1, kv_heads, capacity, head_dim]; padding is written to the last row.
 
-    windows: per layer, how many positions a token attends to; None for all. Layers with the same window are of one kind: `kinds`
-    are these windows, and `kind_of` says which of them each layer has.
+    windows: per layer, how many positions a token attends to; None for all. `kinds`: the distinct windows; `kind_of`: each
+    layer's index in `kinds`.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class SlotCache(Cache):
         self._place = self._targets
 
     def aim(self, rows: Tensor, positions: Tensor) -> None:
-        """Say where the next pass's T new tokens are written: rows and positions [T] int64."""
+        """Set where the next pass's T new tokens are written: rows and positions [T] int64."""
         # [T, 2, kv_heads]: keys, then values.
         index = (rows[:, None] * self.kv_heads + self._heads) * self.capacity + positions[:, None]
         self._targets = torch.stack([index, index + self._values_start], 1).flatten()
 
     def store(self, states: Tensor, layer_idx: int) -> None:
-        """Write states [T, 2 kv_heads, head_dim], keys before values, to where the cache is aimed at."""
+        """Write states [T, 2 kv_heads, head_dim], keys before values, to the rows and positions set by `aim`."""
         self._flat[layer_idx].index_copy_(0, self._targets, states.reshape(-1, self.head_dim))
 
     def read(self, rows: Tensor | slice, view: View, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [N, kv_heads, length, head_dim] of N rows: [N] int64, or a slice, which spares a copy."""
+        """Keys and values [N, kv_heads, length, head_dim] of N rows: [N] int64, or a slice, which avoids a copy."""
         length = view.mask.shape[-1]
         if view.places is not None:
             halves = self.data[layer_idx].view(2, -1, self.head_dim)
@@ -91,19 +91,18 @@ class SlotCache(Cache):
         return keys.index_select(0, rows), values.index_select(0, rows)
 
     def places(self, rows: Tensor | slice, starts: Tensor, length: int) -> Tensor:
-        """`View.places` of N rows of which each reads `length` columns from `starts` [N] on; columns past the end stand for the
-        last one."""
+        """`View.places` of N rows that each read `length` columns from `starts` [N]; columns are clamped to the last one."""
         if isinstance(rows, slice):
             rows = torch.arange(rows.start, rows.stop, device=starts.device)
         columns = (starts[:, None] + torch.arange(length, device=starts.device)).clamp_(max=self.capacity - 1)
         return ((rows[:, None] * self.kv_heads + self._heads)[:, :, None] * self.capacity + columns[:, None]).flatten()
 
     def look(self, rows: Tensor | slice, views: Sequence[View], place: Tensor) -> None:
-        """Say what `update` returns in layers of each kind, and which of the padded tokens it is given, [T], are stored."""
+        """Set what `update` reads in layers of each kind, and the indices [T] of the padded tokens that it stores."""
         self._rows, self._views, self._place = rows, views, place
 
     def mask(self, layer_idx: int) -> Tensor:
-        """What is added to attention's scores in a layer, for what `look` said: [n, 1, Q, length]."""
+        """The additive attention mask of a layer, as set by `look`: [n, 1, Q, length]."""
         return self._views[self.kind_of[layer_idx]].mask
 
     def update(
@@ -114,7 +113,7 @@ class SlotCache(Cache):
         return self.read(self._rows, self._views[self.kind_of[layer_idx]], layer_idx)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: rows have lengths of their own, and the engine passes explicit position ids and masks."""
+        """0, since rows differ in length: the engine passes explicit position ids and masks."""
         return 0
 
     def copy_out(self, row: int, length: int) -> Tensor:
@@ -126,7 +125,6 @@ class SlotCache(Cache):
         self.data[:, :, row, :, : prefix.shape[3]].copy_(prefix)
 
     def clear(self, row: int) -> None:
-        """Set a row to zeros."""
         self.data[:, :, row].zero_()
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -139,7 +137,7 @@ _READING: ContextVar[SlotCache] = ContextVar("the cache that the model's attenti
 
 @contextmanager
 def reading(cache: SlotCache) -> Iterator[None]:
-    """Within, `grouped_attention` takes each layer's mask from `cache`: a model hands its layers one mask, or builds its own."""
+    """Make `grouped_attention` take each layer's mask from `cache`, whatever mask the model passes to its layers."""
     token = _READING.set(cache)
     try:
         yield
@@ -159,14 +157,14 @@ def grouped_attention(
     s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Eager attention that reads grouped keys and values in place, where the stock one first repeats them per query head.
+    """Eager attention that reads grouped keys and values in place, instead of first repeating them per query head.
 
     query: [N, heads, Q, head_dim]; key, value: [N, kv_heads, length, head_dim]; softcap, s_aux (sinks): see `attend`. Returns
-    [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so with few key/value heads this is what counts. Raises
-    ValueError for a bias by position.
+    [N, Q, heads, head_dim]. Decoding is bound by reading the cache, so this matters with few key/value heads. Raises ValueError
+    for a position bias.
     """
     if kwargs.get("position_bias") is not None:
-        raise ValueError(f"the torch engine does not compute attention with a bias by position ({type(module).__name__})")
+        raise ValueError(f"the torch engine does not support attention with a position bias ({type(module).__name__})")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = _READING.get().mask(module.layer_idx)
     return attend(query * scaling, key, value, mask, softcap, s_aux).transpose(1, 2).contiguous(), None
@@ -177,9 +175,9 @@ def attend(
 ) -> Tensor:
     """softmax(query key' + mask) value, [N, heads, Q, head_dim].
 
-    query: [N, heads, Q, head_dim], scaled already; key, value: [N, kv_heads, length, head_dim]; mask: additive [N, 1, Q, length].
-    softcap: scores s become softcap tanh(s / softcap); sinks: [heads] scores of one more position per head, whose value is 0.
-    In float32 between the two products.
+    query: [N, heads, Q, head_dim], already scaled; key, value: [N, kv_heads, length, head_dim]; mask: additive [N, 1, Q, length].
+    softcap: scores s become softcap tanh(s / softcap); sinks: [heads] scores of an extra position per head, whose value is 0.
+    The softmax is computed in float32.
     """
     rows, heads, queries, head_dim = query.shape
     kv_heads = key.shape[1]
@@ -190,7 +188,7 @@ def attend(
     if mask is not None:
         weights.view(rows, kv_heads, heads // kv_heads, queries, -1).add_(mask[:, :, None])
     if sinks is not None:
-        # In front, so that the length which others need moves no other score to another lane of the sum.
+        # In front, so that a row's scores keep their places in the sum whatever length other rows need.
         sink = sinks.to(weights.dtype).view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, queries, 1)
         weights = torch.cat([sink.reshape(rows, kv_heads, -1, 1), weights], -1)
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
@@ -200,10 +198,10 @@ def attend(
 
 
 def _weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
-    """weights [N, kv_heads, Q, length] times value [N, kv_heads, length, head_dim], added up over blocks of fixed length.
+    """weights [N, kv_heads, Q, length] times value [N, kv_heads, length, head_dim], summed over blocks of fixed length.
 
-    On a CPU, matrix products of several rows split a long sum by its length, so that the length others need (zero weights to
-    this row) would change its last bits. A GPU's kernels give no such guarantee anyway, and there one product is faster.
+    On a CPU, matrix products split a long sum depending on its length, so a length that only other rows need would change the
+    last bits. A GPU's kernels give no such guarantee anyway, and one product is faster there.
     """
     length = weights.shape[-1]
     if weights.shape[2] == 1 or length <= SUM_BLOCK or weights.device.type != "cpu":

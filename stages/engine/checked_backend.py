@@ -1,7 +1,7 @@
-"""A back end whose first turns are checked against the policy's own weights, computed here.
+"""A back end wrapper that checks the first turns' log-probabilities against the policy's own weights.
 
-Log-probabilities from elsewhere can be wrong in ways that nothing else shows: another model behind the same name, another
-precision, or those of the model's raw distribution where temperature, top-k and top-p change the one that is drawn from.
+A remote back end's log-probabilities can be silently wrong: another model under the same name, another precision, or those of
+the raw distribution instead of the sampled one (after temperature, top-k and top-p).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stages.engine.engine import EngineError, Pause, Sampling
 from stages.engine.sampling import restrict
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest mean difference, in nats, by resources.precision: kernels and batches differ between back ends. Our choice."""
+"""Largest mean difference in nats, by resources.precision, since kernels and batches differ between back ends. Our choice."""
 
 
 @torch.inference_mode()
 def sampled_logprobs(model: Any, before: tuple[int, ...], drawn: tuple[int, ...], sampling: Sampling) -> list[float]:
-    """Log-probability of each of `drawn` after `before` under the distribution that `sampling` draws from, in float64."""
+    """Log-probability of each token of `drawn` after `before` under the distribution of `sampling`, in float64."""
     ids = torch.tensor([[*before, *drawn]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double()
     if sampling.temperature > 0:
@@ -32,7 +32,7 @@ def sampled_logprobs(model: Any, before: tuple[int, ...], drawn: tuple[int, ...]
 
 
 class CheckedBackend:
-    """`backend`, its first `turns` turns compared with what `load_model()` computes. Raises EngineError where they part."""
+    """Compares the first `turns` turns of `backend` with the model of `load_model()`. Raises EngineError if they differ."""
 
     def __init__(self, backend: Backend, load_model: Callable[[], Any], turns: int, precision: str) -> None:
         self.backend, self._load, self.turns, self.precision = backend, load_model, turns, precision
@@ -40,7 +40,7 @@ class CheckedBackend:
         self._model: Any = None
         self._differences: list[float] = []
         self._refused = ""
-        """Why the back end is not to be used: what the check found."""
+        """The failed check's message."""
 
     def start(self, request: TurnRequest) -> None:
         if self._refused:
@@ -74,11 +74,11 @@ class CheckedBackend:
             return
         self._model, self._requests = None, {}
         mean = sum(self._differences) / len(self._differences)
-        if not mean <= TOLERANCE[self.precision]:  # also where it is no number
+        if not mean <= TOLERANCE[self.precision]:  # true for NaN
             self._refused = (
-                f"the back end's log-probabilities differ by {mean:.3g} nats on average from those of the policy's weights here "
-                f"(at most {TOLERANCE[self.precision]:g} in {self.precision}; {len(self._differences)} tokens). Either it serves "
-                "other weights or another precision than resources.precision, or it returns those of the raw distribution: "
-                "start vLLM's server with --logprobs-mode processed_logprobs, or sample with temperature 1, top_p 1 and top_k 0"
+                f"the back end's log-probabilities differ from the policy's by {mean:.3g} nats on average (tolerance "
+                f"{TOLERANCE[self.precision]:g} in {self.precision}; {len(self._differences)} tokens). It serves other weights, "
+                "uses a precision other than resources.precision, or returns log-probabilities of the raw distribution: start "
+                "vLLM's server with --logprobs-mode processed_logprobs, or sample with temperature 1, top_p 1 and top_k 0"
             )
             raise EngineError(self._refused)

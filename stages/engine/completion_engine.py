@@ -1,8 +1,7 @@
-"""Sessions for back ends that keep the key/value cache to themselves: here a session is its tokens.
+"""An engine over back ends that manage their own key/value cache: here a session is just its tokens.
 
-`CompletionEngine` is an `Engine` over a `Backend` that completes token sequences. Each turn sends the whole session;
-back ends with a prefix cache (vLLM, SGLang, llama.cpp) compute the new tokens alone, so a group's shared prompt, forks and
-earlier turns cost no more than they do in the torch engine.
+Each turn sends the session's tokens from the start; back ends with a prefix cache (vLLM, SGLang, llama.cpp) compute only the new
+ones, so a group's shared prompt, forks and earlier turns cost no more than in the torch engine.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from stages.engine.engine import EngineError, Pause, Sampling, Turn
+from stages.engine.engine import EngineError, Pause, Sampling, Turn, check_growth, check_length, check_prefix
 
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn to sample after `token_ids`; `sampling.max_tokens` is no more than the session has room for."""
+    """One turn to sample after `token_ids`; `sampling.max_tokens` never exceeds the session's room."""
 
     session: int
     token_ids: tuple[int, ...]
@@ -26,7 +25,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What came back. `token_ids` ends with the end-of-turn token if `stopped`; log-probs are those of `Engine`'s contract."""
+    """A completed `TurnRequest`. `token_ids` ends with the end-of-turn token if `stopped`; log-probs as in `Turn`."""
 
     session: int
     token_ids: tuple[int, ...]
@@ -35,23 +34,23 @@ class TurnResult:
 
 
 class Backend(Protocol):
-    """Completes token sequences, many at once. What is refused or left out raises EngineError; what fails from outside,
-    OSError."""
+    """Completes many token sequences at once. Raises EngineError for unsupported requests and incomplete results, OSError for
+    outside failures."""
 
     def start(self, request: TurnRequest) -> None:
         """Begin one completion."""
         ...
 
     def wait(self, pause: Pause | None = None) -> list[TurnResult]:
-        """Wait until at least one of those begun is done, or until `pause` says so; all that are done by then."""
+        """Wait until a started completion is done or `pause` returns True; return all that are done."""
         ...
 
     def cancel(self, sessions: Collection[int]) -> None:
-        """Give up the completions begun for these sessions: their results are dropped. They may be begun again."""
+        """Abandon these sessions' completions; they may be started again."""
         ...
 
     def close(self) -> None:
-        """Give up what it holds: connections, a GPU's memory."""
+        """Release resources: connections, a GPU's memory."""
         ...
 
 
@@ -64,10 +63,9 @@ class _Session:
 
 
 class CompletionEngine:
-    """See `stages.engine.engine.Engine`. max_length: longest session in tokens.
+    """An `Engine` over a `Backend`. max_length: longest session in tokens.
 
-    When `advance` raises, requested turns stay requested, and the next call begins them again; those that are finished it
-    returns.
+    If `advance` raises, unfinished turns stay requested and start again in the next call, which also returns finished ones.
     """
 
     def __init__(self, backend: Backend, max_length: int) -> None:
@@ -76,7 +74,7 @@ class CompletionEngine:
         self._waiting: list[int] = []
         self._running: set[int] = set()
         self._finished: list[Turn] = []
-        """Turns that no call has returned yet."""
+        """Turns not yet returned by `advance`."""
         self._next_id = 0
         self._counters = {"sampled_tokens": 0, "fed_tokens": 0, "forked_tokens": 0, "requests": 0}
 
@@ -87,8 +85,7 @@ class CompletionEngine:
     def open(self, token_ids: Sequence[int], prefix: tuple[int, ...] | None = None) -> int:
         """See `Engine.open`. Raises ValueError if the session would be empty or longer than max_length."""
         tokens = [*(prefix or ()), *token_ids]
-        if not tokens or len(tokens) > self.max_length:
-            raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        check_length(len(tokens), self.max_length)
         number = self._next_id
         self._next_id += 1
         self._sessions[number] = _Session(tokens)
@@ -99,17 +96,14 @@ class CompletionEngine:
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
         """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
         state = self._idle(session)
-        if len(state.token_ids) + len(token_ids) > self.max_length:
-            raise ValueError(
-                f"session {session} has {len(state.token_ids)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
-            )
+        check_growth(session, len(state.token_ids), len(token_ids), self.max_length)
         state.token_ids.extend(token_ids)
         self._counters["fed_tokens"] += len(token_ids)
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """See `Engine.request`. Raises EngineError where entropies are requested."""
+        """See `Engine.request`. Raises EngineError if entropies are requested."""
         if sampling.candidates:
-            raise EngineError("this engine's back end gives no entropies (Sampling.candidates); use resources.engine kind: torch")
+            raise EngineError("this engine returns no entropies (Sampling.candidates); set resources.engine.kind to torch")
         state = self._idle(session)
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
@@ -128,7 +122,7 @@ class CompletionEngine:
         try:
             return self.backend.wait(pause)
         except BaseException:
-            # Which results are lost, only the back end could know: all that run are begun again.
+            # Only the back end could know which results were lost: restart all that were running.
             running, self._running = sorted(self._running), set()
             self._waiting = [*running, *self._waiting]
             self.backend.cancel(running)
@@ -136,8 +130,7 @@ class CompletionEngine:
 
     def snapshot(self, session: int, length: int | None = None) -> tuple[int, ...]:
         tokens = self._idle(session).token_ids
-        if length is not None and not 0 < length <= len(tokens):
-            raise ValueError(f"session {session} has {len(tokens)} tokens; a copy of its first {length} is not to be had")
+        check_prefix(session, len(tokens), length)
         return tuple(tokens[:length])
 
     def fork(self, session: int, count: int) -> list[int]:
@@ -160,7 +153,7 @@ class CompletionEngine:
         return state
 
     def _begin(self, session: int) -> None:
-        """Send a waiting turn off; where there is no room for one, it is finished."""
+        """Start a waiting turn, or finish it at once if the session has no room for it."""
         state = self._sessions[session]
         assert state.sampling is not None
         room = self.max_length - len(state.token_ids)
@@ -174,7 +167,7 @@ class CompletionEngine:
         self._counters["requests"] += 1
 
     def _end(self, result: TurnResult) -> None:
-        """Note the turn that a result finishes, unless its session was closed meanwhile."""
+        """Record the finished turn, unless its session was closed meanwhile."""
         if result.session not in self._running:
             return
         self._running.remove(result.session)

@@ -1,8 +1,7 @@
-"""Decoding passes as CUDA graphs: recorded once per shape, then replayed, so that a small model is not bound by kernel launches.
+"""Decoding passes as CUDA graphs: captured once per shape, then replayed, so that a small model is not bound by kernel launches.
 
-A decoding pass has one token per row, rows and the length that attention reads are rounded up by the engine, so few shapes occur.
-What changes from step to step (tokens, positions, masks, where windows begin) lies in tensors that stay where they are and are
-written over.
+A decoding pass has one token per row; the engine rounds up rows and attention lengths, so few shapes occur. What changes from
+step to step (tokens, positions, masks, windows' starts) is copied into static tensors.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from stages.engine.cache import SlotCache, View
 from stages.engine.decoder import Forward, LeanForward, Pass, StockForward, serves
 
 WARM_UPS = 3
-"""Runs before a recording, as PyTorch asks for: libraries set up their work space in them."""
+"""Runs before a capture, as PyTorch requires: libraries allocate workspaces in them."""
 
 Shape = tuple[int, tuple[tuple[int, int, bool], ...]]
-"""Tokens; for each view its length, its first column, and whether each row has a first column of its own."""
+"""Tokens; for each view its length, its first column, and whether each row has its own first column."""
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], Any], Tensor]]
-"""Takes a function without arguments; returns what runs it again, and the tensor that then holds its result."""
+"""Captures a function; returns the function that replays it, and the tensor that then holds the result."""
 
 
 def record_cuda(function: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
-    """`function` as a CUDA graph on the current device."""
+    """Capture `function` as a CUDA graph on the current device."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -41,7 +40,7 @@ def record_cuda(function: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tens
 
 
 class GraphedForward:
-    """`Forward` that replays decoding passes, and runs all others as they are."""
+    """A `Forward` that replays decoding passes as graphs and runs all others directly."""
 
     def __init__(self, forward: Forward, record: Record = record_cuda) -> None:
         self._forward, self._record = forward, record
@@ -56,22 +55,22 @@ class GraphedForward:
             return self._forward(batch)
         shape = (len(batch.ids), tuple((view.mask.shape[-1], view.start, view.places is not None) for view in part.views))
         if shape not in self._recorded:
-            # The warm-up writes the same keys and values to the same places as the pass itself.
-            fixed = replace(
+            # Warm-up runs are harmless: they write the same keys and values to the same places as the pass itself.
+            static = replace(
                 batch,
                 ids=batch.ids.clone(),
                 targets=batch.targets.clone(),
                 positions=batch.positions.clone(),
                 parts=[replace(part, views=tuple(copied(view) for view in part.views))],
             )
-            self._recorded[shape] = (fixed, *self._record(lambda: self._forward(fixed)))
-        fixed, replay, result = self._recorded[shape]
+            self._recorded[shape] = (static, *self._record(lambda: self._forward(static)))
+        static, replay, result = self._recorded[shape]
         for name in ("ids", "targets", "positions"):
-            getattr(fixed, name).copy_(getattr(batch, name))
-        for held, view in zip(fixed.parts[0].views, part.views, strict=True):
-            held.mask.copy_(view.mask)
-            if held.places is not None and view.places is not None:
-                held.places.copy_(view.places)
+            getattr(static, name).copy_(getattr(batch, name))
+        for target, view in zip(static.parts[0].views, part.views, strict=True):
+            target.mask.copy_(view.mask)
+            if target.places is not None and view.places is not None:
+                target.places.copy_(view.places)
         replay()
         return result.clone()
 

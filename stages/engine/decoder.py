@@ -1,9 +1,9 @@
-"""The forward pass that the torch engine decodes with: the layers of Llama and its relatives, written out for one purpose.
+"""The torch engine's forward pass: the layers of Llama-like models, specialised for decoding.
 
-A small model spends most of its time between the matrix products. transformers' modules serve training, masks of many kinds and
-any cache; here the projections of queries, keys and values are one product, rotary embedding is one complex product in place,
-keys and values are stored together, and residuals are added by the products themselves. The numbers are those of the Hugging
-Face model up to rounding, which tests compare; architectures that are not known here run through the model itself.
+A small model spends most of its time between the matrix products. Unlike transformers' general modules, this pass computes
+queries, keys and values in one product, rotary embedding as one in-place complex product, stores keys and values together and
+fuses residual additions into products. Results equal the Hugging Face model's up to rounding (tests compare them); other
+architectures run through the model itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.nn import functional
 from stages.engine.cache import ATTENTION, SlotCache, View, attend, reading
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose layers are RMS norm, rotary attention and a gated SiLU, in that order, and nothing else."""
+"""Model types whose layers consist of RMS norm, rotary attention and a gated SiLU MLP, and nothing else."""
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose angles depend on the position alone."""
+"""Rotary embeddings whose angles depend only on the position."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Part:
     """Rows of a pass that attend together: n rows with at most Q new tokens each."""
 
     rows: Tensor | slice
-    """Rows of the cache, [n] or a slice (which spares a copy)."""
+    """Rows of the cache, [n] or a slice (which avoids a copy)."""
     views: tuple[View, ...]
-    """What they read in layers of each kind (`SlotCache.kinds`)."""
+    """One for layers of each kind (`SlotCache.kinds`)."""
     start: int
     stop: int
-    """The rows' tokens, among the pass's [T]."""
+    """Range of the rows' tokens in the pass's [T]."""
     place: Tensor | None = None
     """[stop - start] index of each token in the flattened [n, Q]. None: one token per row, in order."""
 
@@ -49,30 +49,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Pass:
-    """T new tokens of some rows. They go through the layers without padding; attention alone sees rows."""
+    """T new tokens of some rows, without padding; only attention separates rows."""
 
     ids: Tensor
     """[T] token ids."""
     targets: Tensor
-    """[T] rows of the cache that their keys and values go to."""
+    """[T] rows of the cache that keys and values are written to."""
     positions: Tensor
     """[T] positions in these rows."""
     parts: list[Part]
-    """Tokens after the last part's are padding."""
+    """Tokens after those of the last part are padding."""
     ends: Tensor | None = None
-    """[n] which tokens' hidden states are wanted: one for each row of each part, then padding. The last layer computes these
-    alone. None: all."""
+    """[n] indices of the output tokens: one for each row of each part, then padding. The last layer computes only these. None:
+    all tokens."""
 
 
 class Forward(Protocol):
     """The model's layers over a `SlotCache`."""
 
     def __call__(self, batch: Pass) -> Tensor:
-        """Hidden states [n, D], after the final norm, of the tokens wanted."""
+        """Hidden states [n, D] of the pass's output tokens, after the final norm."""
         ...
 
     def refresh(self) -> None:
-        """Take over the model's weights, which may have changed."""
+        """Update copies of the model's weights, which may have changed."""
         ...
 
 
@@ -87,17 +87,17 @@ class StockForward:
 
     def __call__(self, batch: Pass) -> Tensor:
         config = self.model.config
-        trained_with = config._attn_implementation
+        original = config._attn_implementation
         config._attn_implementation = ATTENTION
         try:
-            with reading(self.cache), own_attention(self.model, self.cache):
+            with reading(self.cache), patched_attention(self.model, self.cache):
                 hidden = torch.cat([self._part(batch, part) for part in batch.parts])
         finally:
-            config._attn_implementation = trained_with
+            config._attn_implementation = original
         return hidden if batch.ends is None else hidden[batch.ends]
 
     def _part(self, batch: Pass, part: Part) -> Tensor:
-        """Hidden states of a part's tokens; the model itself wants them padded."""
+        """Hidden states of a part's tokens, which the model needs padded."""
         (rows, queries), own = part.shape, slice(part.start, part.stop)
         place = torch.arange(rows, device=batch.ids.device) if part.place is None else part.place
         ids, positions = (
@@ -107,7 +107,7 @@ class StockForward:
         self.cache.look(part.rows, part.views, place)
         output = self.model.base_model(
             input_ids=ids.view(rows, queries),
-            attention_mask=part.views[0].mask,  # the layers' attention has masks of its own; this one spares building another
+            attention_mask=part.views[0].mask,  # not used by `grouped_attention`; passed so that the model builds none
             position_ids=positions.view(rows, queries),
             past_key_values=self.cache,
             use_cache=True,
@@ -116,8 +116,8 @@ class StockForward:
 
 
 @contextmanager
-def own_attention(model: Any, cache: SlotCache) -> Iterator[None]:
-    """Within, layers that compute attention themselves, over a square mask of their own, attend as the cache's masks say."""
+def patched_attention(model: Any, cache: SlotCache) -> Iterator[None]:
+    """Make GPT-Neo's layers, which bypass transformers' attention interface, attend with the cache's masks."""
     modules = [block.attn.attention for block in model.base_model.h] if model.config.model_type == "gpt_neo" else []
 
     def attention(layer: int, query: Tensor, key: Tensor, value: Tensor, mask: object) -> tuple[Tensor, None]:
@@ -133,7 +133,7 @@ def own_attention(model: Any, cache: SlotCache) -> Iterator[None]:
 
 
 def serves(model: Any) -> bool:
-    """Whether `LeanForward` computes what `model` does: a known family, plain linear layers, rotary angles over whole heads."""
+    """Whether `LeanForward` supports `model`: a known family, plain linear layers, rotary angles over entire heads."""
     config, decoder = model.config, model.base_model
     if config.model_type not in FAMILIES or config.hidden_act != "silu":
         return False
@@ -150,7 +150,7 @@ def serves(model: Any) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether something happens around the forward passes of the module or its parts, as under FSDP."""
+    """Whether the module or a submodule has forward hooks, as under FSDP."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
@@ -159,8 +159,8 @@ def _head_dim(config: Any) -> int:
 
 
 class LeanForward:
-    """See the module. Holds a copy of the query, key and value projections in which the two halves of each head's queries and
-    keys are interleaved, as a complex product wants them, and the queries carry attention's scale; scores stay the same."""
+    """The specialised forward pass. It holds a joint copy of the query, key and value projections: the two halves of each head's
+    queries and keys are interleaved for the complex rotary product, and attention's scale is folded into the queries."""
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
@@ -170,7 +170,7 @@ class LeanForward:
         half = self.head_dim // 2
         self._order = torch.stack([torch.arange(half), torch.arange(half) + half], -1).flatten()
         positions = torch.arange(cache.capacity, device=cache.data.device)
-        # In float32 whatever the model computes in.
+        # Angles are float32 whatever the model's dtype.
         reference = torch.zeros((), dtype=torch.float32, device=cache.data.device)
         cos, sin = model.base_model.rotary_emb(reference, positions[None])
         self._angles = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
@@ -183,14 +183,13 @@ class LeanForward:
     def refresh(self) -> None:
         with torch.no_grad():
             for index, layer in enumerate(self.model.base_model.layers):
-                found = self._joined(layer.self_attn)
+                projection, norms = self._joined(layer.self_attn), self._joined_norms(layer.self_attn)
                 if index == len(self._projections):
-                    self._projections.append(found)
-                    self._head_norms.append(self._joined_norms(layer.self_attn))
+                    self._projections.append(projection)
+                    self._head_norms.append(norms)
                     continue
-                # In place, since recorded passes (see graphs) know the tensors by their addresses.
-                kept = (*self._projections[index], self._head_norms[index])
-                for old, new in zip(kept, (*found, self._joined_norms(layer.self_attn)), strict=True):
+                # In place, since CUDA graphs refer to the tensors by address.
+                for old, new in zip((*self._projections[index], self._head_norms[index]), (*projection, norms), strict=True):
                     if old is not None and new is not None:
                         old.copy_(new)
 
@@ -200,7 +199,7 @@ class LeanForward:
 
     def _joined(self, attention: Any) -> tuple[Tensor, Tensor | None]:
         """Weight [(heads + 2 kv_heads) * head_dim, D] and bias of queries, keys and values."""
-        # A norm over each head would take the scale out again; it is in the norm's weights then.
+        # A norm over each head would undo the scale; it is then folded into the norm's weights.
         scale = 1.0 if hasattr(attention, "q_norm") else attention.scaling
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
         weight = torch.cat([self._interleave(q.weight) * scale, self._interleave(k.weight), v.weight])
@@ -209,7 +208,7 @@ class LeanForward:
         return weight, torch.cat([self._interleave(q.bias) * scale, self._interleave(k.bias), v.bias])
 
     def _joined_norms(self, attention: Any) -> Tensor | None:
-        """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, where the family has them."""
+        """Weights [heads + kv_heads, head_dim] of the norms over each head's queries and keys, if the family has them."""
         if not hasattr(attention, "q_norm"):
             return None
         q, k = self._interleave(attention.q_norm.weight), self._interleave(attention.k_norm.weight)
@@ -249,14 +248,14 @@ class LeanForward:
         return joined
 
     def _attention(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
-        """What the heads read, [T, heads * head_dim], for normed hidden states [T, D]."""
+        """Attention's output [T, heads * head_dim] for normed hidden states [T, D]."""
         joined = self._heads(index, attention, normed, angles, slice(0, self.rotated + self.cache.kv_heads))
         self.cache.store(joined[:, self.heads :], index)
         read = [self._read(index, joined[part.start : part.stop, : self.heads], part) for part in batch.parts]
-        return _filled(read, len(joined))
+        return _pad_rows(read, len(joined))
 
     def _attention_of_ends(self, index: int, attention: Any, normed: Tensor, angles: Tensor, batch: Pass) -> Tensor:
-        """What the heads read for the wanted tokens, [n, heads * head_dim]: one per row of each part, in the rows' order."""
+        """Attention's output [n, heads * head_dim] for the output tokens alone: one per row of each part, in the rows' order."""
         ends = batch.ends
         assert ends is not None
         joined = self._heads(index, attention, normed, angles, slice(self.heads, self.rotated + self.cache.kv_heads))
@@ -273,10 +272,10 @@ class LeanForward:
             keys, values = self.cache.read(part.rows, view, index)
             read.append(attend(queries[own, :, None], keys, values, mask).reshape(count, -1))
             start += count
-        return _filled(read, len(ends))
+        return _pad_rows(read, len(ends))
 
     def _read(self, index: int, queries: Tensor, part: Part) -> Tensor:
-        """What the heads read for a part's queries [t, heads, head_dim]: [t, heads * head_dim]."""
+        """Attention's output [t, heads * head_dim] for a part's queries [t, heads, head_dim]."""
         view = part.views[self.cache.kind_of[index]]
         rows, width = part.shape
         keys, values = self.cache.read(part.rows, view, index)
@@ -287,8 +286,8 @@ class LeanForward:
         return read if part.place is None else read[part.place]
 
 
-def _filled(parts: list[Tensor], count: int) -> Tensor:
-    """The parts behind one another, filled with zeros to `count` rows."""
+def _pad_rows(parts: list[Tensor], count: int) -> Tensor:
+    """Concatenate the parts and pad with zeros to `count` rows."""
     missing = count - sum(len(part) for part in parts)
     if missing:
         parts = [*parts, parts[0].new_zeros(missing, parts[0].shape[1])]
@@ -306,7 +305,7 @@ def _add_linear(residual: Tensor, states: Tensor, module: nn.Linear) -> Tensor:
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> None:
-    """Turn neighbouring pairs of heads [n, heads, head_dim] by angles [n, 1, head_dim / 2] (unit complex numbers), in place."""
+    """Rotate adjacent pairs of heads [n, heads, head_dim] by angles [n, 1, head_dim / 2] (unit complex numbers), in place."""
     if heads.dtype == torch.float32:
         torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(angles)
     else:

@@ -1,10 +1,10 @@
 """The generation engine's contract: tokens in, tokens and log-probabilities out, for many episodes at once.
 
-A *session* is one growing token sequence with its key/value cache. Callers open sessions, feed environment tokens, ask for
-turns and advance the engine until turns come back; finished sessions are closed and their places are taken by waiting ones.
-Back ends, chosen by `resources.engine` in stages.agent.player: `torch_engine` (default), `vllm_engine`, `openai_engine`. The
-torch engine draws with counter-based random numbers, so that a turn depends on its key and its tokens alone; the others are given
-a seed per turn, and what that is worth their modules say.
+A *session* is one growing token sequence with its key/value cache. Callers open sessions, feed environment tokens, request turns
+and advance the engine until turns are finished; waiting sessions take the slots of closed ones. `resources.engine` selects the
+back end (stages.agent.player): `torch_engine` (default), `vllm_engine` or `openai_engine`. The torch engine draws with
+counter-based random numbers, so that a turn depends only on its key and its tokens; the others receive a seed per turn, and
+their modules document how far that reproduces a run.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 MIN_TEMPERATURE = 1e-3
-"""Lowest temperature above 0 (greedy): logits divided by much less are no finite numbers."""
+"""Lowest temperature above 0 (greedy): with much less, logits / temperature overflows."""
 MAX_COUNT = 2**31 - 1
-"""Most that top_k, candidates and max_tokens may be: they are stored in 32 bits."""
+"""Upper bound of top_k, candidates and max_tokens, which are stored in 32 bits."""
 Pause = Callable[[], bool]
-"""Asked between steps, from the engine's thread: whether to return before a turn is finished."""
+"""Called between steps in the engine's thread; True makes `advance` return before a turn is finished."""
 
 
 class EngineError(ValueError):
-    """A back end is not there or does not give what is needed; the message says what and what to do."""
+    """A back end is unavailable or lacks a required feature."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Log-probabilities are those of the distribution that is sampled from (after temperature and the
-    top-k / top-p support). `temperature` 0 is greedy; its log-probabilities are those at temperature 1."""
+    """How tokens are drawn. Log-probabilities are those of the sampled distribution (after temperature, top-k and top-p).
+    `temperature` 0 is greedy, with log-probabilities at temperature 1."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 24
     candidates: int = 0
-    """Above 0: turns come with the entropy before each token, over this many most likely ones. Not every back end can."""
+    """Above 0: return the entropy before each token over this many most likely tokens (torch engine only)."""
 
     def __post_init__(self) -> None:
-        warm = self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf")
+        valid_temperature = self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < float("inf")
         counts = (self.top_k, self.candidates, self.max_tokens)
-        if not warm or not 0 < self.top_p <= 1 or min(counts) < 0 or max(counts) > MAX_COUNT or self.max_tokens < 1:
+        if not valid_temperature or not 0 < self.top_p <= 1 or min(counts) < 0 or max(counts) > MAX_COUNT or self.max_tokens < 1:
             raise ValueError(
                 f"bad sampling {self}: temperature 0 or at least {MIN_TEMPERATURE:g}, 0 < top_p <= 1, max_tokens >= 1, "
                 f"top_k >= 0 and candidates >= 0, these at most {MAX_COUNT}"
@@ -57,43 +57,61 @@ class Turn:
     stop_reason: str
     """"stop" (end-of-turn token), "length" (max_tokens) or "context" (the model's context is full)."""
     entropies: tuple[float, ...] = ()
-    """Where `Sampling.candidates` asked for them: -sum p log p over the most likely tokens, not renormalised, in nats."""
+    """With `Sampling.candidates`: -sum p log p over the most likely tokens, not renormalised, in nats."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Sessions are numbered by the engine; numbers are never reused. All methods raise KeyError for a closed session."""
+    """Session ids are never reused. All methods raise KeyError for a closed session."""
 
     def open(self, token_ids: Sequence[int], prefix: Any | None = None) -> int:
-        """A new session holding `token_ids`. With `prefix` (from `snapshot`), `token_ids` come after it; they may be empty."""
+        """Open a session holding `token_ids`, appended to `prefix` (from `snapshot`) if given; they may then be empty."""
         ...
 
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
-        """Append tokens the policy did not choose (an observation)."""
+        """Append tokens that the policy did not sample (an observation)."""
         ...
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        """Ask for one turn. `key` (seeding.key64) and the token's index in the turn fix the random draws (or the seed)."""
+        """Request one turn. `key` (seeding.key64) and the token's index in the turn determine the random draws (or the seed)."""
         ...
 
     def advance(self, pause: Pause | None = None) -> list[Turn]:
-        """Run until at least one requested turn is finished, or until `pause` says so; the finished ones in session order, [] if
-        there is none. The next call goes on."""
+        """Run until at least one requested turn is finished or `pause` returns True; return finished turns in session order. The
+        next call continues."""
         ...
 
     def snapshot(self, session: int, length: int | None = None) -> Any:
-        """An immutable copy of a session's tokens and cache, or of its first `length` tokens, to be opened again any number of
-        times (fork). Raises ValueError for a length that it does not have."""
+        """An immutable copy of a session's tokens and cache, or of its first `length` tokens, for `open`. Raises ValueError if
+        the session is shorter."""
         ...
 
     def fork(self, session: int, count: int) -> list[int]:
-        """`count` new sessions that continue from a copy of this one (which stays open)."""
+        """Open `count` sessions that continue from a copy of this one, which stays open."""
         ...
 
     def close(self, session: int) -> None: ...
 
     @property
     def counters(self) -> dict[str, int]:
-        """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forked_tokens; forward_passes where they run here,
-        requests where they do not."""
+        """Totals so far: sampled_tokens, fed_tokens (prompt and observation), forked_tokens; forward_passes of the torch engine,
+        requests of other back ends."""
         ...
+
+
+def check_length(tokens: int, max_length: int) -> None:
+    """Raise ValueError if a session of this many tokens can't be opened."""
+    if not 0 < tokens <= max_length:
+        raise ValueError(f"a session of {tokens} tokens; it needs at least 1 and at most max_length = {max_length}")
+
+
+def check_growth(session: int, tokens: int, more: int, max_length: int) -> None:
+    """Raise ValueError if a session can't be extended by `more` tokens."""
+    if tokens + more > max_length:
+        raise ValueError(f"session {session} has {tokens} tokens; {more} more exceed max_length = {max_length}")
+
+
+def check_prefix(session: int, tokens: int, length: int | None) -> None:
+    """Raise ValueError if a session has no prefix of `length` tokens."""
+    if length is not None and not 0 < length <= tokens:
+        raise ValueError(f"session {session} has {tokens} tokens; can't copy its first {length}")

@@ -1,13 +1,12 @@
 """Generation by an OpenAI-compatible server, through its completions endpoint (`POST /v1/completions`).
 
-An episode is tokens and the log-probabilities they were drawn with, so the server has to return both; where it does not, it is
-refused with a message that says so. With `text`, a server that returns text alone will do where nothing but the action counts
-(evaluate): its text is encoded here, and log-probabilities are NaN.
+Episodes record tokens with their sampling log-probabilities, so a server that does not return both is rejected. With `text`, a
+server that returns only text is accepted for evaluate, which needs the actions alone: the text is encoded here, and
+log-probabilities are NaN.
 
-Random numbers: the server draws them. Each request carries a seed of its own, made from the turn's key, so what is left of
-reproducibility is the server's: vLLM draws a request's tokens from a generator seeded by it, and repeats them as far as its
-kernels repeat their sums in differently filled batches; `transformers serve` seeds its whole process, and repeats a run only
-when requests come one at a time (`resources.engine.requests: 1`).
+Each request carries a seed derived from the turn's key; reproducibility is up to the server. vLLM seeds a generator per request
+and repeats tokens as far as its kernels are batch-invariant; `transformers serve` seeds its whole process and repeats a run only
+with one request at a time (`resources.engine.requests: 1`).
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from stages.engine.engine import EngineError, Pause
 
 TIMEOUT_S = 600.0
 PAUSE_S = 0.1
-"""Between two looks at `Pause` while requests are under way."""
+"""Interval at which `Pause` is polled while requests are running."""
 RETRIES = 4
-"""Of a request that met no server, an overloaded one (429) or a broken one (5xx), with growing pauses between them."""
+"""Retries after connection errors and statuses 429 and 5xx, with growing delays."""
 TOKEN_ID = "token_id:"
-"""How some servers write token ids where OpenAI's API has the tokens' text."""
+"""Prefix that some servers use to return token ids instead of the tokens' text."""
 
 
 def seed_of(key: int) -> int:
-    """A request's seed: 31 bits of the turn's key, which every server takes."""
+    """A request's seed: 31 bits of the turn's key, which every server accepts."""
     return key % 2**31
 
 
 def request_fields(request: TurnRequest, dialect: str, end_of_turn: int, pad: int) -> dict[str, Any]:
-    """What a request says beside model and prompt; fields that OpenAI's API lacks are in `extra_body`.
+    """Request fields besides model and prompt; those beyond OpenAI's API are in `extra_body`.
 
-    Raises EngineError for a sampling setting that the dialect cannot express.
+    Raises EngineError for a sampling setting that the dialect can't express.
     """
     sampling = request.sampling
     fields: dict[str, Any] = {"max_tokens": sampling.max_tokens, "top_p": sampling.top_p, "seed": seed_of(request.key)}
     if dialect == "transformers":
-        # Its own sampling switch is off unless a whole generation_config turns it on, and it refuses fields it does not know.
+        # It samples only if a complete generation_config says so, and rejects unknown fields.
         extra: dict[str, Any] = {
             "do_sample": sampling.temperature > 0,
             "top_k": sampling.top_k,
@@ -60,26 +59,26 @@ def request_fields(request: TurnRequest, dialect: str, end_of_turn: int, pad: in
         fields["extra_body"] = {
             "top_k": sampling.top_k,
             "stop_token_ids": [end_of_turn],
-            "ignore_eos": True,  # of several end tokens, the policy's turns end with one
+            "ignore_eos": True,  # a model may have several eos tokens; turns end with this one only
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
     elif sampling.top_k:
         raise EngineError(
-            f"top_k is {sampling.top_k}, which OpenAI's API does not have; set it to 0 in the stage's `sampling`, or "
-            "resources.engine.dialect to vllm if the server speaks that"
+            f"top_k is {sampling.top_k}, which OpenAI's API does not support; set it to 0 in the stage's `sampling`, or set "
+            "resources.engine.dialect to vllm if the server supports it"
         )
     return fields
 
 
-def token_answer(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Token ids and log-probabilities of a completion's choice. Raises EngineError if the server gave none.
+def parse_choice(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Token ids and log-probabilities of a completion's choice. Raises EngineError if the server did not return them.
 
-    Ids are taken from `token_ids` (vLLM, SGLang), from tokens written `token_id:N`, or from `logprobs.content[].id` (llama.cpp).
+    Ids come from `token_ids` (vLLM, SGLang), tokens written `token_id:N`, or `logprobs.content[].id` (llama.cpp).
     """
     logprobs = choice.logprobs
     if logprobs is None:
-        raise EngineError("the server gave no log-probabilities")
+        raise EngineError("the server returned no log-probabilities")
     content = getattr(logprobs, "content", None)
     ids: list[Any] | None
     values: list[Any]
@@ -93,18 +92,15 @@ def token_answer(choice: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
         if ids is None and tokens and all(token.startswith(TOKEN_ID) for token in tokens):
             ids = [int(token.removeprefix(TOKEN_ID)) for token in tokens]
     if ids is None or any(token is None for token in ids):
-        raise EngineError("the server gave tokens as text, without their ids")
+        raise EngineError("the server returned tokens as text, without their ids")
     if len(ids) != len(values) or any(value is None for value in values):
-        raise EngineError(f"the server gave {len(ids)} token ids and {len(values)} log-probabilities")
+        raise EngineError(f"the server returned {len(ids)} token ids but {len(values)} log-probabilities")
     return tuple(int(token) for token in ids), tuple(float(value) for value in values)
 
 
 class OpenAIBackend:
-    """See `stages.engine.completion_engine.Backend`.
-
-    client: an `openai.OpenAI`; model: the name it is served under; dialect: "openai", "vllm" or "transformers", what the server
-    understands beyond OpenAI's fields; text: take text where there are no token ids; requests: in flight at once.
-    """
+    """A `Backend`. client: an `openai.OpenAI`; model: its name at the server; dialect: "openai", "vllm" or "transformers", for
+    fields beyond OpenAI's; text: accept text without token ids; requests: maximum in flight."""
 
     def __init__(
         self, client: Any, model: str, tokenizer: Any, end_of_turn: int, *, dialect: str, text: bool, requests: int
@@ -113,7 +109,7 @@ class OpenAIBackend:
         self.dialect, self.text = dialect, text
         self._workers = ThreadPoolExecutor(requests, thread_name_prefix="requests")
         self._running: dict[int, Future[TurnResult]] = {}
-        """Requests under way, by session."""
+        """Requests in flight, by session."""
         self._added = list(tokenizer("")["input_ids"])
         self._pad = end_of_turn if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
@@ -130,8 +126,7 @@ class OpenAIBackend:
         return results
 
     def cancel(self, sessions: Collection[int]) -> None:
-        """See `Backend.cancel`. What was not sent yet is not sent; a request under way goes on at the server, its reply is
-        dropped."""
+        """See `Backend.cancel`. Requests in flight continue at the server; their replies are dropped."""
         for future in (self._running.pop(session, None) for session in sessions):
             if future is not None:
                 future.cancel()
@@ -152,41 +147,41 @@ class OpenAIBackend:
                 "resources.engine.kind to torch"
             ) from error
         except openai.APIStatusError as error:
-            # What retries did not get past comes from outside and may be gone later; a refusal does not.
-            outside = error.status_code >= 500 or error.status_code == 429
-            raise (ConnectionError if outside else EngineError)(
-                f"the server at {self.client.base_url} refused a completion by model {self.model!r} with status "
-                f"{error.status_code}: {error.message}. Check that it serves that model (see `curl .../models`), and that "
-                f"resources.engine.dialect ({self.dialect}) is what it speaks"
+            # Overload and server errors may pass (ConnectionError: worth retrying later); a rejected request stays rejected.
+            transient = error.status_code >= 500 or error.status_code == 429
+            raise (ConnectionError if transient else EngineError)(
+                f"the server at {self.client.base_url} rejected a completion by model {self.model!r} with status "
+                f"{error.status_code}: {error.message}. Check that it serves that model (`curl .../models`) and that "
+                f"resources.engine.dialect ({self.dialect}) matches the server"
             ) from error
         choice = reply.choices[0]
         if self.text:
-            return self._text_answer(request, choice)
-        return self._token_answer(request, choice)
+            return self._text_result(request, choice)
+        return self._token_result(request, choice)
 
     def _prompt(self, token_ids: Sequence[int]) -> Any:
-        """Token ids; text for a server that takes nothing else, without what its tokenizer will put before it."""
+        """Token ids; for `transformers serve`, text without the prefix that its tokenizer adds."""
         if self.dialect != "transformers":
             return list(token_ids)
         start = len(self._added) if list(token_ids[: len(self._added)]) == self._added else 0
         return self.tokenizer.decode(list(token_ids[start:]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _token_answer(self, request: TurnRequest, choice: Any) -> TurnResult:
+    def _token_result(self, request: TurnRequest, choice: Any) -> TurnResult:
         stopped = choice.finish_reason == "stop"
         try:
-            ids, logprobs = token_answer(choice)
+            ids, logprobs = parse_choice(choice)
             if stopped and (not ids or ids[-1] != self.end_of_turn):
-                raise EngineError(f"the server left out the end-of-turn token {self.end_of_turn}, or stopped at another")
+                raise EngineError(f"the server omitted the end-of-turn token {self.end_of_turn} or stopped at another one")
         except EngineError as error:
             raise EngineError(
-                f"{error} (model {self.model!r} at {self.client.base_url}, dialect {self.dialect}). Episodes are recorded token "
-                "for token with the log-probabilities that they were drawn with: use a server that returns them (vLLM with "
-                "dialect vllm), or kind torch or vllm. For evaluate alone, which needs no more than text, "
-                "resources.engine.text: true takes what there is"
+                f"{error} (model {self.model!r} at {self.client.base_url}, dialect {self.dialect}). Episodes record every token "
+                "with its sampling log-probability: use a server that returns them (vLLM with dialect vllm), or set "
+                "resources.engine.kind to torch or vllm. For evaluate, which needs only text, resources.engine.text: true "
+                "accepts this server"
             ) from error
         return TurnResult(request.session, ids, logprobs, stopped)
 
-    def _text_answer(self, request: TurnRequest, choice: Any) -> TurnResult:
+    def _text_result(self, request: TurnRequest, choice: Any) -> TurnResult:
         stopped = choice.finish_reason == "stop"
         room = request.sampling.max_tokens - stopped
         ids = list(self.tokenizer.encode(choice.text, add_special_tokens=False))[:room]
@@ -195,8 +190,7 @@ class OpenAIBackend:
 
 
 def make_client(base_url: str) -> Any:
-    """An `openai.OpenAI` for `base_url`; the key is OPENAI_API_KEY's, if the server wants one. Raises EngineError without the
-    package."""
+    """An `openai.OpenAI` for `base_url`, with the API key of OPENAI_API_KEY if set. Raises EngineError without the package."""
     try:
         import openai
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Forward passes as the decoder takes them: which rows attend together, what each of their new tokens sees, where it is stored.
+"""Builds the decoder's forward passes: which rows attend together, what each new token attends to, and where it is stored.
 
-A layer with a window reads the columns of the cache that its tokens can see, and those up to the next multiple of a block. Rows
-far apart are gathered, each from a first column of its own; rows close together are read in one piece, which spares the copy. A
-row begins at a multiple of a block either way, so that on a CPU its sums come out the same, bit for bit, whatever the others do.
+A layer with a sliding window reads only the visible columns of the cache, rounded up to blocks. Rows whose windows are far apart
+are gathered, each from its own first column; otherwise one contiguous range is read without a copy. Either way a row starts at a
+multiple of a block, so that on a CPU its sums do not depend on other rows, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ QUERY_STEP = 8
 LENGTH_STEP = 32
 """Attention reads the cache up to a multiple of this."""
 ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
-"""On a GPU, decoding passes have a multiple of this many rows and read the cache up to a multiple of this."""
-COPY = 2
-"""Reading this many times as many columns in one piece costs about as much as gathering them."""
+"""The same steps for rows and lengths of decoding passes on a GPU."""
+GATHER_COST = 2
+"""Reading this many times as many columns contiguously costs about as much as gathering."""
 
 
 class PassBuilder:
@@ -32,7 +32,7 @@ class PassBuilder:
 
     def __init__(self, cache: SlotCache, dtype: torch.dtype) -> None:
         self.cache, self.device = cache, cache.data.device
-        # A GPU records a pass for each shape (see graphs); there, few shapes are worth more than small ones.
+        # A GPU records a CUDA graph for each shape, so fewer, larger shapes are better there.
         self._cpu = self.device.type == "cpu"
         self.row_step, self._length_step = (ROWS, LENGTH_STEP) if self._cpu else (ROW_STEP_GPU, LENGTH_STEP_GPU)
         self._block = SUM_BLOCK if self._cpu else 1
@@ -44,15 +44,15 @@ class PassBuilder:
         return torch.from_numpy(values).to(self.device)
 
     def decoding(self, ids: np.ndarray, positions: np.ndarray, active: np.ndarray) -> Pass:
-        """One token `ids` [N] at `positions` [N] of each of the first N rows. What rows that are not active compute is stored
-        in the spare row: their own hold sessions, or will."""
+        """A pass with one token `ids` [N] at `positions` [N] for each of the first N rows. Inactive rows write to the spare row,
+        since their own may hold sessions."""
         count = len(ids)
         rows, at = np.where(active, np.arange(count), self.cache.slots), np.where(active, positions, 0)
         views = self._views(slice(0, count), at, at + 1, 1, active)
         return Pass(self.to_device(ids), self.to_device(rows), self.to_device(at), [Part(slice(0, count), views, 0, count)])
 
     def feeding(self, groups: Sequence[Sequence[Session]], sizes: dict[int, int]) -> tuple[Pass, int]:
-        """`sizes[id]` pending tokens of each session, of which each group attends together; and how many tokens that are."""
+        """A pass with `sizes[id]` pending tokens of each session, where each group attends together; also the token count."""
         counts = [np.array([sizes[session.id] for session in group]) for group in groups]
         starts = np.cumsum([0, *(int(number.sum()) for number in counts)]).tolist()
         made = [self._part(*arguments) for arguments in zip(groups, counts, starts, strict=False)]
@@ -63,7 +63,7 @@ class PassBuilder:
             for token in session.tokens[session.cached : session.cached + sizes[session.id]]
         ]
         ends = np.cumsum(np.concatenate(counts)) - 1
-        # Up to a whole group of 4, which the cache's spare row takes.
+        # Padding to a multiple of 4 tokens goes to the cache's spare row.
         fill = -len(ids) % ROWS
         batch = Pass(
             self.to_device(np.array(ids + [0] * fill)),
@@ -75,8 +75,8 @@ class PassBuilder:
         return batch, len(ids)
 
     def _part(self, group: Sequence[Session], counts: np.ndarray, start: int) -> tuple[Part, np.ndarray, np.ndarray]:
-        """Sessions that attend together, with `counts` [n] new tokens each; also the tokens' rows and positions. The tokens come
-        from place `start` on in the pass."""
+        """The part of sessions that attend together, with `counts` [n] new tokens each, from index `start` of the pass; also the
+        tokens' rows and positions."""
         slots = np.array([session.slot for session in group])
         first = np.array([session.cached for session in group])
         width = round_up(int(counts.max()), QUERY_STEP)
@@ -91,16 +91,16 @@ class PassBuilder:
     def _views(
         self, rows: Tensor | slice, first: np.ndarray, end: np.ndarray, width: int, active: np.ndarray
     ) -> tuple[View, ...]:
-        """What rows with new tokens at positions `first` to `end` [n], padded to `width`, read in layers of each kind; only
-        active ones count."""
+        """Views for layers of each kind, for rows with new tokens at positions `first` to `end` [n], padded to `width`. Inactive
+        rows are ignored."""
         positions = self.to_device(first[:, None] + np.arange(width))
         length = min(round_up(int(end[active].max()), self._length_step), self.cache.capacity)
-        whole: list[View] = []
+        full: View | None = None
         views = []
         for window in self.cache.kinds:
             if window is None or int(end[active].max()) <= window:
-                whole = whole or [View(self._mask(positions, self._columns[:length]))]
-                views.append(whole[0])
+                full = full or View(self._mask(positions, self._columns[:length]))
+                views.append(full)
             else:
                 views.append(self._window(rows, window, positions, first, end, active))
         return tuple(views)
@@ -108,20 +108,20 @@ class PassBuilder:
     def _window(
         self, rows: Tensor | slice, window: int, positions: Tensor, first: np.ndarray, end: np.ndarray, active: np.ndarray
     ) -> View:
-        """What rows read where a token attends to `window` positions, its own included."""
+        """The view for layers where a token attends to `window` positions, its own included."""
         starts = np.where(active, np.maximum(first - window + 1, 0) // self._block * self._block, 0)
         own = round_up(int((end - starts)[active].max()), self._length_step)
         start = int(starts[active].min())
         length = min(round_up(int(end[active].max()), self._length_step), self.cache.capacity) - start
-        if self._cpu and length <= (COPY * own if isinstance(rows, slice) else own):
+        if self._cpu and length <= (GATHER_COST * own if isinstance(rows, slice) else own):
             return View(self._mask(positions, self._columns[start : start + length], window), start)
         begins = self.to_device(starts)
         columns = begins[:, None, None, None] + torch.arange(own, device=self.device)
         return View(self._mask(positions, columns, window), 0, self.cache.places(rows, begins, own))
 
     def _mask(self, positions: Tensor, columns: Tensor, window: int | None = None) -> Tensor:
-        """Additive mask [N, 1, Q, length] of tokens at positions [N, Q]: of the columns ([length], or a set for each row) each
-        sees those up to its own, the last `window` of them."""
+        """Additive mask [N, 1, Q, length] for tokens at positions [N, Q]: of `columns` ([length], or one set per row) each token
+        attends to those up to its own position, at most the last `window`."""
         at = positions[:, None, :, None]
         hidden = columns > at if window is None else (columns > at) | (columns <= at - window)
         return torch.where(hidden, self._low, self._zero)

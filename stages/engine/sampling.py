@@ -1,8 +1,8 @@
 """Draws one token per row: temperature, top-k and top-p over many rows at once, by inverse CDF from counter-based uniforms.
 
-Each row is computed from its own logits and its own uniform number alone, in float64, so that what one session samples does
-not depend on its neighbours. The log-probability returned is that of the distribution drawn from:
-log softmax(logits / temperature) renormalised over the support that top-k, then top-p leave.
+Each row is computed in float64 from its own logits and uniform number, so that a session's samples do not depend on its
+neighbours. The log-probability returned is that of the sampled distribution: log softmax(logits / temperature), renormalised over
+the support that top-k, then top-p leave.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def restrict(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Logits with everything outside the sampling support at -inf.
+    """Set logits outside the sampling support to -inf.
 
     logits: [N, V] float64, already divided by the temperature; top_p: [N] in (0, 1]; top_k: [N], 0 for all.
     Top-k first, then top-p on what is left, renormalised: the smallest set of most likely tokens whose probability reaches
@@ -30,7 +30,7 @@ def restrict(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row.
+    """Draw one token per row.
 
     logits: [N, V] of any float type; temperature: [N] float64, 0 for greedy; top_p: [N] float64; top_k: [N] int64;
     uniforms: [N] float64 in [0, 1). Returns token ids [N] int64 and their log-probabilities [N] float32. A greedy row takes
@@ -45,7 +45,7 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, unif
     shifted = scaled - peak
     cumulative = shifted.exp().cumsum(-1)
     total = cumulative[:, -1:]
-    # Rounding may lift u * total to the total itself; the next number below it still falls on a token with probability.
+    # Rounding may lift u * total to total itself; the next lower number still selects a token of positive probability.
     threshold = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     token = torch.searchsorted(cumulative, threshold, right=True)
     token = torch.where(greedy[:, None], best, token)

@@ -1,8 +1,8 @@
-"""The torch engine compared with the model's own forward pass, once, when it is made.
+"""Compares the torch engine with the model's own forward pass once, when the engine is created.
 
-An attention variant that the engine does not know would change every log-probability, and nothing else would show it. So a few
-rows of made-up tokens, of unequal length and up to max_length, are fed and decoded as in a rollout, and their hidden states
-compared with those that training computes. No random number is drawn, and the cache is left empty.
+An unsupported attention variant would silently change every log-probability. So a few rows of arbitrary tokens, of unequal
+length and up to max_length, are fed and decoded as in a rollout, and their hidden states compared with those that training
+computes. No random number is drawn, and the cache is left empty.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 DECODED = 3
 """Tokens of each row that are decoded one by one; those before are fed."""
 BOUND = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}
-"""Largest difference between hidden states, relative to their norm, by the model's precision: well above what rounding in another
-order makes, and below what attention to other positions does. Our choice."""
+"""Largest difference between hidden states relative to their norm, by precision: well above rounding errors, and below the effect
+of attending to other positions. Our choice."""
 
 
 def check_against_model(engine: TorchEngine) -> None:
-    """Raise ValueError if the engine does not compute the model's hidden states."""
-    texts = _texts(engine)
+    """Raise ValueError if the engine does not reproduce the model's hidden states."""
+    rows = _rows(engine)
     with torch.inference_mode(), _evaluating(engine.model):
-        own = _own_states(engine.model, texts)
+        expected = _expected_states(engine.model, rows)
         try:
-            difference = _difference(engine, texts, own)
+            difference = _difference(engine, rows, expected)
         except (RuntimeError, TypeError, AttributeError, IndexError, KeyError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise ValueError(f"{_name(engine.model)} does not run in the torch engine ({error}); {_ADVICE}") from error
     bound = BOUND.get(engine.model.dtype, BOUND[torch.float32])
-    if not difference <= bound:  # nor is NaN
+    if not difference <= bound:  # true for NaN
         raise ValueError(
             f"{_name(engine.model)}: the torch engine's hidden states differ from those of the model's own forward pass by "
-            f"{difference:.2g} of their norm (at most {bound:g} in {str(engine.model.dtype).removeprefix('torch.')}, "
-            f"rows of up to model.max_length {engine.max_length} tokens), so it would sample with other probabilities than "
-            f"training computes; {_ADVICE}"
+            f"{difference:.2g} of their norm (tolerance {bound:g} in {str(engine.model.dtype).removeprefix('torch.')}, "
+            f"rows of up to model.max_length {engine.max_length} tokens), so sampling and training probabilities would differ; "
+            f"{_ADVICE}"
         )
 
 
 _ADVICE = (
-    "set model.path to a causal language model of another architecture, or model.max_length to less, if its attention reaches "
-    "less far than the engine's"
+    "set model.path to a causal language model of another architecture, or lower model.max_length if the model's attention span "
+    "is shorter"
 )
 
 
@@ -58,8 +58,8 @@ def _name(model: Any) -> str:
     return f"{type(model).__name__} (model_type {model.config.model_type})"
 
 
-def _texts(engine: TorchEngine) -> list[list[int]]:
-    """Rows of tokens of unequal length, the first of max_length, no two alike."""
+def _rows(engine: TorchEngine) -> list[list[int]]:
+    """Different rows of tokens of unequal length, the first of max_length."""
     longest, vocabulary = engine.max_length, engine.model.get_input_embeddings().weight.shape[0]
     lengths = [longest, longest - longest // 3, longest // 2, 8][: engine.slots]
     return [
@@ -70,8 +70,7 @@ def _texts(engine: TorchEngine) -> list[list[int]]:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Within, the model is in evaluation mode, with the attention that training has, whose memory does not grow with the square
-    of the length."""
+    """Put the model in evaluation mode, with sdpa attention where available, as in training: its memory is not quadratic."""
     training, attention = model.training, model.config._attn_implementation
     if training:
         model.eval()
@@ -85,17 +84,17 @@ def _evaluating(model: Any) -> Iterator[None]:
             model.train()
 
 
-def _own_states(model: Any, texts: list[list[int]]) -> list[Tensor]:
-    """The model's hidden states [length, D] of each row; one row at a time, as they are of unequal length."""
-    rows = [torch.tensor([text], device=model.device) for text in texts]
-    return [model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0] for ids in rows]
+def _expected_states(model: Any, rows: list[list[int]]) -> list[Tensor]:
+    """The model's hidden states [length, D] of each row, computed one row at a time without padding."""
+    ids = (torch.tensor([row], device=model.device) for row in rows)
+    return [model.base_model(input_ids=one, use_cache=False).last_hidden_state[0] for one in ids]
 
 
-def _difference(engine: TorchEngine, texts: list[list[int]], own: list[Tensor]) -> float:
-    """How far the engine's states are from `own`, relative to the norm of the latter: that of the row where it is largest."""
+def _difference(engine: TorchEngine, rows: list[list[int]], expected: list[Tensor]) -> float:
+    """Largest relative difference between the engine's states and `expected` over rows."""
     table = engine.table
-    fed = [max(len(text) - DECODED, 1) for text in texts]
-    sessions = [Session(row, text[:count], None, 0) for row, (text, count) in enumerate(zip(texts, fed, strict=True))]
+    fed = [max(len(tokens) - DECODED, 1) for tokens in rows]
+    sessions = [Session(row, tokens[:count], None, 0) for row, (tokens, count) in enumerate(zip(rows, fed, strict=True))]
     found: dict[int, list[Tensor]] = {}
     try:
         for session in sessions:
@@ -103,11 +102,11 @@ def _difference(engine: TorchEngine, texts: list[list[int]], own: list[Tensor]) 
         states = engine._feed(sessions, keep=0)
         found = {session.id: [states[session.id]] for session in sessions}
         for step in range(DECODED):
-            left = [session for session in sessions if fed[session.id] + step < len(texts[session.id])]
+            left = [session for session in sessions if fed[session.id] + step < len(rows[session.id])]
             table.active[:] = False
             for session in left:
                 table.active[session.slot] = True
-                table.last[session.slot] = texts[session.id][fed[session.id] + step]
+                table.last[session.slot] = rows[session.id][fed[session.id] + step]
             if left:
                 hidden = engine._decode()
                 for session in left:
@@ -120,12 +119,12 @@ def _difference(engine: TorchEngine, texts: list[list[int]], own: list[Tensor]) 
             if session.slot >= 0:
                 table.last[session.slot] = 0
                 table.vacate(session)
-    return max(_apart(torch.stack(states), own[row][fed[row] - 1 :]) for row, states in found.items())
+    return max(_relative_error(torch.stack(states), expected[row][fed[row] - 1 :]) for row, states in found.items())
 
 
-def _apart(states: Tensor, own: Tensor) -> float:
-    """Median over positions of |states - own| / |own|, both [n, D]: where rounding sends a token to another expert, it is that
-    token's states alone which change much."""
-    own = own.float()
+def _relative_error(states: Tensor, expected: Tensor) -> float:
+    """Median over positions of |states - expected| / |expected|, both [n, D]. The median tolerates single tokens that rounding
+    routes to another expert."""
+    expected = expected.float()
     least = torch.finfo(torch.float32).tiny
-    return float(((states.float() - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(least)).median())
+    return float(((states.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(least)).median())

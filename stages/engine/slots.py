@@ -1,4 +1,4 @@
-"""Which session holds which row of the key/value cache, and the state of each row's running turn."""
+"""Assigns sessions to rows of the key/value cache (slots) and keeps the state of each row's running turn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def round_up(value: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A session's tokens and the part of its cache that was computed: [layers, 2, kv_heads, cached, head_dim], or None."""
+    """A session's tokens and the computed part of its cache, [layers, 2, kv_heads, cached, head_dim] or None."""
 
     token_ids: tuple[int, ...]
     cache: Tensor | None
     state: Tensor | None = None
-    """The hidden state after the last token, where the session was read: its next turn then needs no pass to begin with."""
+    """The hidden state after the last token, if known: the next turn then starts without a forward pass."""
 
     @property
     def cached(self) -> int:
@@ -35,10 +35,10 @@ class Prefix:
 
 
 class Session:
-    """`tokens`: all of them; the first `cached` are in the cache: in row `slot`, or if that is -1, in `prefix`.
+    """A growing token sequence. The first `cached` of `tokens` are in the cache: in row `slot`, or in `prefix` if that is -1.
 
     `sampling` is None between turns. While a turn runs, its tokens are in the `SlotTable`, not yet in `tokens`. `state`: the
-    hidden state [D] after the last token, where the session was read and has not grown since.
+    hidden state [D] after the last token, if `TorchEngine.read` computed it.
     """
 
     __slots__ = ("cached", "id", "idle_since", "key", "prefix", "room_ends", "sampling", "slot", "state", "tokens")
@@ -54,16 +54,16 @@ class Session:
 
 
 def pending(session: Session) -> list[int]:
-    """Tokens of the session that have not been fed."""
+    """Tokens not fed yet."""
     return session.tokens[session.cached :]
 
 
 class SlotTable:
-    """Rows of the cache: slots rounded up to whole groups of 4, of which sessions get the first `slots`.
+    """State per row of the cache. Sessions use the first `slots` rows, which are rounded up to a multiple of 4.
 
-    Per row: `active` (decoding now), `position` (where the next fed token goes), `last` (token to feed next), `count` (tokens
-    drawn in this turn), `limit` (most it may draw), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows,
-    max_length]: the turn so far.
+    `active` (decoding now), `position` (of the next fed token), `last` (token to feed next), `count` (tokens drawn in this turn),
+    `limit` (maximum of `count`), `key` and the sampling settings; `drawn`, `logprob`, `entropy` [rows, max_length]: the turn so
+    far.
     """
 
     def __init__(self, cache: SlotCache, slots: int, max_length: int) -> None:
@@ -92,8 +92,8 @@ class SlotTable:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Within, a pass may fail, and may leave numbers in the cache that are no numbers: after that, rows are emptied before
-        they are used by others. Masked positions get weight 0, and 0 times NaN would still be NaN."""
+        """A forward pass that fails within may leave NaN in the cache: from then on, rows are cleared before reuse. Masked
+        positions get weight 0, and 0 times NaN is still NaN."""
         try:
             yield
         except BaseException:
@@ -105,7 +105,7 @@ class SlotTable:
         return self.holder[: self.slots].count(None)
 
     def begin(self, session: Session, room: int) -> None:
-        """Set up a turn of a session that holds a slot and has room for `room` more tokens."""
+        """Set up a turn of a session in a slot with room for `room` more tokens."""
         sampling, slot = session.sampling, session.slot
         assert sampling is not None
         session.room_ends = room <= sampling.max_tokens
@@ -118,15 +118,15 @@ class SlotTable:
         self.candidates[slot] = sampling.candidates
 
     def vacate(self, session: Session) -> None:
-        """Take the session's slot away; what it has in the cache is lost."""
+        """Free the session's slot; its cache is lost."""
         self.active[session.slot] = False
         self.position[session.slot] = 0
         self.holder[session.slot] = None
         session.slot = -1
 
     def place(self, session: Session) -> bool:
-        """Give the session a slot: a free one, or that of the session idle for longest, whose cache moves to host memory.
-        False if every slot is in use."""
+        """Give the session a free slot, or that of the longest-idle session, whose cache moves to host memory. False if every
+        slot is in use."""
         if session.slot >= 0:
             return True
         free = next((slot for slot in range(self.slots) if self.holder[slot] is None), -1)
@@ -152,14 +152,14 @@ class SlotTable:
     def swap(self, first: int, second: int) -> None:
         """Exchange two rows of the cache with all their state."""
         sessions = self.holder[first], self.holder[second]
-        kept = self.cache.copy_out(second, int(self.position[second])) if sessions[1] is not None else None
+        saved = self.cache.copy_out(second, int(self.position[second])) if sessions[1] is not None else None
         if self._unclean:
             self.cache.clear(second)
         self.cache.move(first, second, int(self.position[first]))
         if self._unclean:
             self.cache.clear(first)
-        if kept is not None:
-            self.cache.copy_in(first, kept)
+        if saved is not None:
+            self.cache.copy_in(first, saved)
         for values in self._per_row:
             values[[first, second]] = values[[second, first]]
         self.holder[second], self.holder[first] = sessions
@@ -168,7 +168,7 @@ class SlotTable:
                 session.slot = slot
 
     def compact(self) -> None:
-        """Move active rows from the end into holes at the front, where that makes the batch clearly smaller."""
+        """Move active rows from the end into holes at the front if that makes the batch clearly smaller."""
         slots = np.flatnonzero(self.active)
         width = round_up(len(slots), ROWS)
         if not len(slots) or round_up(int(slots[-1]) + 1, ROWS) <= width + max(ROWS, width // 4):

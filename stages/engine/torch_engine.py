@@ -1,14 +1,13 @@
 """The default generation engine: continuous batching over slots with PyTorch and the Hugging Face model itself.
 
-A session that was asked for a turn holds a slot (one row of the key/value cache). Its new tokens are fed in padded groups, then
-all active rows decode together, one token per forward pass; rows that finish leave, waiting sessions enter. A session keeps its
-slot between turns, so that only its new observation is fed, until another needs the slot: then the cache of the longest-idle
-session moves out (to be copied back at its next turn).
+A session with a requested turn holds a slot (one row of the key/value cache). Its new tokens are fed in padded groups, then all
+active rows decode together, one token per forward pass; as rows finish, waiting sessions enter. A session keeps its slot between
+turns, so that only its new observation is fed, until another session needs the slot: then the cache of the longest-idle session
+moves to host memory, to be copied back at its next turn.
 
-What a session samples does not depend on its neighbours, bit for bit on a CPU: random numbers are counter-based, every pass has
-a multiple of 4 rows (below that the matrix kernels sum in another order), and what a session feeds goes through the same kind
-of pass whoever else is there. On a GPU the kernels give no such promise, and a mixture of experts multiplies what its neighbours
-send to an expert together with its own; there it holds up to rounding.
+Samples do not depend on neighbouring sessions, bit for bit on a CPU: random numbers are counter-based, every pass has a multiple
+of 4 rows (with fewer, the matrix kernels sum in another order), and a session's tokens are fed in the same kind of pass whatever
+else runs. On a GPU, and in mixtures of experts, whose kernels give no such guarantee, this holds up to rounding.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ from stages.engine.architectures import unserved, windows
 from stages.engine.cache import SlotCache
 from stages.engine.cuda_graphs import make_forward
 from stages.engine.decoder import Pass
-from stages.engine.engine import Pause, Sampling, Turn
+from stages.engine.engine import Pause, Sampling, Turn, check_growth, check_length, check_prefix
 from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, draw
 from stages.engine.self_check import check_against_model
 from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
 
 CHUNK = 256
-"""Most tokens fed per row in one pass."""
+"""Maximum tokens fed per row in one pass."""
 PASS_TOKENS = 4096
-"""Most tokens fed in one pass, each row's rounded up."""
+"""Maximum tokens fed in one pass, each row's rounded up."""
 COUNTERS = ("sampled_tokens", "fed_tokens", "forward_passes", "forked_tokens")
 READING = Sampling()
-"""Stands for a turn in sessions that are read."""
+"""Placeholder that marks sessions as busy while `read` runs."""
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Tokens [N], their log-probabilities [N] and, where a row wants them, entropies [N]."""
-WIDER = 1.5
-"""Rows attend together while the one with most new tokens has at most about this many times those of the others."""
+"""Tokens [N], their log-probabilities [N] and, if any row requests them, entropies [N]."""
+MAX_WIDTH_RATIO = 1.5
+"""Rows attend in one group if the widest has at most about this many times the new tokens of the narrowest."""
 
 
 class TorchEngine:
-    """`stages.engine.engine.Engine` over a Hugging Face causal LM.
+    """An `Engine` over a Hugging Face causal LM.
 
     model: put in evaluation mode by the engine; end_of_turn: tokens that end a turn; slots: sessions that decode at once;
     max_length: longest session in tokens; batch_share: `advance` returns when this share of the running turns is finished, which
-    saves passes for feeding (the answers are the same). Raises ValueError for an architecture that it can't serve, be it known
-    from the configuration or found by comparison with the model's own forward pass.
+    saves feeding passes (the turns are the same). Raises ValueError for an unsupported architecture, detected from the
+    configuration or by comparison with the model's own forward pass.
 
-    A call that raises leaves the sessions as they were: turns asked for are still asked for, and those that were finished are
-    returned by the next `advance`. So the caller can try again, or close the sessions that it gives up.
+    A call that raises leaves the sessions unchanged: requested turns stay requested, and finished ones are returned by the next
+    `advance`. So the caller can retry, or close the sessions that it abandons.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class TorchEngine:
         self._sessions: dict[int, Session] = {}
         self._queue: list[Session] = []
         self._finished: list[Turn] = []
-        """Turns that no call has returned yet."""
+        """Turns not yet returned by `advance`."""
         self._next_id = 0
         self._clock = 0
         self._counters = dict.fromkeys(COUNTERS, 0)
@@ -100,10 +99,9 @@ class TorchEngine:
         return {**self._counters, "evictions": self.table.evictions}
 
     def open(self, token_ids: Sequence[int], prefix: Prefix | None = None) -> int:
-        """A new session; see `Engine.open`. Raises ValueError if it would be empty or longer than max_length."""
+        """See `Engine.open`. Raises ValueError if the session would be empty or longer than max_length."""
         tokens = [*(prefix.token_ids if prefix else ()), *token_ids]
-        if not tokens or len(tokens) > self.max_length:
-            raise ValueError(f"a session of {len(tokens)} tokens; it needs at least 1 and at most max_length = {self.max_length}")
+        check_length(len(tokens), self.max_length)
         if not self._sessions:
             self._layers.refresh()
         session = Session(self._next_id, tokens, prefix.cache if prefix else None, prefix.cached if prefix else 0)
@@ -117,10 +115,7 @@ class TorchEngine:
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
         """See `Engine.extend`. Raises ValueError if the session would be longer than max_length."""
         state = self._idle(session)
-        if len(state.tokens) + len(token_ids) > self.max_length:
-            raise ValueError(
-                f"session {session} has {len(state.tokens)} tokens; {len(token_ids)} more pass max_length = {self.max_length}"
-            )
+        check_growth(session, len(state.tokens), len(token_ids), self.max_length)
         state.tokens.extend(token_ids)
         if token_ids:
             state.state = None
@@ -129,10 +124,6 @@ class TorchEngine:
         state = self._idle(session)
         state.key, state.sampling = key, sampling
         self._queue.append(state)
-
-    def room(self, session: int) -> int:
-        """Tokens that still fit into the session."""
-        return self.max_length - len(self._sessions[session].tokens)
 
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         self._clock += 1
@@ -148,23 +139,21 @@ class TorchEngine:
         return sorted(turns, key=lambda turn: turn.session)
 
     def snapshot(self, session: int, length: int | None = None) -> Prefix:
-        """See `Engine.snapshot`. Runs no pass: tokens not fed yet are in the copy as tokens."""
+        """See `Engine.snapshot`. Runs no forward pass: tokens not fed yet are copied as tokens."""
         state = self._idle(session)
-        if length is not None and not 0 < length <= len(state.tokens):
-            raise ValueError(f"session {session} has {len(state.tokens)} tokens; a copy of its first {length} is not to be had")
+        check_prefix(session, len(state.tokens), length)
         cached = state.cached
         if length is not None and length < len(state.tokens):
-            cached = min(cached, length - 1)  # the last token is fed again, since the next draw needs what comes out of it
+            cached = min(cached, length - 1)  # the last token is fed again, since the next draw needs its hidden state
         if not cached:
             return Prefix(tuple(state.tokens[:length]), None)
         held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
         return Prefix(tuple(state.tokens[:length]), held, state.state if cached == len(state.tokens) else None)
 
     def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
-        """What the model makes of idle sessions: the hidden state after each one's last token, [D] float32 each.
+        """The hidden state after the last token of each idle session, [D] float32 each.
 
-        Tokens not fed yet are fed in as few passes as slots allow. A turn asked for next, or from a `snapshot`, is drawn from the
-        same pass. Sessions that were read without a token since are not fed again.
+        Tokens not fed yet are fed in as few passes as the slots allow. The next turn, also from a `snapshot`, reuses the state.
         """
         waiting = [self._idle(session) for session in sessions]
         with torch.inference_mode(), self.table.guarded():
@@ -176,7 +165,7 @@ class TorchEngine:
         return [state.float().cpu().numpy() for state in states if state is not None]
 
     def _read(self, sessions: list[Session]) -> None:
-        """Read those of the sessions that get a slot together."""
+        """Compute the states of as many sessions as get a slot."""
         placed: list[Session] = []
         try:
             for session in sessions:
@@ -188,21 +177,21 @@ class TorchEngine:
             for session in placed:
                 session.sampling = None
         if not placed:
-            raise RuntimeError("no slot is free to read with: all of them are in the middle of a turn; advance() first")
+            raise RuntimeError("no free slot to read a session: all are in the middle of a turn; call advance() first")
         for session in placed:
             self._leave_last(session)
         for number, state in self._feed(placed, keep=0).items():
             self._sessions[number].state = state
 
     def _leave_last(self, session: Session) -> None:
-        """Let the last token of a session that holds a slot be fed again, if it was: for what comes out of it."""
+        """Make the last token of a session in a slot pending again, since its hidden state is needed."""
         if session.cached == len(session.tokens):
             session.cached -= 1
             self.table.position[session.slot] = session.cached
 
     def fork(self, session: int, count: int) -> list[int]:
-        """See `Engine.fork`. What is not in the cache yet is fed first (all but the last token), for every idle session that has
-        such tokens, in one go: so open all prompts, then fork each."""
+        """See `Engine.fork`. Pending tokens but the last are fed first, together with those of other idle sessions: for speed,
+        open all prompts, then fork each."""
         if len(pending(self._idle(session))) > 1:
             self._fill(session)
         prefix = self.snapshot(session)
@@ -217,7 +206,7 @@ class TorchEngine:
             self.table.vacate(state)
 
     def reset(self) -> None:
-        """Close every session. Weights may change while none is open; caches and snapshots belong to the old ones."""
+        """Close every session. Weights may change only while none is open; caches and snapshots belong to the old weights."""
         for session in sorted(self._sessions):
             self.close(session)
 
@@ -230,7 +219,7 @@ class TorchEngine:
     # ---- forward passes -----------------------------------------------------------------------------------------------------
 
     def _forward(self, batch: Pass) -> Tensor:
-        """Hidden states [n, D] of the tokens that the pass wants."""
+        """Hidden states [n, D] of the pass's output tokens."""
         self._counters["forward_passes"] += 1
         return self._layers(batch)
 
@@ -245,7 +234,7 @@ class TorchEngine:
         return hidden
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
-        """Feed the pending tokens of sessions that hold slots, all but the last `keep`; hidden state [D] after them, by id."""
+        """Feed the pending tokens of sessions in slots except the last `keep`; return hidden states [D] after them, by id."""
         after: dict[int, Tensor] = {}
         left = [session for session in sessions if len(session.tokens) - keep > session.cached]
         while left:
@@ -258,10 +247,10 @@ class TorchEngine:
                 if chosen and tokens > PASS_TOKENS:
                     break
                 chosen.append(session)
-            # Those whose attention would be mostly padding attend apart.
+            # Sessions whose attention would be mostly padding form a group of their own.
             groups: list[list[Session]] = []
             for session in chosen:
-                if not groups or sizes[groups[-1][0].id] > WIDER * sizes[session.id] + QUERY_STEP:
+                if not groups or sizes[groups[-1][0].id] > MAX_WIDTH_RATIO * sizes[session.id] + QUERY_STEP:
                     groups.append([])
                 groups[-1].append(session)
             groups = [sorted(group, key=lambda session: session.slot) for group in groups]
@@ -271,7 +260,7 @@ class TorchEngine:
         return after
 
     def _fill(self, first: int) -> None:
-        """Feed session `first`, and the other idle ones that hold or can have a free slot, up to their last token."""
+        """Feed session `first`, and other idle ones that hold or can take a free slot, up to their last token."""
         with torch.inference_mode(), self.table.guarded():
             if not self.table.place(self._sessions[first]):
                 return
@@ -286,7 +275,7 @@ class TorchEngine:
     # ---- turns --------------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Let waiting sessions in, feed what they have not fed and draw their first tokens."""
+        """Admit waiting sessions, feed their pending tokens and draw their first tokens."""
         entering = self._enter()
         if not entering:
             return
@@ -308,8 +297,8 @@ class TorchEngine:
         self.table.compact()
 
     def _enter(self) -> list[Session]:
-        """Sessions of the queue that hold a slot now. They stay in it until their first token is drawn; those that have no room
-        for one leave."""
+        """Give queued sessions slots and return them. They stay queued until their first token is drawn; turns of sessions
+        without room for a token finish here."""
         entering = []
         for session in list(self._queue):
             assert session.sampling is not None
@@ -324,7 +313,7 @@ class TorchEngine:
         return entering
 
     def _draw(self, hidden: Tensor, rows: np.ndarray | slice) -> Drawn:
-        """What cache rows `rows` draw after hidden states [N, D]."""
+        """Draw the next tokens of cache rows `rows` from hidden states [N, D]."""
         logits = self._head(hidden)
         uniforms = seeding.uniform(self.table.key[rows], self.table.count[rows])
         ids, logprobs = draw(
@@ -341,7 +330,7 @@ class TorchEngine:
         return ids.cpu().numpy(), logprobs.cpu().numpy(), entropies
 
     def _step(self) -> None:
-        """One token for every active row."""
+        """Decode one token for every active row."""
         slots = np.flatnonzero(self.table.active)
         hidden = self._decode()
         drawn = self._draw(hidden, slice(0, len(hidden)))
@@ -349,13 +338,13 @@ class TorchEngine:
         self._take(slots, drawn, slots)
 
     def _decode(self) -> Tensor:
-        """Hidden states [N, D] after the last tokens of the first N rows, among them all active ones."""
+        """Hidden states [N, D] after the last tokens of the first N rows, which include all active ones."""
         table = self.table
         width = min(round_up(int(np.flatnonzero(table.active)[-1]) + 1, self._passes.row_step), self.cache.slots)
         return self._forward(self._passes.decoding(table.last[:width], table.position[:width], table.active[:width]))
 
     def _take(self, slots: np.ndarray, drawn: Drawn, places: np.ndarray) -> None:
-        """Note the tokens that rows `slots` drew, which stand at `places` of `drawn`, and the turns that these finish."""
+        """Record the tokens of rows `slots`, found at `places` of `drawn`, and finish turns that they complete."""
         ids, logprobs, entropies = drawn[0][places], drawn[1][places], drawn[2]
         count = self.table.count[slots]
         self.table.last[slots] = ids
@@ -373,9 +362,9 @@ class TorchEngine:
             number = int(self.table.count[slot])
             tokens = self.table.drawn[slot, :number].tolist()
             reason = "stop" if stopped[index] else ("context" if session.room_ends else "length")
-            told = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
+            entropy = self.table.entropy[slot, :number].tolist() if self.table.candidates[slot] else ()
             logs = self.table.logprob[slot, :number].tolist()
-            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(told)))
+            self._finished.append(Turn(session.id, tuple(tokens), tuple(logs), reason, tuple(entropy)))
             session.tokens.extend(tokens)
             session.cached = int(self.table.position[slot])
             session.sampling, session.idle_since = None, self._clock

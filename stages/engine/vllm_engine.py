@@ -1,9 +1,8 @@
-"""Generation by vLLM in this process, on its continuous batching, paged cache and prefix cache.
+"""Generation by vLLM in this process, with its continuous batching, paged cache and prefix cache.
 
-Log-probabilities are requested as `processed_logprobs`: those of the distribution that is drawn from, after temperature, top-k
-and top-p. Random numbers are vLLM's: each request has a generator seeded from the turn's key, so a turn's draws do not depend on
-its neighbours; the logits do, in their last bits, as far as vLLM's kernels sum in another order in another batch
-(VLLM_BATCH_INVARIANT=1 asks it for kernels that do not, where it has them).
+Log-probabilities are `processed_logprobs`: those of the sampled distribution, after temperature, top-k and top-p. vLLM seeds a
+generator per request from the turn's key, so a turn's random draws do not depend on its neighbours; the last bits of the logits
+may, unless vLLM uses batch-invariant kernels (VLLM_BATCH_INVARIANT=1, where available).
 """
 
 from __future__ import annotations
@@ -24,22 +23,18 @@ if TYPE_CHECKING:
 
 
 class VllmBackend:
-    """A `Backend`; `folder` holds a model, or a LoRA adapter, whose base is then served with it.
-
-    Raises EngineError if vLLM is not installed.
-    """
+    """A `Backend` for the model in `folder`, or for a LoRA adapter and its base. Raises EngineError if vLLM is not installed."""
 
     def __init__(self, folder: Path, end_of_turn: int, settings: EngineSettings) -> None:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # its core in this process, so that both end together
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # its core runs in this process, so that both end together
         try:
             from vllm import EngineArgs, LLMEngine
             from vllm.lora.request import LoRARequest
         except ImportError as error:
             raise EngineError(
-                "resources.engine.kind vllm needs vLLM, which is not installed or does not load here "
-                f"({error}): pip install 'bellwether[vllm]' in an environment of its own, since vLLM pins its torch, or set kind "
-                "to torch"
+                f"resources.engine.kind vllm needs vLLM, which can't be imported ({error}): pip install 'bellwether[vllm]' in a "
+                "separate environment, since vLLM pins its torch version, or set kind to torch"
             ) from error
         self.end_of_turn = end_of_turn
         self._lora: LoRARequest | None = None
@@ -62,7 +57,7 @@ class VllmBackend:
                 gpu_memory_utilization=settings.gpu_memory,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
-                generation_config="vllm",  # no sampling settings from the model's folder
+                generation_config="vllm",  # ignore sampling settings in the model's folder
                 disable_log_stats=True,
                 **adapter,
             )
@@ -80,7 +75,7 @@ class VllmBackend:
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
             seed=seed_of(request.key),
-            logprobs=0,  # the drawn token's alone
+            logprobs=0,  # of the sampled token only
             stop_token_ids=[self.end_of_turn],
             ignore_eos=True,
             detokenize=False,
@@ -92,14 +87,14 @@ class VllmBackend:
     def wait(self, pause: Pause | None = None) -> list[TurnResult]:
         done: list[TurnResult] = []
         while not done and self._engine.has_unfinished_requests() and not (pause and pause()):
-            done = [self._answer(output) for output in self._engine.step() if output.finished]
+            done = [self._result(output) for output in self._engine.step() if output.finished]
         return done
 
     def cancel(self, sessions: Collection[int]) -> None:
         self._engine.abort_request([str(session) for session in sessions])
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
+        """Release the GPU's memory."""
         import gc
 
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -108,11 +103,10 @@ class VllmBackend:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def _answer(self, output: Any) -> TurnResult:
-        """A finished request's tokens and their log-probabilities."""
+    def _result(self, output: Any) -> TurnResult:
         completion = output.outputs[0]
         ids = tuple(int(token) for token in completion.token_ids)
         if completion.logprobs is None or len(completion.logprobs) != len(ids):
-            raise EngineError(f"vLLM returned {len(ids)} tokens without a log-probability for each")
+            raise EngineError(f"vLLM returned {len(ids)} tokens but no log-probability for each")
         values = tuple(float(at[token].logprob) for token, at in zip(ids, completion.logprobs, strict=True))
         return TurnResult(int(output.request_id), ids, values, completion.finish_reason == "stop")

@@ -1,4 +1,4 @@
-"""The board's verdicts on the uses of annotations, in the file that the report quotes them from."""
+"""The board's verdicts on the uses of annotations, in a file that the report reads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from stages.claims.experiment import FOLDER, load_experiment
 from stages.reporting import board
 
 SLUGS = ("annotation_uses", "step_q_search")
-"""Experiments on one environment and with equally many seeds: what rl makes of annotations, and what evaluation does."""
+"""Experiments on one environment with the same number of seeds: uses of annotations in rl and in evaluation."""
 ARMS = (("step_q", "regression_value_init"),)
-"""Single arms of other experiments on that environment, whose claims are told too: what a Q-model makes of the value model."""
+"""(experiment, arm) of further claims on that environment: a Q-model initialised from the value model."""
 FILE = Path("reports") / "annotation_uses.json"
-"""Beside the board, since the report is an output of the lifecycle, and the board's own results are not."""
+"""Outside reports/claims: an input of the report stage, which does not depend on the board."""
 WITHOUT = ("none", "critic", "logprob")
-"""Arms that make no use of annotations at the same cost, to measure gains against."""
+"""Baseline arms of equal cost without annotations: a reproduced claim against one of these is a gain."""
 CHEAPER = ("sampling", "start")
-"""Arms that make no use of them either, and cost less: a claim against them may hold without a gain."""
+"""Baseline arms without annotations that cost less: a reproduced claim against one of these is not yet a gain."""
 
 
 def files(root: Path) -> dict[Path, str]:
-    """FILE and what it should hold: every claim with its state, those that have not been run among them."""
+    """FILE and its content: every claim with its state."""
     claims = [
         {
             "checked": row.claim.checked if row.state == "not reproduced" else None,
@@ -36,10 +36,10 @@ def files(root: Path) -> dict[Path, str]:
     ]
     experiment = load_experiment(root / FOLDER / f"{SLUGS[0]}.yaml")
     assert experiment.budget is not None
-    told = {
+    content = {
         "claims": claims,
         "environment": experiment.environment,
         "environment_steps": experiment.budget.environment_steps,
         "seeds": len(experiment.seeds),
     }
-    return {FILE: json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}
+    return {FILE: json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"}

@@ -1,4 +1,4 @@
-"""What a section of the page is made of. Plain data: the templates decide how it looks."""
+"""The building blocks of a section, as plain data for the templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side where there is room; `legend` is (palette name, label) for what several of them share."""
+    """Figures in a grid; `legend`: (palette name, label) of what they share."""
 
     kind: ClassVar[str] = "figures"
     drawings: Sequence[Drawing]
@@ -34,8 +34,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text; columns after the first `text_columns` are set flush right, but for those (from 0) in `left`. `folded`
-    hides it behind its title."""
+    """Columns after the first `text_columns` are right-aligned, except those (from 0) in `left`. `folded`: behind its title."""
 
     kind: ClassVar[str] = "table"
     title: str
@@ -44,23 +43,23 @@ class Table:
     text_columns: int = 1
     left: Sequence[int] = ()
     grouped: bool = False
-    """The first column is no column but a heading over the rows that share it."""
+    """Whether the first column is a heading over the rows that share its value."""
     folded: bool = False
 
     def groups(self) -> list[tuple[str, list[Sequence[str]]]]:
-        """(heading, rows under it), in order; all rows under one where the table is not `grouped`."""
+        """(heading, its rows), in order; one group with an empty heading if not `grouped`."""
         if not self.grouped:
             return [("", list(self.rows))]
         return [(name, list(rows)) for name, rows in itertools.groupby(self.rows, key=lambda row: row[0])]
 
-    def flush_right(self, column: int) -> bool:
-        """Whether `column` (from 0) holds numbers."""
+    def right_aligned(self, column: int) -> bool:
+        """Whether `column` (from 0) is right-aligned."""
         return column >= self.text_columns and column not in self.left
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `tone` "note" is for what is missing."""
+    """A paragraph; `tone` "note" is for missing inputs, "fine" for small print."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -84,12 +83,12 @@ class Code:
 
 @dataclass(frozen=True)
 class TreeViewer:
-    """Search trees to walk through: what `stages.reporting.trees.forest` packs. At most one on the page."""
+    """Interactive search trees, packed by `stages.reporting.trees.forest`. At most one on the page."""
 
     kind: ClassVar[str] = "trees"
     trees: Sequence[Mapping[str, Any]]
-    asked: int
-    """Trees that were chosen before the limit in bytes."""
+    chosen: int
+    """Number of trees chosen before the limit in bytes."""
 
 
 Block = Figures | Table | Text | Heading | Code | TreeViewer
@@ -97,7 +96,7 @@ Block = Figures | Table | Text | Heading | Code | TreeViewer
 
 @dataclass
 class Section:
-    """One chapter of the page. `slug` is its anchor."""
+    """A chapter of the page; `slug` is its anchor."""
 
     slug: str
     title: str
@@ -106,7 +105,7 @@ class Section:
 
 
 def draw(key: str, caption: str, make: Callable[..., Figure], *arguments: Any, **options: Any) -> Drawing:
-    """Make a figure with the page's settings and render it. `caption` is also what a screen reader says."""
+    """Make a figure with the page's settings and render it. `caption` is also its accessible name."""
     with drawing():
         figure = make(*arguments, **options)
         width, _ = figure.get_size_inches()
@@ -114,17 +113,17 @@ def draw(key: str, caption: str, make: Callable[..., Figure], *arguments: Any, *
 
 
 def slug(text: str) -> str:
-    """`text` in the letters that ids may have."""
+    """`text` as an HTML id."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
 
 
 def missing(path: str, made_by: str) -> Text:
-    """The sentence that stands for a figure whose input does not exist."""
-    return Text(f"There is no {path}, which the stage {made_by} writes, so nothing is shown here.", tone="note")
+    """A note in place of a figure whose input does not exist."""
+    return Text(f"Not shown: {path} does not exist; stage {made_by} writes it.", tone="note")
 
 
 def number(value: Any) -> str:
-    """A number or other scalar as people write it: up to four significant digits, thousands separated, yes/no, – for nothing."""
+    """A scalar as text: up to four significant digits, thousands separators, yes/no, – for None and NaN."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -140,8 +139,16 @@ def number(value: Any) -> str:
     return str(value)
 
 
+def rounded(value: float | None, digits: int = 3) -> float | int | None:
+    """A rounded number for JSON, an int if whole; None if not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    result = round(float(value), digits)
+    return int(result) if result == int(result) else result
+
+
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """All scalars of a JSON value as (dotted key, text); lists of scalars stay one entry; keys sorted as given."""
+    """The scalars of a JSON value as (dotted key, text), in order; a list of scalars is one entry."""
     if isinstance(value, Mapping):
         return [item for key, inner in value.items() for item in flatten(inner, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(value, (list, tuple)):
@@ -152,7 +159,7 @@ def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
 
 
 def all_numbers(report: Mapping[str, Any] | None, source: str, limit: int = 150) -> list[Block]:
-    """A folded table of everything a stage's report holds (its first `limit` entries); nothing without a report."""
+    """A folded table of the first `limit` entries of a stage's report; [] without a report."""
     if not report:
         return []
     entries = flatten(report)

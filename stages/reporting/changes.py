@@ -1,4 +1,4 @@
-"""What differs between two runs: parameters, code, success. Pure functions over `Run`."""
+"""Differences between two runs: parameters, code, success. Pure functions of `Run`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class SuccessChange:
-    """One model on one domain's panel, then and now. `test`: now against then on the same tasks; None where there can be none,
-    for the reason in `why`."""
+    """Success of one model on one domain, before and now. `test`: the paired test of now against before; None for the reason in
+    `why`."""
 
     domain: str
     model: str
@@ -28,34 +28,33 @@ class SuccessChange:
 
     @property
     def equal(self) -> bool:
-        """Every task had the same outcome."""
+        """Whether every task had the same outcome."""
         return self.test is not None and self.test.difference == self.test.low == self.test.high == 0.0
 
 
 def parameter_changes(before: Run, now: Run) -> list[tuple[str, str, str]]:
-    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. A key that is null says
-    no more than one that is not there."""
+    """(dotted key, value before, value now) of every parameter that differs, in the order of params.yaml. Null equals absent."""
     old, new = dict(flatten(before.params)), dict(flatten(now.params))
     keys = [*new, *(key for key in old if key not in new)]
-    told = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
-    return [(key, then, today) for key, then, today in told if then != today]
+    values = [(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
+    return [(key, then, today) for key, then, today in values if then != today]
 
 
 def code_changes(before: Run, now: Run) -> list[tuple[str, str]]:
-    """(path, "changed" | "new" | "gone") of code that differs, sorted."""
+    """(path, "changed" | "new" | "removed") of code that differs, sorted."""
     kinds = {path: "new" for path in now.code if path not in before.code}
-    kinds |= {path: "gone" for path in before.code if path not in now.code}
+    kinds |= {path: "removed" for path in before.code if path not in now.code}
     kinds |= {path: "changed" for path in now.code if path in before.code and now.code[path] != before.code[path]}
     return sorted(kinds.items())
 
 
 def _test(before: Run, now: Run, model: str, domain: str, clusters: Mapping[str, str]) -> tuple[Comparison | None, str]:
-    """(paired test of now against before, why there is none)."""
+    """(paired test of now against before, reason if there is none)."""
     if before.panels.get(domain) != now.panels.get(domain):
-        return None, "another panel"
+        return None, "panels differ"
     then, today = before.solved.get(model, {}).get(domain), now.solved.get(model, {}).get(domain)
     if not then or not today or len(then) != len(today) or len(clusters) != len(today):
-        return None, "no outcomes task by task"
+        return None, "no outcomes per task"
     tasks = sorted(clusters)
     evaluate = now.params["evaluate"]
     try:
@@ -75,8 +74,8 @@ def _test(before: Run, now: Run, model: str, domain: str, clusters: Mapping[str,
 
 
 def success_changes(before: Run, now: Run, outcomes: Sequence[Mapping[str, Any]]) -> list[SuccessChange]:
-    """Every model on every domain of either run, domains and models in the order of the run. `outcomes` are the rows of this
-    run's evaluation, which say which tasks belong together."""
+    """Every model on every domain of either run, in the order of the run. `outcomes`: rows of this run's evaluation, for the
+    clusters of tasks."""
     clusters: dict[str, dict[str, str]] = {}
     for row in outcomes:
         clusters.setdefault(row["domain"], {})[row["task_id"]] = row["cluster"]
@@ -88,7 +87,7 @@ def success_changes(before: Run, now: Run, outcomes: Sequence[Mapping[str, Any]]
             then, today = before.success.get(model, {}).get(domain), now.success.get(model, {}).get(domain)
             if then is None and today is None:
                 continue
-            test, why = None, "only then" if today is None else "only now"
+            test, why = None, "only before" if today is None else "only now"
             if then is not None and today is not None:
                 test, why = _test(before, now, model, domain, clusters.get(domain, {}))
             changes.append(SuccessChange(domain, model, then, today, test, why))

@@ -1,7 +1,7 @@
-"""`python -m stages.reporting.comparison FILE.json`: the table and the figure of a comparison of settings over seeds.
+"""`python -m stages.reporting.comparison FILE.json`: table and figure of a comparison of settings over seeds.
 
-FILE.json holds `settings` (name -> overrides), `seeds`, `domains`, `metric` and `scores` (setting -> [runs, domains]), as
-flows/compare.py writes it; FILE.md and FILE.svg are written beside it.
+FILE.json, written by flows/compare.py, holds `settings` (name -> overrides), `seeds`, `domains`, `metric` and `scores` (setting
+-> [runs, domains]). FILE.md and FILE.svg are written beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from stages.evaluation.aggregates import Bounded, iqm, probability_of_improvement, stratified_bootstrap
 from stages.evaluation.statistics import StatisticsError
 from stages.records.episode import read_json
+from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.style import colour, drawing, to_svg
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
@@ -32,7 +33,7 @@ SHARES = ("success", "accepted")
 
 @dataclass(frozen=True)
 class Line:
-    """One setting; `improvement` is None for the first, which the others are compared with."""
+    """One setting; `improvement` (over the first setting) is None for the first."""
 
     name: str
     overrides: list[str]
@@ -63,7 +64,7 @@ def _bounded(found: Bounded, share: bool) -> str:
 
 
 def table(comparison: Mapping[str, Any], lines: list[Line]) -> str:
-    """Markdown: interquartile mean, probability of improvement on the first setting, mean per domain, overrides."""
+    """Markdown: interquartile mean, probability of improvement over the first setting, mean per domain, overrides."""
     share = comparison["metric"] in SHARES
     unit, domains = ", %" if share else "", comparison["domains"]
     header = [
@@ -80,34 +81,34 @@ def table(comparison: Mapping[str, Any], lines: list[Line]) -> str:
         body.append(
             [f"`{line.name}`", _bounded(line.iqm, share), better, *means, ", ".join(f"`{one}`" for one in line.overrides) or "–"]
         )
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (header, *body)]
-    rows.insert(1, "|---|" + "---:|" * (len(header) - 2) + "---|")
+    rows = markdown_table(header, body, "l" + "r" * (len(header) - 2))
     about = (
         f"{comparison['metric']} over {len(comparison['seeds'])} seeds (`{comparison['vary']}`) and {len(domains)} domain"
         f"{'s' if len(domains) > 1 else ''}: interquartile mean (IQM) with stratified bootstrap, and the probability that a run "
-        f"is better than one of `{lines[0].name}`, as in arXiv 2108.13264."
+        f"outperforms one of `{lines[0].name}` (arXiv 2108.13264)."
     )
-    return "\n".join([*rows, "", about, ""])
+    return f"{rows}\n\n{about}\n"
 
 
 def figure(comparison: Mapping[str, Any], lines: list[Line]) -> Figure:
-    """Left: IQM with its interval and every run's mean. Right: probability of improvement on the first setting."""
+    """Left: IQM with its interval and each run's mean. Right: probability of improvement over the first setting."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(7.6, 0.9 + 0.45 * len(lines)), layout="constrained")
     left, right = drawn.subplots(1, 2, sharey=True)
     scale = 100 if comparison["metric"] in SHARES else 1
+
+    def bar(axes: Any, place: int, found: Bounded, scale: float, tint: str) -> None:
+        span = [scale * found.low, scale * found.high]
+        axes.plot(span, [place, place], color=colour(tint), linewidth=7, solid_capstyle="butt")
+        axes.plot([scale * found.value] * 2, [place - 0.28, place + 0.28], color=colour("ink"), linewidth=1.6)
+
     for place, line in enumerate(lines):
-        left.plot(
-            [scale * line.iqm.low, scale * line.iqm.high], [place, place], color=colour("sft"), linewidth=7, solid_capstyle="butt"
-        )
-        left.plot([scale * line.iqm.value] * 2, [place - 0.28, place + 0.28], color=colour("ink"), linewidth=1.6)
+        bar(left, place, line.iqm, scale, "sft")
         runs = scale * line.scores.mean(axis=1)
         left.plot(runs, [place + 0.33] * len(runs), ".", color=colour("muted"), markersize=4)
         if line.improvement is not None:
-            span = [line.improvement.low, line.improvement.high]
-            right.plot(span, [place, place], color=colour("domain1"), linewidth=7, solid_capstyle="butt")
-            right.plot([line.improvement.value] * 2, [place - 0.28, place + 0.28], color=colour("ink"), linewidth=1.6)
+            bar(right, place, line.improvement, 1, "domain1")
     left.set_yticks(range(len(lines)), [line.name for line in lines])
     left.set_ylim(len(lines) - 0.4, -0.6)
     left.set_title(f"{comparison['metric']}{', %' if scale == 100 else ''}: IQM (bar: 95 %; dots: runs)")

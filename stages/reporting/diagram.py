@@ -1,4 +1,4 @@
-"""The pipeline as a mermaid diagram, drawn from the graph that DVC itself makes of dvc.yaml."""
+"""The pipeline as a mermaid diagram, from DVC's graph of dvc.yaml."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 SOURCES = ("data/raw", "data/base")
-"""Folders that no stage makes and that the diagram shows; code and parameters are left out."""
+"""Source folders in the diagram; code and parameters are left out."""
 
 
 def _reads(dependencies: list[str], folder: str) -> bool:
@@ -16,16 +16,16 @@ def _reads(dependencies: list[str], folder: str) -> bool:
 
 
 def pipeline_graph(root: Path) -> Any:
-    """A networkx DiGraph of stage names, an edge from each stage to what depends on it; a matrix stage is one node.
+    """A networkx DiGraph of stage names with an edge from each stage to its dependents; a matrix stage is one node.
 
-    Raises dvc.exceptions.NotDvcRepoError where `root` is no DVC project.
+    Raises dvc.exceptions.NotDvcRepoError if `root` is no DVC project.
     """
     import networkx as nx
     from dvc.repo import Repo
 
     graph = nx.DiGraph()
     with Repo(str(root)) as repo:
-        for stage, dependency in repo.index.graph.edges:  # DVC's edges lead to what a stage depends on
+        for stage, dependency in repo.index.graph.edges:  # DVC's edges lead to the dependency
             if {Path(item.path_in_repo) for item in (stage, dependency)} == {Path("dvc.yaml")}:
                 names = [item.name.partition("@")[0] for item in (dependency, stage)]
                 graph.add_edge(*names)
@@ -33,7 +33,7 @@ def pipeline_graph(root: Path) -> Any:
 
 
 def mermaid(root: Path) -> str:
-    """A fenced mermaid block: solid arrows lead from each stage to the next ones, dotted ones to what also reads its outputs."""
+    """A fenced mermaid block: solid arrows lead to the next stages, dotted ones to further readers of a stage's outputs."""
     import networkx as nx
 
     entries = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]

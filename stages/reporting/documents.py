@@ -1,14 +1,13 @@
-"""The generated parts of README.md and docs/: `python -m stages.reporting.documents` writes them, `--check` only compares.
+"""`python -m stages.reporting.documents` writes the generated parts of README.md and docs/; `--check` only compares them.
 
-Blocks, each found by its markers (stages/reporting/generated_blocks.py):
+Blocks, found by their markers (stages/reporting/generated_blocks.py):
 
-- `results`, `results-full` (with the paired comparisons), and one for each of PROFILES: from evaluations in reports/
+- `results`, `results-full` (with paired comparisons) and one per profile in PROFILES: from evaluations in reports/
 - `pipeline`: from dvc.yaml
 - `methods`, `method-names`: from the cards of the methods
 - `claim-counts`: from reports/claims
 
-Beside the blocks: docs/figures/lifecycle.svg, the pages of reports/claims, and reports/annotation_uses.json, which the report
-quotes.
+Also written: docs/figures/lifecycle.svg, the pages of reports/claims, and reports/annotation_uses.json.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from stages.records.episode import read_json
 from stages.reporting import annotation_uses, board, step_credit_page
 from stages.reporting.diagram import mermaid
 from stages.reporting.figures.outcome import success_bars
-from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, write_or_check
-from stages.reporting.results import check_evaluation, comparisons_list, markdown_table
+from stages.reporting.generated_blocks import Block, block_names, documents, filled, link, markdown_table, write_or_check
+from stages.reporting.results import check_evaluation, comparisons_list, success_table
 from stages.reporting.style import drawing, to_svg
 from stages.runtime.command import command
 from stages.runtime.validation import ParamsError
@@ -40,7 +39,7 @@ COMMAND = "python -m stages.reporting.documents"
 FIGURE = Path("docs/figures/lifecycle.svg")
 EVALUATION = Path("reports/evaluation.json")
 KEPT = Path("reports/profiles")
-"""reports/evaluation.json of runs with other parameters than the default, under the name of the file in profiles/ they took."""
+"""reports/evaluation.json of runs with a profile, named like the file in profiles/."""
 PROFILES = ("three-domains", "search-and-code")
 FAMILIES = (
     "Policy gradients without a critic",
@@ -49,26 +48,18 @@ FAMILIES = (
     "Preference learning",
     "Learning from recorded episodes",
 )
-"""Of RL methods, in the order of the page."""
+"""Families of RL methods, in the order of the page."""
 METHODS_PAGE = Path("docs/methods.md")
 
 
-def _cell(text: str) -> str:
-    """`text` as a Markdown table cell: on one line, bars escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def methods_table(cards: Iterable[Card]) -> str:
-    """One row per method: switch, title, what it does, what it reduces to, paper."""
-    lines = ["| switch | method | in one line | reduces to | paper |", "|---|---|---|---|---|"]
-    for card in cards:
-        cells = (f"`{card.switch}`", card.title, card.equation, card.reduces_to, card.paper)
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    return "\n".join(lines)
+    """One row per method: switch, title, equation, what it reduces to, paper."""
+    lines = ((f"`{card.switch}`", card.title, card.equation, card.reduces_to, card.paper) for card in cards)
+    return markdown_table(("switch", "method", "in one line", "reduces to", "paper"), lines)
 
 
 def family(method: Composition) -> str:
-    """What kind of RL method it is, read from what it is made of."""
+    """The family of an RL method, inferred from its data and parts."""
     if method.data == "pairs":
         return FAMILIES[3]
     if method.data in ("records", "stored"):
@@ -81,7 +72,7 @@ def family(method: Composition) -> str:
 
 
 def all_cards() -> dict[str, list[Card]]:
-    """The cards of all methods by family: RL, values, design search, merging. Imports torch, through the methods."""
+    """The cards of all methods by family. The methods import torch."""
     from stages.algorithms.registry import composition, names
     from stages.designs import tree
     from stages.merging.registry import cards as merge_cards
@@ -111,7 +102,7 @@ def method_names(document: Path) -> str:
 
 
 def evaluation_of(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[str, Any], list[str], float]:
-    """What `path` holds, those of `domains` that it has panels of, and its confidence. Raises FileNotFoundError, ValueError."""
+    """(content of `path`, those of `domains` with a panel in it, confidence level). Raises FileNotFoundError, ValueError."""
     if not (root / path).exists():
         profile = (
             f" with 'profiles/{path.stem}.yaml' applied, then copy reports/evaluation.json there," if path.parent == KEPT else ""
@@ -119,35 +110,33 @@ def evaluation_of(root: Path, path: Path, domains: Sequence[str]) -> tuple[dict[
         raise FileNotFoundError(f"{path} does not exist; run 'dvc repro evaluate'{profile} first")
     evaluation = read_json(root / path)
     check_evaluation(evaluation, str(path))
-    there = [domain for domain in domains if domain in evaluation["panels"]]
-    return evaluation, there, float(evaluation.get("confidence", load_params(root / "params.yaml").evaluate.confidence))
+    evaluated = [domain for domain in domains if domain in evaluation["panels"]]
+    return evaluation, evaluated, float(evaluation.get("confidence", load_params(root / "params.yaml").evaluate.confidence))
 
 
 def lifecycle_figure(evaluation: Mapping[str, Any], domains: list[str]) -> str:
-    """Success of every model with intervals, a panel for each domain, as an SVG file of its own."""
+    """Success of every model with intervals, a panel per domain, as a standalone SVG file."""
+    title = f"Success per model on {', '.join(domains)}, with confidence intervals"
     with drawing():
-        figure = success_bars(evaluation, domains, domains)
-        return to_svg(
-            figure, "lifecycle", f"Success per model on {', '.join(domains)}, with confidence intervals", standalone=True
-        ).text
+        return to_svg(success_bars(evaluation, domains, domains), "lifecycle", title, standalone=True).text
 
 
 def claim_counts(root: Path, document: Path) -> str:
-    """How many claims have which verdict, with a link to the board."""
+    """Number of claims per verdict, with a link to the board."""
     counts = Counter(row.state for row in board.rows(root))
-    told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    listed = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     experiments = len(board.slugs(root))
-    return f"{sum(counts.values())} claims in {experiments} experiments: {told}. [The board]({link(board.PAGE, document)})."
+    return f"{sum(counts.values())} claims in {experiments} experiments: {listed}. [The board]({link(board.PAGE, document)})."
 
 
 def blocks(root: Path) -> dict[str, Block]:
-    """Every block that this command writes, by name."""
+    """The blocks that this command writes, by name."""
     default = load_params(root / "params.yaml").domains
 
     def table(path: Path, domains: Sequence[str], full: bool) -> str:
-        evaluation, there, confidence = evaluation_of(root, path, domains)
-        short = markdown_table(evaluation, there, confidence)
-        return f"{short}\n{comparisons_list(evaluation, there, confidence)}" if full else short
+        evaluation, evaluated, confidence = evaluation_of(root, path, domains)
+        short = success_table(evaluation, evaluated, confidence)
+        return f"{short}\n{comparisons_list(evaluation, evaluated, confidence)}" if full else short
 
     def profile(name: str) -> Block:
         overlay = root / "profiles" / f"{name}.yaml"
@@ -165,13 +154,13 @@ def blocks(root: Path) -> dict[str, Block]:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """What the documents, the figure and the pages of the board should hold, by path relative to `root`.
+    """The generated files (documents, figure, pages of the board) by path relative to `root`.
 
-    Raises FileNotFoundError without the evaluation that a block asks for, ValueError for markers out of order.
+    Raises FileNotFoundError if the evaluation for a block is missing, ValueError for markers out of order.
     """
     files = filled(root, blocks(root))
-    asked = {name for document in documents(root) for name in block_names((root / document).read_text("utf-8"))}
-    if asked & {"results", "results-full"}:
+    used = {name for document in documents(root) for name in block_names((root / document).read_text("utf-8"))}
+    if used & {"results", "results-full"}:
         evaluation, domains, _ = evaluation_of(root, EVALUATION, load_params(root / "params.yaml").domains)
         files[FIGURE] = lifecycle_figure(evaluation, domains)
     if (root / board.FOLDER).exists():

@@ -1,28 +1,28 @@
-"""The episode browser's data: which episodes are shown, and a compact form of them that the page's script draws."""
+"""The episode browser's data: which episodes are shown, in a compact form for the page's script."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stages.agent.sample_episodes import choose, outcome
 from stages.records.episode import Owner
+from stages.reporting.blocks import rounded
 
 BYTES = 1_500_000
-"""Limit of the browser's data on the page, shared by the domains; what does not fit is left out and the page says so."""
+"""Limit of the browser's data, shared by the domains; episodes beyond it are left out, and the page says so."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Browser:
-    """What the page embeds: {"vocabulary": {id: text}, "episodes": [...]}. `asked` episodes were chosen before the limit."""
+    """`data`: {"vocabulary": {id: text}, "episodes": [...]}; `chosen`: number of episodes before the limit."""
 
     data: Mapping[str, Any]
-    asked: int
+    chosen: int
 
     @property
     def shown(self) -> int:
@@ -40,18 +40,10 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
     return runs
 
 
-def _number(value: float, digits: int = 3) -> float | None:
-    """A rounded number; None (JSON null) for what is not finite; whole numbers without a fraction."""
-    if not math.isfinite(value):
-        return None
-    rounded = round(float(value), digits)
-    return int(rounded) if rounded == int(rounded) else rounded
-
-
 def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
     """One episode for the page.
 
-    Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, `advantage` (runs, where there is one).
+    Per token: `ids`, `owner` (a digit each), `turn` (runs); per policy token: `logprob`, and `advantage` (runs) if trained on.
     """
     policy = [place for place, owner in enumerate(row["owner"]) if owner == Owner.POLICY]
     advantages = row.get("advantages")
@@ -63,24 +55,24 @@ def pack(row: Row, source: str, pick: str) -> dict[str, Any]:
         "source": source,
         "pick": pick,
         "outcome": outcome(row),
-        "reward": _number(row["reward"]),
+        "reward": rounded(row["reward"]),
         "terms": json.loads(terms) if isinstance(terms, str) else terms,
         "stop": row["stop_reason"],
         "policy": row["policy_hash"],
         "messages": [[message["role"], message["content"]] for message in row["messages"]],
-        "turns": [[turn["accepted"], _number(turn["reward"])] for turn in row["turns"]],
+        "turns": [[turn["accepted"], rounded(turn["reward"])] for turn in row["turns"]],
         "ids": list(row["token_ids"]),
         "owner": "".join(str(owner) for owner in row["owner"]),
         "turn": _runs(row["turn"]),
-        "logprob": [_number(row["logprob"][place]) for place in policy],
+        "logprob": [rounded(row["logprob"][place]) for place in policy],
     }
     if advantages is not None:
-        packed["advantage"] = _runs([_number(advantages[place]) for place in policy])
+        packed["advantage"] = _runs([rounded(advantages[place]) for place in policy])
     return packed
 
 
 def token_text(tokenizer: Any | None, token: int) -> str:
-    """What a token stands for, for people; `#id` without a tokenizer or for an id it does not know."""
+    """The text of a token; `#id` without a tokenizer or for an unknown id."""
     if tokenizer is None:
         return f"#{token}"
     name = tokenizer.id_to_token(token)
@@ -96,17 +88,17 @@ def token_text(tokenizer: Any | None, token: int) -> str:
 def browser_data(
     domains: Mapping[str, Mapping[str, Sequence[Row]]], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
 ) -> Browser:
-    """`count` episodes per domain, shared evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON."""
+    """`count` episodes per domain, split evenly between its sources ({domain: {source: rows}}), within `limit` bytes of JSON."""
     episodes: list[dict[str, Any]] = []
-    asked = 0
+    chosen = 0
     for domain, sources in domains.items():
         left = limit // max(len(domains), 1)
         picked = []
         for place, (source, rows) in enumerate(sources.items()):
             share = count // len(sources) + (place < count % len(sources))
             picked.append([pack(row, source, pick) for pick, row in choose(rows, share, seed, "report", domain, source)])
-        asked += sum(map(len, picked))
-        # One from each source in turn, so that the limit cuts all alike.
+        chosen += sum(map(len, picked))
+        # One from each source in turn, so that the limit affects all sources alike.
         for rank in range(max(map(len, picked), default=0)):
             for packed in (group[rank] for group in picked if rank < len(group)):
                 size = len(json.dumps(packed, separators=(",", ":")))
@@ -115,4 +107,4 @@ def browser_data(
                     episodes.append(packed)
     used = sorted({token for episode in episodes for token in episode["ids"]})
     vocabulary = {str(token): token_text(tokenizer, token) for token in used}
-    return Browser({"vocabulary": vocabulary, "episodes": episodes}, asked)
+    return Browser({"vocabulary": vocabulary, "episodes": episodes}, chosen)

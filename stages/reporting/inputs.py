@@ -1,5 +1,4 @@
-"""Everything the report reads, gathered in one place. Only reports/evaluation.json is required; what else is missing is left out
-of the page with a sentence that says so."""
+"""All inputs of the report. Only reports/evaluation.json is required; the page has a note for each other missing file."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ History = Mapping[str, list[float]]
 """Column -> values, one per logged step; NaN where a cell is empty."""
 
 ROLLOUTS = "sft rollout"
-"""Source of the episodes that the fine-tuned policy played in the stage rollout."""
+"""Source name of the episodes of the stage rollout."""
 
 NODE_COLUMNS = (
     "task_id",
@@ -47,17 +46,16 @@ NODE_COLUMNS = (
     "drawn",
     "model_value",
 )
-"""Of nodes.parquet; the last two are there if not rollouts alone made the trees."""
+"""Of nodes.parquet; the last two exist only for some settings."""
 
-
-OF_NO_RESULT = {"__pycache__", "report.py", "reporting", "plugins.py"}
-"""What of stages/ shows results or names things, beside EXEMPT code."""
+NO_EFFECT = {"__pycache__", "report.py", "reporting", "plugins.py"}
+"""Parts of stages/ that do not affect results, besides EXEMPT."""
 OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
 
 
 @dataclass(frozen=True)
 class DomainInputs:
-    """One domain's files; None or [] for those that do not exist."""
+    """The files of one domain; None or [] if they do not exist."""
 
     curate: Mapping[str, Any] | None = None
     rollout: Mapping[str, Any] | None = None
@@ -68,7 +66,7 @@ class DomainInputs:
     labels: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
     episodes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Source ("sft rollout", "rl step 1", ...) -> rows of EPISODE_SCHEMA, with what the source adds."""
+    """Source ("sft rollout", "rl step 1", ...) -> rows of EPISODE_SCHEMA and further columns of the source."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,17 @@ class Inputs:
     outcomes: Sequence[Mapping[str, Any]] = ()
     """OUTCOME_COLUMNS of data/evaluation/rows.parquet."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Path of a stage's code -> hash of it."""
+    """Path below stages/ -> its hash."""
     kept: Sequence[Run] = ()
     """reports/runs.jsonl, oldest first."""
     designs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Method -> reports/design/<method>.json."""
     uses: Mapping[str, Any] | None = None
-    """reports/annotation_uses.json: what the uses of annotations were worth on the board."""
+    """reports/annotation_uses.json: the board's verdicts on uses of annotations."""
 
 
 def optional_json(path: Path) -> Mapping[str, Any] | None:
-    """The JSON object in `path`, None if there is no such file. Raises ValueError naming the file if it is not JSON."""
+    """The JSON object in `path`; None if the file does not exist. Raises ValueError if it is not valid JSON."""
     if not path.exists():
         return None
     try:
@@ -108,7 +106,7 @@ def optional_json(path: Path) -> Mapping[str, Any] | None:
 
 
 def read_history(path: Path) -> History | None:
-    """Columns of a training history; None if there is no file or it has no rows. Cells that are empty become NaN.
+    """Columns of a training history; None without the file or rows. Empty cells become NaN.
 
     Raises ValueError naming file, line and column for a cell that is not a number.
     """
@@ -127,19 +125,19 @@ def read_history(path: Path) -> History | None:
 
 
 def optional_rows(path: Path, columns: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
-    """Rows of a Parquet file, with those of the columns that it has; [] if there is no such file."""
+    """Rows of a Parquet file, with those of `columns` that it has; [] if the file does not exist."""
     if not path.exists():
         return []
     if columns is not None:
         import pyarrow.parquet as pq
 
-        there = pq.read_schema(path).names
-        columns = tuple(name for name in columns if name in there)
+        present = pq.read_schema(path).names
+        columns = tuple(name for name in columns if name in present)
     return read_rows(path, columns)
 
 
 def load_tokenizer(folder: Path) -> Any | None:
-    """The tokenizer of a `save_pretrained` folder, without transformers; None if the folder has no tokenizer.json."""
+    """The tokenizer of a `save_pretrained` folder, without transformers; None without tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
@@ -167,17 +165,17 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
 
 
 def code_hashes(root: Path) -> dict[str, str]:
-    """Everything directly below stages/ that bears on results -> hash of it, sorted; {} without stages/."""
+    """The entries of stages/ that affect results -> their hashes, sorted; {} without stages/."""
     parts = sorted((root / "stages").glob("*"))
     return {
         f"stages/{part.name}": dvc_hash(part)
         for part in parts
-        if part.name not in OF_NO_RESULT and f"stages/{part.name}" not in EXEMPT
+        if part.name not in NO_EFFECT and f"stages/{part.name}" not in EXEMPT
     }
 
 
 def load_inputs(root: Path, params: Params) -> Inputs:
-    """Read all of it below `root`. Raises FileNotFoundError without reports/evaluation.json, ValueError for a malformed file."""
+    """Read the inputs below `root`. Raises FileNotFoundError without reports/evaluation.json, ValueError for a malformed file."""
     path = root / "reports" / "evaluation.json"
     evaluation = optional_json(path)
     if evaluation is None:

@@ -1,7 +1,7 @@
-"""`python -m stages.reporting.keep [--note TEXT]`: keep the finished run in reports/runs.jsonl, to compare later ones with.
+"""`python -m stages.reporting.keep [--note TEXT]`: add the finished run to reports/runs.jsonl, to compare later runs with it.
 
-What is kept: parameters, hashes of the code, success with the outcome of every panel task, the work done, and the time and memory
-that this machine measured. The file belongs to git: commit it with the results it describes.
+An entry holds parameters, hashes of the code, success with the outcome of every panel task, work done, and time and memory
+measured on this machine. Commit the file with the results it describes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 from stages.params import load_params
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Measured, Run, append, itself
+from stages.reporting.kept import FILE, Measured, Run, append, newest
 from stages.reporting.this_run import this_run
 from stages.runtime.command import command
 from stages.runtime.costs import read_cost
@@ -27,34 +27,27 @@ from stages.runtime.lineage import identity, input_hashes
 from stages.tracking import git_state
 
 PAGE = "report"
-"""The stage that reads what is kept here; that it is out of date does not matter."""
+"""The stage that reads the file; it need not be up to date."""
 
 
 class KeepError(RuntimeError):
-    """The run cannot be kept; the message says why and what to do."""
+    """The run cannot be kept; the message states the reason and the remedy."""
 
 
 def out_of_date(root: Path) -> list[str]:
-    """Stages of dvc.yaml but the page's whose outputs are not those of the present inputs. Raises KeepError if DVC fails."""
+    """Stages of dvc.yaml, except the report, that are not up to date. Raises KeepError if DVC fails."""
     command = [sys.executable, "-m", "dvc", "status", "--json"]
-    done = subprocess.run(
-        command,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env={**os.environ, "DVC_NO_ANALYTICS": "1"},
-    )
+    env = {**os.environ, "DVC_NO_ANALYTICS": "1"}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        raise KeepError(f"'dvc status' failed: {done.stderr.strip()}\nIf a run is going on, wait for its end")
+        raise KeepError(f"'dvc status' failed: {done.stderr.strip()}\nIf a run is in progress, wait until it ends")
     changed = {name.rsplit(":", 1)[-1] for name in json.loads(done.stdout or "{}")}
     own = set(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
     return sorted(name for name in changed if name.split("@")[0] in own - {PAGE})
 
 
 def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
-    """Stage (`rl@search`) -> what its run on the present inputs took; without stages that did not run here on them."""
+    """Stage (`rl@search`) -> cost of its run on the current inputs, for the stages that ran on them on this machine."""
     stages: dict[str, Any] = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     found = {}
     for name, entry in stages.items():
@@ -68,14 +61,14 @@ def measurements(root: Path, domains: list[str]) -> dict[str, Measured]:
 
 
 def keep(root: Path, note: str = "") -> int:
-    """Add the run in `root` to the file; returns its number. A run that is kept already gets its number back, and no second line.
+    """Add the run in `root` to the file; returns its number. A run that is already in the file is not added again.
 
-    Raises KeepError if the outputs are not those of the present parameters and code, or there is no finished run.
+    Raises KeepError if the outputs are out of date or there is no finished run.
     """
     if stale := out_of_date(root):
         raise KeepError(
             f"these stages are not up to date with params.yaml, data and code: {', '.join(stale)}. Run 'dvc repro' first, or "
-            f"take the edit back; what is kept has to be what ran"
+            f"revert the edit"
         )
     params = load_params(root / "params.yaml")
     try:
@@ -83,7 +76,7 @@ def keep(root: Path, note: str = "") -> int:
     except FileNotFoundError as error:
         raise KeepError(str(error)) from error
     now = this_run(inputs)
-    if own := itself(now, inputs.kept):
+    if own := newest(now, inputs.kept, identical=True):
         return own[0]
     commit, dirty = git_state(root)
     name = "" if commit == "none" else commit[:12] + ("+" if dirty else "")
@@ -94,9 +87,9 @@ def keep(root: Path, note: str = "") -> int:
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m stages.reporting.keep", description="Keep this run to compare later ones with."
+        prog="python -m stages.reporting.keep", description="Keep this run for comparison with later ones."
     )
-    parser.add_argument("--note", default="", help="what is special about it, in a few words")
+    parser.add_argument("--note", default="", help="a short description of the run")
     options = parser.parse_args()
     root = Path.cwd()
     before = (root / FILE).read_bytes() if (root / FILE).exists() else b""
@@ -106,9 +99,9 @@ def main() -> int:
         print(f"keep: {error}", file=sys.stderr)
         return 1
     if (root / FILE).read_bytes() == before:
-        print(f"keep: this is run {number} in {FILE}; nothing was added")
+        print(f"keep: this is run {number} in {FILE}; nothing added")
     else:
-        print(f"keep: added run {number} to {FILE}. 'dvc repro report' puts it on the page; commit the file with the results")
+        print(f"keep: added run {number} to {FILE}. Run 'dvc repro report' to show it, and commit the file with the results")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Runs that were kept to compare later ones with: reports/runs.jsonl, one line per run, oldest first.
+"""Kept runs, which later runs are compared with: reports/runs.jsonl, one line per run, oldest first.
 
-The file is an input of the report like any other and belongs to git: the page says what changed since an earlier run and how long
-things took, and yet the same inputs give the same bytes. `python -m stages.reporting.keep` adds a line.
+The file is in git and an input of the report, so the page shows changes and times and is still a function of its inputs.
+`python -m stages.reporting.keep` adds a line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = Path("reports") / "runs.jsonl"
 
 
 class Success(Section):
-    """Share of attempts that succeed, with its interval over `n` tasks."""
+    """Share of successful attempts, with its interval over `n` tasks."""
 
     mean: float
     low: float
@@ -29,19 +29,19 @@ class Success(Section):
 
 
 class Work(Section):
-    """What a stage did, counted: it does not depend on the machine. None where a stage has no such thing."""
+    """Machine-independent counts of a stage's work; None where not applicable."""
 
     episodes: int | None = None
     steps: int | None = None
     """Optimiser steps (sft), iterations (rl), simulations (annotate)."""
     sampled_tokens: int | None = None
-    """Tokens that a policy wrote."""
+    """Tokens sampled from a policy."""
     trained_tokens: int | None = None
-    """Tokens that went into a loss, repeats in later epochs included."""
+    """Tokens in the loss, summed over epochs."""
 
 
 class Measured(Section):
-    """What a stage took on the machine it ran on."""
+    """Time and memory of a stage on the machine it ran on."""
 
     seconds: float
     cpu_seconds: float
@@ -52,36 +52,36 @@ class Measured(Section):
 
 
 class Run(Section):
-    """One run, as far as a later one is compared with it."""
+    """What is stored of one run."""
 
     params: dict[str, Any]
-    """params.yaml as it resolves."""
+    """The resolved parameters."""
     code: dict[str, str]
-    """Part of stages/ that bears on results -> hash of it."""
+    """Part of stages/ that affects results -> its hash."""
     panels: dict[str, str]
     """Domain -> hash of its evaluation panel."""
     success: dict[str, dict[str, Success]]
     """Model -> domain -> success."""
     solved: dict[str, dict[str, list[int]]]
-    """Model -> domain -> successful attempts at each task, tasks sorted by id; what makes a paired test possible."""
+    """Model -> domain -> successful attempts per task, tasks sorted by id; for paired tests."""
     work: dict[str, Work]
-    """Stage as DVC calls it (`rl@search`) -> what it did."""
+    """DVC stage (`rl@search`) -> its work."""
     attempts: int = Field(ge=1)
     """Per task of the panels."""
     commit: str = ""
-    """Commit that was checked out when the run was kept, with `+` behind it if files had been changed since."""
+    """Commit at which the run was kept, followed by `+` if there were uncommitted changes."""
     note: str = ""
     measured: dict[str, Measured] = Field(default_factory=dict)
-    """Stage -> what it took; without stages that were restored from DVC's cache."""
+    """Stage -> time and memory, except for stages restored from DVC's cache."""
 
     @property
     def identity(self) -> tuple[str, Mapping[str, str], Mapping[str, Any]]:
-        """Two runs with the same parameters, code and outcomes are one run made twice."""
+        """Equal for two runs with the same parameters, code and outcomes."""
         return params_hash(self.params), self.code, {"panels": self.panels, "solved": self.solved}
 
 
 def read_kept(root: Path) -> list[Run]:
-    """All kept runs, oldest first; [] without the file. Raises ValueError naming line and field for one that cannot be read."""
+    """All kept runs, oldest first; [] without the file. Raises ValueError naming line and field of an invalid one."""
     path = root / FILE
     if not path.exists():
         return []
@@ -93,7 +93,7 @@ def read_kept(root: Path) -> list[Run]:
         try:
             runs.append(Run.model_validate_json(line))
         except ValidationError as error:
-            raise ValueError(f"{explain(error, Run, source)}\nTake the line out, or restore the file with git") from error
+            raise ValueError(f"{explain(error, Run, source)}\nRemove the line, or restore the file with git") from error
     return runs
 
 
@@ -105,21 +105,9 @@ def append(root: Path, run: Run) -> None:
         handle.write(json.dumps(run.model_dump(mode="json"), sort_keys=True, separators=(",", ":")) + "\n")
 
 
-def same(a: Run, b: Run) -> bool:
-    return a.identity == b.identity
-
-
-def previous(now: Run, kept: Sequence[Run]) -> tuple[int, Run] | None:
-    """(number from 1, run): the newest kept run that is not `now` itself; None if there is none."""
+def newest(now: Run, kept: Sequence[Run], identical: bool) -> tuple[int, Run] | None:
+    """(number from 1, run): the newest kept run that is (or, if not `identical`, is not) `now` itself; None if there is none."""
     for number in range(len(kept), 0, -1):
-        if not same(kept[number - 1], now):
-            return number, kept[number - 1]
-    return None
-
-
-def itself(now: Run, kept: Sequence[Run]) -> tuple[int, Run] | None:
-    """(number from 1, run): the newest kept run that is `now`; None if it was not kept."""
-    for number in range(len(kept), 0, -1):
-        if same(kept[number - 1], now):
+        if (kept[number - 1].identity == now.identity) == identical:
             return number, kept[number - 1]
     return None

@@ -1,4 +1,4 @@
-"""Puts the page together: sections and browser data into one HTML file that needs nothing from anywhere."""
+"""Renders sections and browser data into one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from stages.reporting.style import css_variables
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 Builder = Callable[[Inputs], Section | None]
-"""None: there is nothing to tell."""
+"""Returns None to omit the chapter."""
 SUMMARY: Sequence[Builder] = (outcome_section, changes_section, cost_section)
-"""What a reader wants first, in the order in which it stands on the page; the episode browser follows."""
+"""The first chapters, in order; the episode browser follows."""
 DETAILS: Sequence[Builder] = (
     curate_section,
     sft_section,
@@ -37,12 +37,11 @@ DETAILS: Sequence[Builder] = (
     design_section,
     provenance_section,
 )
-"""Stage by stage, behind the browser."""
+"""The chapters after the browser, stage by stage."""
 
 
 def render_page(inputs: Inputs, summary: Sequence[Section], details: Sequence[Section], browser: Browser) -> str:
-    """The whole page as HTML: the chapters `summary`, the episode browser, the chapters `details`. What comes from data is
-    escaped; only figures and the palette are inserted as they are."""
+    """The page as HTML: `summary`, the episode browser, `details`. Everything but figures and palette is escaped."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,

@@ -1,7 +1,7 @@
-"""`python -m stages.reporting.plots [REVISION ...]`: what `dvc plots diff` draws, without a network, and as SVG files.
+"""`python -m stages.reporting.plots [REVISION ...]`: `dvc plots diff` without a network, and as SVG files.
 
-DVC's own page loads its drawing library from the network. This writes a template that holds the library, once, has DVC fill it
-(dvc_plots/index.html), and draws every plot as dvc_plots/*.svg. Needs the extra `plots`.
+DVC's own page loads Vega from the network. This gives DVC a template that contains it (result: dvc_plots/index.html) and renders
+every plot as dvc_plots/*.svg. Needs the extra `plots`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ PAGE = """<!DOCTYPE html>
 </body>
 </html>
 """
-"""DVC replaces what stands in braces."""
+"""DVC fills in the names in braces."""
 
 
 class PlotsError(RuntimeError):
-    """The plots cannot be drawn; the message says why and what to do."""
+    """The plots cannot be drawn; the message states the reason and the remedy."""
 
 
 def converter() -> Any:
-    """The module that holds the drawing library. Raises PlotsError without it."""
+    """The package vl_convert, which contains Vega. Raises PlotsError if it is not installed."""
     try:
         import vl_convert
     except ImportError as error:
@@ -49,13 +49,8 @@ def converter() -> Any:
     return vl_convert
 
 
-def write_template(path: Path) -> None:
-    """The page for DVC to fill, with the drawing library in it."""
-    atomic_text(path, PAGE.replace("LIBRARY", converter().javascript_bundle()))
-
-
 def dvc(root: Path, *arguments: str) -> str:
-    """Standard output of a DVC command. Raises PlotsError with what it said if it fails."""
+    """Standard output of a DVC command. Raises PlotsError with its standard error if it fails."""
     command = [sys.executable, "-m", "dvc", *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
@@ -70,7 +65,7 @@ def file_name(plot: str) -> str:
 
 def draw(root: Path, revisions: list[str]) -> list[Path]:
     """Write the page and one SVG per plot; the files written, relative to `root`."""
-    write_template(root / TEMPLATE)
+    atomic_text(root / TEMPLATE, PAGE.replace("LIBRARY", converter().javascript_bundle()))
     dvc(root, "plots", "diff", *revisions, "--out", str(OUT), "--html-template", str(root / TEMPLATE))
     written = [OUT / "index.html"]
     plots = json.loads(dvc(root, "plots", "diff", *revisions, "--json"))["data"]
@@ -78,8 +73,7 @@ def draw(root: Path, revisions: list[str]) -> list[Path]:
         for page in pages:
             if page.get("type") == "vega":
                 path = OUT / file_name(name)
-                content = page["content"]
-                atomic_text(root / path, converter().vegalite_to_svg(content))
+                atomic_text(root / path, converter().vegalite_to_svg(page["content"]))
                 written.append(path)
     return written
 
@@ -87,9 +81,7 @@ def draw(root: Path, revisions: list[str]) -> list[Path]:
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.reporting.plots", description=__doc__)
-    parser.add_argument(
-        "revisions", nargs="*", help="commits, branches, tags or experiments to lay over each other; as dvc plots diff"
-    )
+    parser.add_argument("revisions", nargs="*", help="commits, branches, tags or experiments to compare, as for dvc plots diff")
     options = parser.parse_args()
     try:
         for path in draw(Path.cwd(), options.revisions):

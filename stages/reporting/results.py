@@ -1,6 +1,6 @@
-"""What reports/evaluation.json says, in order and in words: pure functions over its contents.
+"""Tables and summary lines from the contents of reports/evaluation.json.
 
-Success and its interval are shares in [0, 1] in the file and are shown in per cent; differences are shown in points.
+Shares in [0, 1] are shown in per cent, their differences in points.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NBSP = "\u00a0"
-"""Keeps a number and its unit on one line."""
+from stages.reporting.generated_blocks import markdown_table
 
-IN_WORDS = {
+NBSP = "\u00a0"
+MODEL_LABELS = {
     "base": "base model",
     "sft": "fine-tuned model",
     "merged": "merged model",
@@ -20,12 +20,9 @@ IN_WORDS = {
 }
 
 
-KEEPS = "The merged model keeps {share} of the specialist's success."
-
-
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval; `n` is the number of panel tasks (or attempts) behind it."""
+    """A mean with its interval over `n` panel tasks (or attempts)."""
 
     mean: float
     low: float
@@ -40,44 +37,48 @@ class Estimate:
 
 
 def check_evaluation(evaluation: Any, source: str) -> None:
-    """Raise ValueError, saying which key is missing, unless `evaluation` has panels, models and comparisons with their keys."""
+    """Raise ValueError naming the missing keys unless `evaluation` has panels, models and comparisons with their keys."""
     if not isinstance(evaluation, Mapping):
         raise ValueError(f"{source} must hold a JSON object; run 'python -m stages.evaluate' again")
-    for key in ("panels", "models", "comparisons"):
-        if key not in evaluation:
-            raise ValueError(f"{source} has no key '{key}'; run 'python -m stages.evaluate' again")
+
+    def require(keys: Sequence[str], values: Mapping[str, Any], where: str) -> None:
+        if missing := [key for key in keys if key not in values]:
+            raise ValueError(f"{source}{where} lacks {missing}; run 'python -m stages.evaluate' again")
+
+    require(("panels", "models", "comparisons"), evaluation, "")
     for model, domains in evaluation["models"].items():
         for domain, row in domains.items():
-            missing = [key for key in ("mean", "low", "high", "n") if key not in row.get("success", {})]
-            if missing:
-                raise ValueError(
-                    f"{source}: models.{model}.{domain}.success lacks {missing}; run 'python -m stages.evaluate' again"
-                )
+            require(("mean", "low", "high", "n"), row.get("success", {}), f": models.{model}.{domain}.success")
     for index, item in enumerate(evaluation["comparisons"]):
-        missing = [key for key in ("a", "b", "domain", "difference", "low", "high", "p", "verdict") if key not in item]
-        if missing:
-            raise ValueError(f"{source}: comparisons[{index}] lacks {missing}; run 'python -m stages.evaluate' again")
+        keys = ("a", "b", "domain", "difference", "low", "high", "p", "verdict")
+        require(keys, item, f": comparisons[{index}]")
 
 
 def model_order(models: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """Models in the order of the run: base, sft, specialists (in the order of `domains`), merged, merged_linear, others; each
-    before those that choose among its actions (`sft+q`)."""
+    """Models sorted: base, sft, specialists (in the order of `domains`), merged, merged_linear, others; each followed by its
+    best-of-n variants (`sft+q`)."""
     order = ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
     places = {name: place for place, name in enumerate(order)}
     return sorted(models, key=lambda name: (places.get(name.partition("+")[0], len(order)), name))
 
 
 def success(evaluation: Mapping[str, Any], model: str, domain: str) -> Estimate | None:
-    """Success of `model` in `domain`; None if it was not evaluated there."""
+    """Success of `model` on `domain`; None if it was not evaluated there."""
     row = evaluation["models"].get(model, {}).get(domain)
     if row is None:
         return None
     values = row["success"]
-    return Estimate(float(values["mean"]), float(values["low"]), float(values["high"]), int(values["n"]))
+    return Estimate(*(float(values[key]) for key in ("mean", "low", "high")), n=int(values["n"]))
+
+
+def panel_sizes(evaluation: Mapping[str, Any], domain: str) -> str:
+    """Number of tasks on a domain's panel, "200"; "100/200" if models differ."""
+    counts = {found.n for model in evaluation["models"] if (found := success(evaluation, model, domain))}
+    return "/".join(map(str, sorted(counts)))
 
 
 def scalar(row: Mapping[str, Any], *names: str) -> float | None:
-    """The number (or the `mean` of the mapping) under the first of `names` that `row` has."""
+    """The number (or the `mean` of the mapping) under the first of `names` that is in `row`."""
     for name in names:
         value = row.get(name)
         if isinstance(value, Mapping):
@@ -88,42 +89,38 @@ def scalar(row: Mapping[str, Any], *names: str) -> float | None:
 
 
 def journey(evaluation: Mapping[str, Any], domain: str) -> list[tuple[str, Estimate]]:
-    """(model, success) along a domain's own way: base, sft, its specialist, merged."""
-    steps = []
-    for model in ("base", "sft", f"rl@{domain}", "merged"):
-        estimate = success(evaluation, model, domain)
-        if estimate is not None:
-            steps.append((model, estimate))
-    return steps
+    """(model, success) of the models along a domain's pipeline: base, sft, its specialist, merged."""
+    steps = [(model, success(evaluation, model, domain)) for model in ("base", "sft", f"rl@{domain}", "merged")]
+    return [(model, estimate) for model, estimate in steps if estimate is not None]
 
 
 def signed(points: float) -> str:
-    """A difference with its sign, a real minus included."""
+    """A difference with its sign (U+2212 for minus)."""
     return f"{points:+.1f}".replace("-", "−")
 
 
 def p_value(p: float, bare: bool = False) -> str:
-    """ "p = 0.021"; `bare` without the name, for a column that has it at its head."""
+    """ "p = 0.021"; with `bare` "0.021", for a column headed p."""
     text = f"p{NBSP}<{NBSP}0.001" if p < 0.001 else f"p{NBSP}={NBSP}{p:.3f}"
     return text.removeprefix("p").strip(f"={NBSP}") if bare else text
 
 
 def verdict_mark(verdict: str) -> str:
-    """A verdict for a table: a sign that is seen at a glance, and the word."""
+    """A verdict with a sign, for tables."""
     return {"better": "▲ better", "worse": "▼ worse"}.get(verdict, verdict)
 
 
-def in_words(model: str, domain: str) -> str:
-    """A model as a person would call it on the page of `domain`."""
+def model_label(model: str, domain: str) -> str:
+    """The name of a model in lines about `domain`."""
     if model == f"rl@{domain}":
         return "specialist"
     model, plus, by = model.partition("+")
-    return IN_WORDS.get(model, model) + (f", best of its actions by {by}" if plus else "")
+    return MODEL_LABELS.get(model, model) + (f", best action by {by}" if plus else "")
 
 
-def sentence(comparison: Mapping[str, Any], confidence: float) -> str:
-    """A paired comparison: "Specialist vs. fine-tuned model: +21.3 points (95 % CI +14.0 to +28.6, p = 0.002)."."""
-    a, b = (in_words(comparison[side], comparison["domain"]) for side in ("a", "b"))
+def comparison_line(comparison: Mapping[str, Any], confidence: float) -> str:
+    """ "Specialist vs. fine-tuned model: +21.3 points (95 % CI +14.0 to +28.6, p = 0.002)." """
+    a, b = (model_label(comparison[side], comparison["domain"]) for side in ("a", "b"))
     low, high = (signed(100 * comparison[end]) for end in ("low", "high"))
     unclear = "" if comparison["verdict"] in ("better", "worse") else "; not significant"
     return (
@@ -133,7 +130,7 @@ def sentence(comparison: Mapping[str, Any], confidence: float) -> str:
 
 
 def find_comparison(evaluation: Mapping[str, Any], a: str, b: str, domain: str) -> Mapping[str, Any] | None:
-    """The comparison of a with b on `domain`, turned round if the file has it as b with a."""
+    """The comparison of a with b on `domain`, reversed if the file has b with a; None if it has neither."""
     for item in evaluation["comparisons"]:
         if (item["a"], item["b"], item["domain"]) == (a, b, domain):
             return item
@@ -160,30 +157,31 @@ def retention(evaluation: Mapping[str, Any], domain: str, model: str = "merged")
     return merged.mean / specialist.mean
 
 
+def retention_line(evaluation: Mapping[str, Any], domain: str) -> list[str]:
+    """What the merge retains of the specialist's success; [] without a merge or a specialist."""
+    share = retention(evaluation, domain)
+    return [] if share is None else [f"Merged model's success relative to the specialist: {100 * share:.0f}{NBSP}%."]
+
+
 def verdicts(evaluation: Mapping[str, Any], domain: str, confidence: float) -> list[str]:
-    """What the paired tests say about a domain, in words: each step of its way, and the merge against linear averaging."""
+    """One line per paired test of a domain: each step of the pipeline, and the merge against linear averaging."""
     specialist = f"rl@{domain}"
     pairs = (("sft", "base"), (specialist, "sft"), ("merged", specialist), ("merged", "sft"), ("merged", "merged_linear"))
     found = [find_comparison(evaluation, a, b, domain) for a, b in pairs]
-    lines = [sentence(item, confidence) for item in found if item is not None]
-    kept = retention(evaluation, domain)
-    if kept is not None:
-        lines.append(KEEPS.format(share=f"{100 * kept:.0f}{NBSP}%"))
-    return lines
+    lines = [comparison_line(item, confidence) for item in found if item is not None]
+    return lines + retention_line(evaluation, domain)
 
 
 def headline(evaluation: Mapping[str, Any], domain: str, confidence: float) -> list[str]:
-    """What a reader in a hurry needs of a domain: its way's last model against the fine-tuned one, and what a merge keeps."""
+    """Two lines per domain: the last model of its pipeline against the fine-tuned one, and what the merge retains."""
     last = next((model for model, _ in reversed(journey(evaluation, domain)) if model not in ("base", "sft")), "sft")
     found = find_comparison(evaluation, last, "base" if last == "sft" else "sft", domain)
-    kept = retention(evaluation, domain)
-    lines = [] if found is None else [sentence(found, confidence)]
-    return lines if kept is None else [*lines, KEEPS.format(share=f"{100 * kept:.0f}{NBSP}%")]
+    lines = [] if found is None else [comparison_line(found, confidence)]
+    return lines + retention_line(evaluation, domain)
 
 
 def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per (domain, model) evaluated, in order: success, reward, turns, tokens, pass@k, distinct@k and maj@k (k -> share
-    or number; {} where there is none)."""
+    """One row per evaluated (domain, model), in order: success, reward, turns, tokens, and pass@k, distinct@k, maj@k by k."""
     rows = []
     for domain in domains:
         for model in model_order(list(evaluation["models"]), domains):
@@ -209,27 +207,25 @@ def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[
     return rows
 
 
-def markdown_table(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:
-    """Success per model (rows) and domain (columns) with intervals, as a Markdown table, and the panels below it."""
+def success_table(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:
+    """Success per model (rows) and domain (columns) with intervals, as a Markdown table, followed by the panels."""
     level = f"{100 * confidence:g} %"
-    header = ["model", *(f"{domain} success ({level} CI)" for domain in domains)]
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * len(domains)]
+    rows = []
     for model in model_order(list(evaluation["models"]), domains):
         cells = [f"`{model}`"]
         for domain in domains:
             estimate = success(evaluation, model, domain)
             cells.append("–" if estimate is None else f"{estimate.percent()} ({estimate.interval()})")
-        lines.append("| " + " | ".join(cells) + " |")
-    sizes = []
-    for domain in domains:
-        counts = sorted({found.n for model in evaluation["models"] if (found := success(evaluation, model, domain))})
-        sizes.append(f"{domain}: n = {'/'.join(map(str, counts))}, panel `{evaluation['panels'].get(domain, '?')}`")
-    return "\n".join([*lines, "", "; ".join(sizes) + "."]) + "\n"
+        rows.append(cells)
+    header = ["model", *(f"{domain} success ({level} CI)" for domain in domains)]
+    table = markdown_table(header, rows, "l" + "r" * len(domains))
+    sizes = [
+        f"{domain}: n = {panel_sizes(evaluation, domain)}, panel `{evaluation['panels'].get(domain, '?')}`" for domain in domains
+    ]
+    return f"{table}\n\n{'; '.join(sizes)}.\n"
 
 
 def comparisons_list(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:
-    """One Markdown line per paired comparison; "" where there are none."""
-    told = [(domain, line) for domain in domains for line in verdicts(evaluation, domain, confidence)]
-    if not told:
-        return ""
-    return "\n".join(["Paired on the same tasks:", "", *(f"- {domain}: {line}" for domain, line in told)]) + "\n"
+    """One Markdown line per paired comparison; "" if there are none."""
+    lines = [f"- {domain}: {line}" for domain in domains for line in verdicts(evaluation, domain, confidence)]
+    return "\n".join(["Paired on the same tasks:", "", *lines]) + "\n" if lines else ""

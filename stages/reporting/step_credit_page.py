@@ -1,7 +1,7 @@
-"""The page reports/claims/step_credit_exact.md and its figure: agreement with exact advantages, and speed of learning.
+"""The page reports/claims/step_credit_exact.md and its figure: agreement with exact advantages, and learning speed.
 
-From reports/claims/step_credit_exact.json (python -m stages.claims.step_credit) and reports/claims/step_credit.json (the runs of
-the experiment); written with the other generated pages by `python -m stages.reporting.documents`.
+From reports/claims/step_credit_exact.json (python -m stages.claims.step_credit) and reports/claims/step_credit.json (runs of the
+experiment); written by `python -m stages.reporting.documents`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
 from stages.claims.step_credit import RESULT, SLUG
 from stages.records.episode import read_json
+from stages.reporting.generated_blocks import markdown_table
 from stages.reporting.style import colour, drawing, new_figure, to_svg
 
 PAGE = FOLDER / "step_credit_exact.md"
@@ -30,7 +31,7 @@ NOTHING = "–"
 
 
 def learning(saved: Mapping[str, Any] | None, fixed: str, metric: str) -> dict[str, list[float]]:
-    """`metric` of each arm's finished runs, by seed; none if the experiment has changed since."""
+    """`metric` of each arm's finished runs, by seed; {} if the experiment has changed since."""
     found: dict[str, list[float]] = {}
     if saved is None or saved["fixed"] != fixed:
         return found
@@ -47,12 +48,12 @@ def _shares(values: list[float]) -> str:
 
 
 def table(exact: Mapping[str, Any], learnt: Mapping[str, list[float]], ends: Mapping[str, list[float]]) -> str:
-    """One row per method; `learnt`, `ends`: success while training and on the panel afterwards."""
-    lines = [
-        "| method | correlation with the exact advantage (95 % interval) | right sign | merged steps | steps | calls | "
-        "success while training: mean (per seed) | success on the panel afterwards: mean (per seed) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """One row per method; `learnt`, `ends`: success during training and on the panel afterwards."""
+    header = (
+        *("method", "correlation with the exact advantage (95 % CI)", "correct sign", "merged steps", "steps", "calls"),
+        *("success during training: mean (per seed)", "success on the panel: mean (per seed)"),
+    )
+    rows = []
     for name, label in NAMES.items():
         one = exact["methods"][name]
         cells = (
@@ -65,12 +66,12 @@ def table(exact: Mapping[str, Any], learnt: Mapping[str, list[float]], ends: Map
             _shares(learnt.get(name, [])),
             _shares(ends.get(name, [])),
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(header, rows)
 
 
 def figure(exact: Mapping[str, Any], learnt: Mapping[str, list[float]]) -> str:
-    """Correlations with intervals, and next to them one dot per run's speed, as an SVG file."""
+    """Left: correlations with intervals. Right: success during training, a dot per run. As an SVG file."""
     with drawing():
         drawn, axes = new_figure((8.6, 2.7), columns=2, sharey=True)
         left, right = axes[0]
@@ -87,14 +88,13 @@ def figure(exact: Mapping[str, Any], learnt: Mapping[str, list[float]]) -> str:
         left.set_ylim(len(NAMES) - 0.4, -0.6)
         left.grid(axis="y", visible=False)
         left.set_xlabel("correlation with the exact advantage", loc="left")
-        right.set_xlabel(
-            "success while training, %: a dot per run" if learnt else "success while training: not run yet", loc="left"
-        )
+        label = "success during training, % (a dot per run)" if learnt else "success during training: not run yet"
+        right.set_xlabel(label, loc="left")
         return to_svg(drawn, "step-credit", "Step credit: agreement with exact advantages, and success", standalone=True).text
 
 
 def files(root: Path) -> dict[Path, str]:
-    """Page and figure by path relative to `root`; none before the advantages were compared."""
+    """Page and figure by path relative to `root`; {} before the advantages were compared."""
     if not (root / RESULT).exists():
         return {}
     exact, experiment = read_json(root / RESULT), load_experiment(root / FOLDER / f"{SLUG}.yaml")
@@ -103,17 +103,17 @@ def files(root: Path) -> dict[Path, str]:
     learnt, ends = (learning(saved, experiment.fixed, metric) for metric in (SPEED, END))
     text = (
         "# Which steps get the credit\n\n"
-        f"`python -m stages.claims.step_credit` compared the advantages, `make claims METHOD={SLUG}` runs the training; written "
+        f"`python -m stages.claims.step_credit` compares the advantages, `make claims METHOD={SLUG}` runs the training; written "
         "by `python -m stages.reporting.documents`.\n\n"
-        f"The SFT policy played {exact['episodes']:,} episodes in groups of independent ones and as many in groups that "
-        f"branch, on {exact['tasks']} training tasks of keydoor that it solves sometimes ({100 * exact['success']:.0f} % of the "
-        "independent episodes). The exact advantage of a step is Q(s, a) − V(s) by dynamic programming, the turn limit "
-        f"included, under the policy that the action counts of {exact['counted']:,} further episodes of the SFT policy give for "
-        "each state. *Right sign*: of the steps whose exact advantage is above 0.02 in size, those whose advantage has its sign; "
-        "0 has none. Intervals are over tasks. *ARPO, soft* is the outcome's advantage on the episodes that branch. A step that "
-        "branches share counts in each of them; *calls* are the actions that were played, those once. Success while training is "
-        "over the episodes of each method, in which groups that branch have more of what is uncertain: to compare those look at "
-        f"the panel. Commit `{exact['commit'][:12]}`.\n\n"
-        f"{table(exact, learnt, ends)}\n\n![Correlation with the exact advantages, and success while training]({FIGURE.name})\n"
+        f"The SFT policy played {exact['episodes']:,} episodes in independent groups and as many in branching groups, on "
+        f"{exact['tasks']} training tasks of keydoor that it sometimes solves ({100 * exact['success']:.0f} % of the independent "
+        "episodes). The exact advantage of a step is Q(s, a) − V(s), computed by dynamic programming with the turn limit, for "
+        f"the policy estimated from action counts per state in {exact['counted']:,} further episodes of the SFT policy. *Correct "
+        "sign*: share of steps with |exact advantage| > 0.02 whose estimated advantage has the same sign (0 has none). "
+        "Intervals are over tasks. *ARPO, soft* is the outcome's advantage on branching episodes. *Steps* counts a step shared "
+        "by several branches once per branch, *calls* once. Success during training is over each method's own episodes; "
+        "branching oversamples uncertain states there, so compare success on the panel instead. "
+        f"Commit `{exact['commit'][:12]}`.\n\n"
+        f"{table(exact, learnt, ends)}\n\n![Correlation with the exact advantages, and success during training]({FIGURE.name})\n"
     )
     return {PAGE: text, FIGURE: figure(exact, learnt)}

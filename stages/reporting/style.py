@@ -1,7 +1,7 @@
-"""One palette for page and figures, and figures as inline SVG that follow the reader's colour scheme.
+"""The palette of page and figures, and inline SVG that follows the reader's colour scheme.
 
-Matplotlib draws with stand-in colours; the SVG's stand-ins are then replaced by CSS variables, so one drawing serves the light
-and the dark scheme. Text is drawn as paths, ids depend on the figure alone, no date is written: the same figure, the same bytes.
+Matplotlib draws with placeholder colours, which are then replaced by CSS variables for the light and the dark scheme. Text is
+drawn as paths, ids depend on the figure alone and no date is written, so the same figure gives the same bytes.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "domain3": ("#8a6a00", "#d9ab2b"),
     "on_accent": ("#ffffff", "#10141a"),
 }
-"""Name -> (light, dark). Every mark colour has at least 3:1 contrast with `surface` in both schemes."""
+"""Name -> (light, dark). Mark colours have at least 3:1 contrast with `surface` in both schemes."""
 
 DOMAIN_COLOURS = 4
-_STAND_INS = {name: f"#fe{index:02x}c7" for index, name in enumerate(PALETTE)}
+_PLACEHOLDERS = {name: f"#fe{index:02x}c7" for index, name in enumerate(PALETTE)}
 _MARKERS = ("o", "s", "D", "^")
 _DASHES = ("-", "--", "-.", ":")
 
 STANDALONE_MARGIN = 12
-"""Points around a figure that is a file of its own."""
+"""Margin of a standalone figure, in points."""
 
 LEGEND_LETTERS = 62
-"""Letters that fit into the title's line of a card."""
+"""Characters that fit into the title line of a card."""
 
 WIDE = (7.6, 3.2)
 CARD = (4.7, 2.9)
-"""Figure sizes in inches: across the page, and one cell of the page's grid."""
+"""Figure sizes in inches: full width, and one grid cell."""
 
 
 def colour(name: str) -> str:
-    """The stand-in that matplotlib draws palette colour `name` with."""
-    return _STAND_INS[name]
+    """The placeholder of palette colour `name` for matplotlib."""
+    return _PLACEHOLDERS[name]
 
 
 def domain_colour(index: int) -> str:
-    """Palette name of the `index`-th domain; they repeat after four, with another dash and marker."""
+    """Palette name of the `index`-th domain; colours repeat after four, with another dash and marker."""
     return f"domain{index % DOMAIN_COLOURS}"
 
 
 def domain_line(index: int) -> dict[str, Any]:
-    """Line and marker style of the `index`-th domain, so that lines differ by more than colour."""
+    """Line and marker style of the `index`-th domain."""
     return {
         "color": colour(domain_colour(index)),
         "marker": _MARKERS[index % len(_MARKERS)],
@@ -81,7 +81,7 @@ def css_variables(scheme: int) -> str:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib settings for every figure here; figures must be made and rendered inside."""
+    """Matplotlib settings; figures must be made and rendered inside."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,7 +127,7 @@ def drawing() -> Iterator[None]:
 
 
 def new_figure(size: tuple[float, float] = CARD, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure outside pyplot (nothing to close) and its axes: one Axes, or an array [rows, columns] if there are several."""
+    """A figure outside pyplot and its axes: one Axes, or an array [rows, columns]."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -136,7 +136,7 @@ def new_figure(size: tuple[float, float] = CARD, rows: int = 1, columns: int = 1
 
 
 def legend_above(axes: Any) -> None:
-    """A legend in the line of the title, flush right, where it hides no data; inside the axes if the line is too short for it."""
+    """A legend right-aligned in the title line; inside the axes if it does not fit."""
     labels = axes.get_legend_handles_labels()[1]
     if 1.3 * len(axes.get_title(loc="left")) + sum(len(label) + 5 for label in labels) > LEGEND_LETTERS:
         axes.legend(loc="best")
@@ -147,7 +147,7 @@ def legend_above(axes: Any) -> None:
 
 @dataclass(frozen=True)
 class Svg:
-    """An `<svg>` element and the glyphs it uses: id -> `<path>`, the same for every figure, to be put on the page once."""
+    """An `<svg>` element and its glyphs (id -> `<path>`), which the page defines once for all figures."""
 
     text: str
     glyphs: Mapping[str, str]
@@ -159,7 +159,7 @@ _LONG = re.compile(r"(\d+\.\d{2})\d+")
 
 
 def _compact(text: str) -> str:
-    """Without comments, metadata and needless white space; coordinates to a hundredth of a point, glyph outlines as they are."""
+    """`text` without comments, metadata and redundant white space, coordinates rounded to 0.01 points."""
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r">\s+<", "><", re.sub(r"\s+", " ", text)).replace("<defs></defs>", "").replace(' "', '"')
     return _COORDINATES.sub(lambda found: _LONG.sub(r"\1", found.group(0)), text)
@@ -168,8 +168,8 @@ def _compact(text: str) -> str:
 def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Svg:
     """`figure` as one `<svg>` element with colours as CSS variables.
 
-    `key` ([a-z0-9-]+, unique on the page) prefixes all ids but those of glyphs; `title` is what a screen reader says. A
-    `standalone` file brings glyphs, palette and background of its own; an inline one takes them from the page.
+    `key` ([a-z0-9-]+, unique on the page) prefixes all ids except glyphs; `title` is the accessible name. A `standalone` file
+    includes glyphs, palette and background; an inline one uses those of the page.
     """
     if not re.fullmatch(r"[a-z0-9-]+", key):
         raise ValueError(f"figure key {key!r} must be made of a-z, 0-9 and '-'")
@@ -183,8 +183,8 @@ def to_svg(figure: Figure, key: str, title: str, standalone: bool = False) -> Sv
     text = re.sub(r'\bid="(?!DejaVu)([^"]+)"', rf'id="{key}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", text)
     text = re.sub(r'href="#(?!DejaVu)([^"]+)"', rf'href="#{key}-\1"', text)
-    for name, stand_in in _STAND_INS.items():
-        text = text.replace(stand_in, f"var({css_name(name)})")
+    for name, placeholder in _PLACEHOLDERS.items():
+        text = text.replace(placeholder, f"var({css_name(name)})")
     margin = STANDALONE_MARGIN if standalone else 0
     width, height = (f"{inches * 72 + 2 * margin:g}" for inches in figure.get_size_inches())
     box = f"{-margin:g} {-margin:g} {width} {height}"

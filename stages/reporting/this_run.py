@@ -1,4 +1,4 @@
-"""The run that the report is about, in the form in which runs are kept and compared."""
+"""The reported run as a `Run`, for comparison with kept runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stages.reporting.kept import Run, Success, Work
 
 
 def solved(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """Rows of data/evaluation/rows.parquet -> model -> domain -> successful attempts at each task, tasks sorted by id."""
+    """`Run.solved` from the rows of data/evaluation/rows.parquet."""
     counts: dict[str, dict[str, dict[str, int]]] = {}
     for row in rows:
         tasks = counts.setdefault(row["model"], {}).setdefault(row["domain"], {})
@@ -32,7 +32,7 @@ def _trained(report: Mapping[str, Any] | None) -> int | None:
 
 
 def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
-    """Models with the same weights were played once."""
+    """Models with the same weights are evaluated once."""
     played = {
         (domain, row.get("policy_hash", model)): row
         for model, by_domain in evaluation["models"].items()
@@ -45,7 +45,7 @@ def _evaluation_work(evaluation: Mapping[str, Any]) -> Work:
 
 
 def work(inputs: Inputs) -> dict[str, Work]:
-    """Stage -> what it did, as far as the stages' reports say; in the order of the run."""
+    """Stage -> its work, from the stages' reports; in the order of the run."""
     found: dict[str, Work] = {}
     for domain, given in inputs.domains.items():
         kept = ((given.curate or {}).get("demonstrations") or {}).get("kept")
@@ -62,8 +62,8 @@ def work(inputs: Inputs) -> dict[str, Work]:
     for domain, given in inputs.domains.items():
         trained, dropped = _trained(given.rl), _at(given.rl, "ledger/policy_tokens_dropped")
         epochs = inputs.params.section("rl", domain).epochs
-        nothing_played = _at(given.rl, "environment_steps") == 0
-        sampled = None if trained is None or dropped is None or nothing_played else (trained + dropped) // epochs
+        no_rollouts = _at(given.rl, "environment_steps") == 0
+        sampled = None if trained is None or dropped is None or no_rollouts else (trained + dropped) // epochs
         found[f"rl@{domain}"] = Work(
             episodes=_at(given.rl, "episodes"), steps=_at(given.rl, "steps"), sampled_tokens=sampled, trained_tokens=trained
         )
@@ -72,7 +72,7 @@ def work(inputs: Inputs) -> dict[str, Work]:
 
 
 def this_run(inputs: Inputs) -> Run:
-    """The run that `inputs` are the outcome of; not yet with what is known only when it is kept."""
+    """The run described by `inputs`, without the fields that `keep` adds."""
     success = {
         model: {
             domain: Success(**{key: float(row["success"][key]) for key in ("mean", "low", "high")}, n=int(row["success"]["n"]))

@@ -1,4 +1,4 @@
-"""The tree viewer's data: which search trees are shown, and a compact form of them."""
+"""The tree viewer's data: which search trees are shown, in a compact form."""
 
 from __future__ import annotations
 
@@ -10,86 +10,80 @@ from typing import TYPE_CHECKING, Any
 from stages.annotation.nodes import Row, trees_of
 from stages.annotation.selection import softmax
 from stages.annotation.units import highest_value, lowest_value
+from stages.reporting.blocks import rounded
 from stages.reporting.figures.data import short
-from stages.reporting.figures.trees import telling_tree
-from stages.reporting.tree_words import Known, meanings, story
+from stages.reporting.figures.trees import example_tree
+from stages.reporting.tree_summary import TreeData, meanings, summary
 from stages.seeding import permutation
 
 if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
 
 BYTES = 600_000
-"""Limit of the viewer's data on the page, shared by the domains; what does not fit is left out and the page says so."""
+"""Limit of the viewer's data, shared by the domains; trees beyond it are left out, and the page says so."""
 ACTION, OBSERVATION = 160, 700
-"""Letters of an action and of an answer that are shown."""
-EVEN = "nearest half solved, half failed"
+"""Characters shown of an action and an observation."""
+EVEN = "nearest half solved"
 """Why a domain's first tree is shown."""
 
 
 def choose(
     nodes: Sequence[Row], pairs: Sequence[Row], count: int, *key: object, limits: tuple[float, float] = (0.0, 1.0)
 ) -> list[tuple[str, str]]:
-    """`count` tasks with trees, each with why it was picked: the one nearest half solved, the one with most pairs (of equals the
-    smaller tree, then the first), then at random by `key`. `limits`: the worst and the best value of a tree."""
+    """`count` tasks with the reason for each: the tree nearest half solved, the one with most pairs (ties: the smaller, then the
+    first), then random ones by `key`. `limits`: the lowest and highest value of a tree."""
     trees = trees_of(nodes)
     if not trees or not count:
         return []
     paired: dict[str, int] = {}
     for pair in pairs:
         paired[pair["task_id"]] = paired.get(pair["task_id"], 0) + 1
-    ranked = [(EVEN, telling_tree(nodes, limits)[0]["task_id"])]
+    ranked = [(EVEN, example_tree(nodes, limits)[0]["task_id"])]
     most = min((task for task in paired if task in trees), key=lambda task: (-paired[task], len(trees[task]), task), default=None)
     if most is not None:
         ranked.append(("most pairs", most))
-    ranked += [("at random", task) for task in permutation(sorted(trees), *key)]
+    ranked += [("random", task) for task in permutation(sorted(trees), *key)]
     chosen: dict[str, str] = {}
     for pick, task in ranked:
         chosen.setdefault(task, pick)
     return list(chosen.items())[:count]
 
 
-def _number(value: float | None, digits: int = 3) -> float | int | None:
-    if value is None:
-        return None
-    rounded = round(float(value), digits)
-    return int(rounded) if rounded == int(rounded) else rounded
-
-
 def opening_text(root: Row, tokenizer: Any | None) -> str:
-    """What the policy reads before its first action; without a tokenizer the environment's part of it alone."""
+    """The policy's prompt; without a tokenizer, the first observation."""
     if tokenizer is None or not root.get("context_ids"):
         return root["observation"]
     return tokenizer.decode(list(root["context_ids"]), skip_special_tokens=True).strip()
 
 
-def _node(known: Known, row: Row, probability: float | None) -> dict[str, Any]:
-    """One node for the page; keys whose value says nothing are left out."""
-    label: Mapping[str, Any] = known.labels.get(row["node"], {})
+def _node(tree: TreeData, row: Row, probability: float | None) -> dict[str, Any]:
+    """One node for the page, without empty values."""
+    label: Mapping[str, Any] = tree.labels.get(row["node"], {})
     packed = {
         "parent": row["parent"],
         "action": short(row["action"], ACTION),
         "answer": short(row["observation"], OBSERVATION),
         "N": row["N"],
-        "Q": _number(known.values[row["node"]]) if row["N"] else None,
-        "q": _number(known.q[row["node"]]),
-        "prior": _number(probability),
-        "logprob": _number(row["prior"]) if row["node"] else None,
+        "Q": rounded(tree.values[row["node"]]) if row["N"] else None,
+        "q": rounded(tree.q[row["node"]]),
+        "prior": rounded(probability),
+        "logprob": rounded(row["prior"]) if row["node"] else None,
         "right": row["n_success"],
         "rollouts": row["n_rollouts"],
-        "model": _number(row.get("model_value")),
-        "reward": _number(row["reward"]) or None,
-        "end": known.ends.get(row["node"]),
-        "error": _number(label.get("stderr")),
-        "advantage": _number(label.get("advantage")),
-        "process": _number(label.get("process")) if row["node"] else None,
+        "model": rounded(row.get("model_value")),
+        "reward": rounded(row["reward"]) or None,
+        "end": tree.ends.get(row["node"]),
+        "error": rounded(label.get("stderr")),
+        "advantage": rounded(label.get("advantage")),
+        "process": rounded(label.get("process")) if row["node"] else None,
         "away": label.get("steps_to_success"),
     }
     return {name: value for name, value in packed.items() if value is not None and value != ""}
 
 
 @dataclass(frozen=True)
-class Grown:
-    """A domain's trees: rows of nodes, labels and pairs, and the section annotate that they were made with."""
+class DomainTrees:
+    """A domain's trees: rows of nodes, labels and pairs, and the settings they were made with."""
 
     nodes: Sequence[Row]
     labels: Sequence[Row]
@@ -98,50 +92,50 @@ class Grown:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The worst and the best value of a tree."""
+        """The lowest and the highest value of a tree."""
         return lowest_value(self.params), highest_value(self.params)
 
-    def of(self, task: str) -> Grown:
-        """One task's."""
+    def of(self, task: str) -> DomainTrees:
+        """The rows of one task."""
         own = [[row for row in rows if row["task_id"] == task] for rows in (self.nodes, self.labels, self.pairs)]
-        return Grown(*own, self.params)
+        return DomainTrees(*own, self.params)
 
 
-def pack(domain: str, pick: str, grown: Grown, tokenizer: Any | None) -> dict[str, Any]:
-    """One tree for the page: `nodes` by number, `path` the most visited way, `pairs` [win, lose, margin, weight]; `range` of the
-    tree's values, `words` for what its numbers mean. `prior` is the share of an action among several that were tried."""
-    (tree,) = trees_of(grown.nodes).values()
-    known = Known.of(tree, grown.labels, grown.pairs, grown.params)
+def pack(domain: str, pick: str, grown: DomainTrees, tokenizer: Any | None) -> dict[str, Any]:
+    """One tree for the page: `nodes` by number, the most visited `path`, `pairs` [win, lose, margin, weight], the `range` of its
+    values, `words` for the meaning of its numbers. A node's `prior` is the softmax over its tried siblings."""
+    (nodes,) = trees_of(grown.nodes).values()
+    tree = TreeData.of(nodes, grown.labels, grown.pairs, grown.params)
     probabilities: dict[int, float] = {}
-    for siblings in (children for children in known.children if len(children) > 1):
-        priors = softmax([tree[child]["prior"] for child in siblings], grown.params.selection.prior_temperature)
+    for siblings in (children for children in tree.children if len(children) > 1):
+        priors = softmax([nodes[child]["prior"] for child in siblings], grown.params.selection.prior_temperature)
         probabilities |= dict(zip(siblings, priors, strict=True))
-    nodes = [_node(known, row, probabilities.get(row["node"])) for row in tree]
-    nodes[0]["answer"] = short(opening_text(tree[0], tokenizer), OBSERVATION)
+    packed = [_node(tree, row, probabilities.get(row["node"])) for row in nodes]
+    packed[0]["answer"] = short(opening_text(nodes[0], tokenizer), OBSERVATION)
     return {
-        "task": tree[0]["task_id"],
+        "task": nodes[0]["task_id"],
         "domain": domain,
         "pick": pick,
-        "story": story(known),
-        "nodes": nodes,
-        "path": known.path,
+        "summary": summary(tree),
+        "nodes": packed,
+        "path": tree.path,
         "range": list(grown.limits),
         "words": meanings(grown.params),
-        "pairs": [[pair["win"], pair["lose"], _number(pair["margin"]), _number(pair["weight"])] for pair in grown.pairs],
+        "pairs": [[pair["win"], pair["lose"], rounded(pair["margin"]), rounded(pair["weight"])] for pair in grown.pairs],
     }
 
 
 def forest(
-    domains: Mapping[str, Grown], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
+    domains: Mapping[str, DomainTrees], count: int, tokenizer: Any | None, seed: int, limit: int = BYTES
 ) -> tuple[list[dict[str, Any]], int]:
     """`count` packed trees per domain within `limit` bytes of JSON, and how many were chosen before the limit."""
-    packed, asked = [], 0
+    packed, chosen = [], 0
     for domain, grown in domains.items():
         left = limit // len(domains)
         for task, pick in choose(grown.nodes, grown.pairs, count, seed, "report_trees", domain, limits=grown.limits):
-            asked += 1
+            chosen += 1
             one = pack(domain, pick, grown.of(task), tokenizer)
             left -= len(json.dumps(one, separators=(",", ":")))
             if left >= 0:
                 packed.append(one)
-    return packed, asked
+    return packed, chosen

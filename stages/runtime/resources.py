@@ -13,6 +13,7 @@ class EngineParams(Section):
     """What generates in rollout, annotate and evaluate (stages/agent/player.py); rl always plays with the torch engine."""
 
     kind: Literal["torch", "vllm", "openai"] = "torch"
+    """torch; vllm: vLLM in this process (extra `vllm`); openai: a server (extra `openai`)."""
     base_url: str = "http://127.0.0.1:8000/v1"
     """openai: the server. It serves each model under its folder's name, e.g. data/models/sft."""
     dialect: Literal["openai", "vllm", "transformers"] = "vllm"
@@ -32,6 +33,7 @@ class ShardParams(Section):
     """Processes among which rollout, annotate and evaluate divide their tasks (shards.py); the bytes stay the same."""
 
     count: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Shards per stage."""
     runner: Literal["processes", "dask", "ray"] = "processes"
     """processes: on this machine; dask, ray: tasks of a Prefect flow on such a cluster (extras `dask`, `ray`)."""
     address: str | None = None
@@ -42,8 +44,11 @@ class Resources(Section):
     """What the machine offers. Profiles change these and nothing else that bears on results."""
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """cpu, cuda, cuda:1 and so on."""
     threads: Annotated[int, Field(ge=1, le=256)] = 2
+    """CPU threads per stage."""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the layers' computations; weights, output layer and loss stay in float32."""
     slots: Annotated[int, Field(ge=4, le=4096)] = 128
     """Sessions the engine decodes at once."""
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048

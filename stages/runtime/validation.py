@@ -46,7 +46,7 @@ class Checked(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _has_a_meaning(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, Mapping) and _section_of(cls.model_fields[str(info.field_name)].annotation):
+        if isinstance(value, Mapping) and section_within(cls.model_fields[str(info.field_name)].annotation):
             return value  # a section names its own keys
         for item in _flat(value):
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
@@ -106,11 +106,11 @@ def refuse_idle(section: Section, where: str, needs: Mapping[str, tuple[bool, st
             raise ValueError(f"{where}{name} would be ignored, since it needs {need}: set it to {shown}, as it is by default")
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def section_within(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, be it alone, in a mapping or in a sequence."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    held = [_section_of(part) for part in getattr(annotation, "__args__", ())]
+    held = [section_within(part) for part in getattr(annotation, "__args__", ())]
     return next((section for section in held if section is not None), None)
 
 
@@ -120,8 +120,28 @@ def known_names(root: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     section = root
     for part in location[:-1]:
         if part in section.model_fields:
-            section = _section_of(section.model_fields[part].annotation) or section
+            section = section_within(section.model_fields[part].annotation) or section
     return list(section.model_fields)
+
+
+RENAMED = {"rl.filling": "rl.group_resampling"}
+"""Keys of params.yaml by their former names; `python -m stages.params --migrate` renames them in a file."""
+MOVED = {"design": "reports/design/design.yaml"}
+"""Sections of params.yaml that are now files of their own."""
+
+
+def renamed(location: tuple[Any, ...]) -> str:
+    """What to do about the former name of a key; "" where it is none."""
+    key = ".".join(map(str, location))
+    if key in RENAMED:
+        return f" It is now '{RENAMED[key]}': rename it, or run 'python -m stages.params --migrate'."
+    return f" It is now the file {MOVED[key]}: run 'python -m stages.params --migrate'." if key in MOVED else ""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint at the known name that `name` most resembles, or at all known ones."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
 
 
 def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: str = "") -> str:
@@ -133,9 +153,7 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
         key = ".".join(_readable(part) for part in location)
         if item["type"] == "extra_forbidden":
             known = known_names(root, location)
-            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-            hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
-            lines.append(f"{source}: unknown key '{key}'.{hint}")
+            lines.append(f"{source}: unknown key '{key}'.{renamed(location) or nearest(str(location[-1]), known)}")
         else:
             given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
             place = f" '{key}'" if key else ""

@@ -1,9 +1,8 @@
-"""Demonstrations as training documents, and how they are dealt out to optimiser steps.
+"""Demonstrations as training documents, and their split into optimiser steps.
 
-A step takes whole documents, about a given number of tokens; inside a step they are sorted by length into micro-batches. That
-beats packing several documents into one row with block-diagonal attention: with SDPA on one CPU thread, a 4x128 Llama and
-documents of 60-620 tokens, 8.0 thousand tokens a second against 6.8; causal attention without a mask is worth more than the
-little padding costs.
+A step uses whole documents, about a given number of tokens, sorted by length into micro-batches. This is faster than packing
+several documents into one row with block-diagonal attention: with SDPA on one CPU thread, a 4x128 Llama and documents of 60-620
+tokens, 8.0 thousand tokens a second against 6.8, since causal attention without a mask saves more than the little padding costs.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from stages.training.batches import padded, plan_micro_batches
 
 @dataclass(frozen=True)
 class Documents:
-    """D documents padded on the right to T tokens, each cut after its last policy token."""
+    """D documents, each cut after its last policy token and padded on the right to T tokens."""
 
     token_ids: Tensor
     """[D, T] int64."""
     mask: Tensor
-    """[D, T] bool: policy tokens, the ones trained on."""
+    """[D, T] bool: policy tokens, which are trained."""
     lengths: list[int]
 
     @property
@@ -44,12 +43,12 @@ class Documents:
 
 
 def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Documents:
-    """Demonstrations in the order given; turns that one took over (`inherited`) are read, not learnt. Raises ValueError for none
-    at all, and naming one longer than `max_length` tokens."""
+    """Demonstrations as documents, in order; turns taken over from another episode (`inherited`) are not trained.
+
+    Raises ValueError if there are none, and for one of more than `max_length` tokens.
+    """
     if not demonstrations:
-        raise ValueError(
-            "there are no demonstrations to train on; look at reports/curate/<domain>.json for why they were rejected"
-        )
+        raise ValueError("there are no demonstrations to train on; see reports/curate/<domain>.json for why they were rejected")
     ids, owners = [], []
     for episode in demonstrations:
         encoded = chat.encode_demonstration(episode.messages)
@@ -65,9 +64,9 @@ def encode(chat: Chat, demonstrations: Sequence[Episode], max_length: int) -> Do
     return Documents(padded(ids, 0, torch.int64), mask, [len(row) for row in ids])
 
 
-def deal(documents: Documents, batch_tokens: int, *key: object) -> list[list[int]]:
-    """One epoch: all documents once, in an order drawn from `key`, dealt into `steps_per_epoch` steps of equally many
-    (give or take one) documents, so that no step is a small remainder."""
+def epoch_batches(documents: Documents, batch_tokens: int, *key: object) -> list[list[int]]:
+    """The documents of each step of an epoch: all once, in an order drawn from `key`, in `steps_per_epoch` batches whose sizes
+    differ by at most one document."""
     order = permutation(range(documents.size), *key)
     count = steps_per_epoch(documents, batch_tokens)
     bounds = [documents.size * place // count for place in range(count + 1)]
@@ -75,11 +74,10 @@ def deal(documents: Documents, batch_tokens: int, *key: object) -> list[list[int
 
 
 def steps_per_epoch(documents: Documents, batch_tokens: int) -> int:
-    """Optimiser steps that one pass over the documents is dealt into."""
     return min(documents.size, math.ceil(sum(documents.lengths) / batch_tokens))
 
 
 def micro_batches(documents: Documents, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """A step's documents in groups of similar length, each at most `tokens_per_batch` padded tokens."""
+    """A step's documents in micro-batches of similar length, each of at most `tokens_per_batch` padded tokens."""
     plan = plan_micro_batches([documents.lengths[row] for row in rows], tokens_per_batch)
     return [[rows[place] for place in group] for group in plan]

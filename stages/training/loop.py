@@ -1,8 +1,8 @@
-"""The one training loop, used by sft and rl, on accelerate.
+"""The training loop of sft, rl and pretraining, on accelerate.
 
-A `Job` says what each step's optimiser updates are; a `Learner` does one update from micro-batches; `run_loop` drives them with
-progress, history, checkpoints and exact resume. Losses come as shares of a sum whose denominators were taken before the split
-(see algorithms/aggregation), so neither the micro-batch split nor the number of processes changes loss or gradient.
+A `Job` yields each step's optimiser updates; a `Learner` performs one update from micro-batches; `run_loop` drives them with
+progress, history, checkpoints and exact resume. Each micro-batch's loss is its share of a sum whose denominators are computed
+before the split, so neither the split nor the number of processes changes loss or gradient.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from stages.runtime.files import atomic_text
 from stages.runtime.resources import Resources
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
-from stages.training.processes import Processes, split_like, whole
+from stages.training.processes import Processes, gather_full, shard_like
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
 
 Sums = dict[str, float]
-"""Statistics of one or more updates: keys that start with `max_` are maxima, all others sums."""
+"""Statistics of one or more updates: maxima for keys that start with `max_`, sums for all others."""
 
 
 def make_processes(resources: Resources) -> Processes:
-    """Accelerate for `resources`: device and mixed precision; one process unless started by `accelerate launch`. Raises
-    PolicyError for a device that is not there."""
+    """Accelerate with the device and precision of `resources`; one process unless started by `accelerate launch`.
+
+    Raises PolicyError for a device that is unavailable.
+    """
     from accelerate import Accelerator
 
     device = usable_device(resources.device)
     if device.index is not None:
-        torch.cuda.set_device(device)  # accelerate takes the current one
+        torch.cuda.set_device(device)  # accelerate uses the current device
     mixed = "bf16" if resources.precision == "bfloat16" else "no"
     return Processes(Accelerator(cpu=resources.device == "cpu", mixed_precision=mixed))
 
@@ -58,18 +60,18 @@ def merge_sums(into: Sums, new: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """One optimiser step of learner `learner`: `loss` turns each micro-batch into its share of the loss, in one piece or more.
-    Backward is run on each piece before the next is asked for."""
+    """One optimiser step of learner `learner`: `loss` yields each micro-batch's share of the loss, in one piece or more. Backward
+    runs on each piece before the next is computed."""
 
     learner: str
     micro_batches: Sequence[Any]
     loss: Callable[[Any], Iterator[LossTerms]]
-    saw: Callable[[Tensor, Tensor], None] | None = None
-    """Told of all tokens that were trained, in whatever process (`LossTerms.trained`)."""
+    on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None
+    """Called with the rows and mask of all trained tokens of all processes (`LossTerms.trained`)."""
 
 
 class Learner:
-    """A module and its optimiser. The module stays in evaluation mode: dropout would part sampling from training log-probs."""
+    """A module and its optimiser. The module stays in evaluation mode: with dropout, sampling and training log-probs differ."""
 
     def __init__(
         self,
@@ -86,25 +88,25 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the update to come."""
+        """Of the next update."""
         return self.schedule(self.updates)
 
     def update(
         self,
         micro_batches: Sequence[Any],
         loss: Callable[[Any], Iterator[LossTerms]],
-        saw: Callable[[Tensor, Tensor], None] | None = None,
+        on_tokens_trained: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Sums:
-        """One optimiser step over all micro-batches; statistics with `grad_norm` (before clipping) and `updates` added.
+        """One optimiser step over all micro-batches; returns their statistics, `grad_norm` (before clipping) and `updates`.
 
-        With several processes each takes every n-th micro-batch, and gradients and statistics are summed over them. Raises
-        ValueError if the gradient is not finite (the weights are then unchanged).
+        With several processes, each takes every n-th micro-batch, and gradients and statistics are summed. Raises ValueError if
+        the gradient is not finite; the weights are then unchanged.
         """
         processes, sums = self.processes, Sums()
         trained: list[tuple[Tensor, Tensor]] = []
         self.optimiser.zero_grad(set_to_none=True)
-        for micro, counts in processes.mine(micro_batches):
-            for terms in self._backward(loss(micro), counts):
+        for micro, active in processes.shard(micro_batches):
+            for terms in self._backward(loss(micro), active):
                 merge_sums(sums, terms.sums)
                 if terms.trained is not None:
                     trained.append(terms.trained)
@@ -115,10 +117,10 @@ class Learner:
             for part in processes.gather([sums]):
                 merge_sums(total, part)
             sums = total
-        if saw is not None:
+        if on_tokens_trained is not None:
             for rows, mask in processes.gather([(rows.cpu(), mask.cpu()) for rows, mask in trained]):
-                saw(rows, mask)
-        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
+                on_tokens_trained(rows, mask)
+        norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
         if not math.isfinite(norm):
             raise ValueError(
                 f"the gradient of update {self.updates + 1} is not finite (norm {norm}, loss {sums.get('loss')}); lower "
@@ -131,8 +133,8 @@ class Learner:
         merge_sums(sums, {"grad_norm": norm, "updates": 1})
         return sums
 
-    def _backward(self, pieces: Iterator[LossTerms], counts: bool) -> Iterator[LossTerms]:
-        """Run backward on each piece of a micro-batch's loss; the pieces' terms, unless the micro-batch does not count."""
+    def _backward(self, pieces: Iterator[LossTerms], active: bool) -> Iterator[LossTerms]:
+        """Run backward on each piece of a micro-batch's loss; yields the pieces' terms if the micro-batch is `active`."""
         accelerator, sharded = self.processes.accelerator, self.processes.sharded
         found: list[LossTerms] = []
 
@@ -141,24 +143,24 @@ class Learner:
             return found[0].loss if found else None
 
         while (loss := self.processes.forward(self.module, forward)) is not None:
-            # FSDP takes the mean over processes, and a micro-batch that does not count is there to make the same passes.
-            accelerator.backward(loss * (self.processes.count * counts) if sharded else loss)
-            if counts:
+            # FSDP averages over processes; an inactive micro-batch only keeps the number of passes equal.
+            accelerator.backward(loss * (self.processes.count * active) if sharded else loss)
+            if active:
                 yield found[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole tensors, however many processes train; the same call in each of them."""
+        """Unsharded tensors, however many processes train. Every process must make this call."""
         state = {"module": trained_state(self.module), "optimiser": self.optimiser.state_dict()}
-        return {**(whole(state) if self.processes.sharded else state), "updates": self.updates}
+        return {**(gather_full(state) if self.processes.sharded else state), "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         module, optimiser = state["module"], state["optimiser"]
         if self.processes.sharded:
             present = self.module.state_dict()
-            module = {name: split_like(value, present[name]) for name, value in module.items()}
+            module = {name: shard_like(value, present[name]) for name, value in module.items()}
             parameters = [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
             moments = {
-                index: {name: split_like(value, parameters[index]) for name, value in entry.items()}
+                index: {name: shard_like(value, parameters[index]) for name, value in entry.items()}
                 for index, entry in optimiser["state"].items()
             }
             optimiser = {**optimiser, "state": moments}
@@ -170,11 +172,10 @@ class Learner:
 class Job(Protocol):
     """What the loop trains."""
 
-    @property
-    def learners(self) -> Mapping[str, Learner]: ...
+    learners: Mapping[str, Learner]
 
     def updates(self, step: int) -> Iterator[Update]:
-        """The optimiser steps of loop step `step`, from 0; the next is asked for when the one before is done."""
+        """The optimiser steps of loop step `step`, from 0; each is performed before the next is requested."""
         ...
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
@@ -183,10 +184,10 @@ class Job(Protocol):
 
     def finished(self) -> bool:
         """Whether to stop before the last step."""
-        ...
+        return False
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `updates` and `finish` remember between steps, learners aside."""
+        """The state that `updates` and `finish` keep between steps, learners excluded."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -195,10 +196,10 @@ class Job(Protocol):
 def run_loop(
     context: StageContext, checkpoints: Checkpoints, job: Job, steps: int, checkpoint_every: int, label: str
 ) -> list[dict[str, float]]:
-    """Train for at most `steps` steps, from the last checkpoint with the same inputs if there is one; the history, a row a step.
+    """Train for at most `steps` steps, resuming from a checkpoint with the same inputs; returns the history, one row per step.
 
-    A run that was killed and started again ends in the same weights, history and job state, bit for bit. Of several processes
-    the first writes the checkpoints, and all read them.
+    A run that was killed and resumed ends with the same weights, history and job state, bit for bit. With several processes, the
+    first writes checkpoints and all read them.
     """
     history: list[dict[str, float]] = []
     saved = checkpoints.load("training")
@@ -213,8 +214,8 @@ def run_loop(
             sums: dict[str, Sums] = {}
             for update in job.updates(step):
                 learner = job.learners[update.learner]
-                of_update = learner.update(update.micro_batches, update.loss, update.saw)
-                merge_sums(sums.setdefault(update.learner, Sums()), of_update)
+                new = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
+                merge_sums(sums.setdefault(update.learner, Sums()), new)
             row = {"step": float(step + 1), **job.finish(step, sums)}
             history.append(row)
             for name, value in row.items():
@@ -230,7 +231,7 @@ def run_loop(
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, float]]) -> None:
-    """The history as CSV, one row per step: the columns of all rows in order of appearance, empty where a row has none."""
+    """Write the history as CSV, one row per step, with the columns of all rows in order of appearance."""
     columns = list(dict.fromkeys(name for row in history for name in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

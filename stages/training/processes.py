@@ -1,9 +1,9 @@
 """How the processes that `accelerate launch` starts share the work of one training run.
 
-One process: nothing here changes a bit. Several (DDP): each takes every n-th micro-batch, episode group and the like, and results
-are summed or gathered, so that all of them hold the same weights, statistics and batches. Under FSDP weights, gradients and the
-optimiser's moments are split over the processes besides; layers gather their weights as they are reached, for which all
-processes have to make the same passes: those with fewer micro-batches repeat one with weight 0.
+With one process, nothing here changes a bit. With several (DDP), each takes every n-th micro-batch or episode group, and results
+are summed or gathered, so that all processes hold the same weights, statistics and batches. Under FSDP, weights, gradients and
+optimiser moments are sharded as well. Layers gather their weights as they are reached, so all processes must make the same number
+of passes: those with fewer micro-batches repeat one with weight 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FSDP_SWITCH = "ACCELERATE_USE_FSDP"
 
 
 class _Root(nn.Module):
-    """Runs any function as the forward pass of `module`, so that FSDP's hooks surround all that the function does with it."""
+    """Runs any function as the forward pass of `module`, so that FSDP's hooks run around it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Root(nn.Module):
 
 
 class Processes:
-    """The processes of `accelerator`'s run, and this one among them."""
+    """The processes of `accelerator`'s run, seen from this one."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -48,16 +48,21 @@ class Processes:
     def device(self) -> torch.device:
         return self.accelerator.device
 
-    def mine(self, items: Sequence[Item]) -> list[tuple[Item, bool]]:
-        """This process's items, every n-th, each with True; under FSDP some may come again with False, to make the same number
-        of passes as the others."""
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether training passes compute in less than float32 (resources.precision)."""
+        return self.accelerator.mixed_precision != "no"
+
+    def shard(self, items: Sequence[Item]) -> list[tuple[Item, bool]]:
+        """This process's shard of the items, every n-th, each with True. Under FSDP it is padded with items marked False, so that
+        all processes make the same number of passes."""
         own = [(item, True) for item in items[self.index :: self.count]]
         if self.sharded:
             own += [(items[0], False)] * (-(-len(items) // self.count) - len(own))
         return own
 
     def gather(self, own: Sequence[Item]) -> list[Item]:
-        """All processes' lists one after another, the same in each process."""
+        """All processes' lists, concatenated; the same in each process."""
         if self.count == 1:
             return list(own)
         from accelerate.utils import gather_object
@@ -65,8 +70,8 @@ class Processes:
         return gather_object(list(own))
 
     def place(self, module: nn.Module) -> nn.Module:
-        """The module on this process's device, under FSDP with its parameters split. Optimisers are made after this, which puts
-        other parameters into the module. Raises ValueError for parameters that FSDP cannot keep together."""
+        """The module on this process's device, with its parameters sharded under FSDP. FSDP replaces the parameters, so make the
+        optimiser afterwards. Raises ValueError for a module with frozen parameters under FSDP."""
         module.to(self.device)
         if not self.sharded:
             return module
@@ -76,7 +81,7 @@ class Processes:
 
         if not all(parameter.requires_grad for parameter in module.parameters()):
             raise ValueError(
-                "FSDP splits what is trained, and with model.lora that is small: use profiles/accelerate/ddp.yaml, or set "
+                "FSDP shards trained parameters, and with model.lora these are few: use profiles/accelerate/ddp.yaml, or set "
                 "model.lora.rank to 0"
             )
         mesh = init_device_mesh(self.device.type, (self.count,))
@@ -86,27 +91,22 @@ class Processes:
         self._roots[id(module)] = fully_shard(_Root(module), mesh=mesh, reshard_after_forward=True)
         return module
 
-    def inside(self, module: nn.Module, function: Callable[[], Any]) -> Any:
-        """`function()`, which computes with `module`; its tensors are gathered for it where they are split."""
+    def run_in_fsdp(self, module: nn.Module, function: Callable[[], Any]) -> Any:
+        """`function()`, which computes with `module`; FSDP gathers the module's sharded parameters for it."""
         root = self._roots.get(id(module))
         return function() if root is None else root(function)
 
-    @property
-    def mixed(self) -> bool:
-        """Whether passes that are trained through compute in less than float32 (resources.precision)."""
-        return self.accelerator.mixed_precision != "no"
-
     def forward(self, module: nn.Module, function: Callable[[], Any]) -> Any:
-        """`inside`, in the precision that is trained in: numbers that a loss compares must all come from such passes."""
+        """`run_in_fsdp` in the training precision. All numbers that a loss compares must come from such passes."""
 
         def compute() -> Any:
             with self.accelerator.autocast():
                 return function()
 
-        return self.inside(module, compute)
+        return self.run_in_fsdp(module, compute)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up gradients over all processes, in place; FSDP has done so already."""
+        """Add up gradients over all processes, in place. FSDP has already done so."""
         if self.count == 1 or self.sharded:
             return
         for parameter in parameters:
@@ -115,33 +115,33 @@ class Processes:
             torch.distributed.all_reduce(parameter.grad)
 
     def replica(self, module: Any) -> Any:
-        """A whole copy of a module that is about to be split, to play and to save with; the module itself where nothing is."""
+        """An unsharded copy of a module that is about to be sharded, to play and to save with; without FSDP the module itself."""
         return copy.deepcopy(module) if self.sharded else module
 
     def refresh(self, replica: Any, module: Any) -> None:
-        """Give a `replica` the module's present weights."""
+        """Copy the module's current weights into its `replica`."""
         if replica is module:
             return
         with torch.no_grad():
             for target, source in zip(replica.parameters(), module.parameters(), strict=True):
-                target.copy_(whole(source))
+                target.copy_(gather_full(source))
 
 
-def whole(value: Any) -> Any:
-    """`value` with every split tensor in it put together, on the CPU; the same call in every process."""
+def gather_full(value: Any) -> Any:
+    """`value` with every sharded tensor in it gathered on the CPU. Every process must make this call."""
     from torch.distributed.tensor import DTensor
 
     if isinstance(value, DTensor):
         return value.full_tensor().cpu()
     if isinstance(value, dict):
-        return {key: whole(item) for key, item in value.items()}
+        return {key: gather_full(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [whole(item) for item in value]
+        return [gather_full(item) for item in value]
     return value
 
 
-def split_like(value: Any, pattern: Any) -> Any:
-    """A whole tensor split as `pattern` is; anything that `pattern`'s split has no say in stays as it is."""
+def shard_like(value: Any, pattern: Any) -> Any:
+    """A full tensor sharded as `pattern` is; anything else unchanged."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if isinstance(pattern, DTensor) and isinstance(value, Tensor) and value.shape == pattern.shape:

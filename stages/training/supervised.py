@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a job of the training loop: the loss is the mean negative log-probability of the policy's tokens."""
+"""Supervised fine-tuning as a training job: the loss is the mean negative log-probability of the policy's tokens."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from stages.agent.logprobs import token_logprobs
 from stages.algorithms.batch import LossTerms
 from stages.records.episode import Episode
 from stages.training.adapters import load_trained_state, trained_state
-from stages.training.documents import Documents, deal, encode, micro_batches, steps_per_epoch
+from stages.training.documents import Documents, encode, epoch_batches, micro_batches, steps_per_epoch
 from stages.training.ledger import Ledger
-from stages.training.loop import Learner, Sums, Update, make_processes
+from stages.training.loop import Job, Learner, Sums, Update, make_processes
 from stages.training.optimiser import make_optimiser, warmup_cosine
-from stages.training.processes import whole
+from stages.training.processes import gather_full
 from stages.training.settings import Sft
 
 if TYPE_CHECKING:
     from stages.params import Params
 
 
-class SftJob:
-    """A step is one optimiser update over whole demonstrations; an epoch uses each once.
+class SftJob(Job):
+    """Each step is one optimiser update over whole demonstrations; an epoch uses each once.
 
-    `demonstrations` come by split, train and valid. The loss on the valid ones is taken every `eval_every` steps
-    and after the last; `close` puts the best weights into `trained_model`.
+    `demonstrations` are given by split, train and valid. The validation loss is computed every `eval_every` steps and after the
+    last; `close` puts the best weights into `trained_model`.
     """
 
     def __init__(self, params: Params, model: Any, chat: Chat, demonstrations: Mapping[str, Sequence[Episode]]) -> None:
@@ -42,11 +42,11 @@ class SftJob:
         self.steps = max(1, round(self.params.epochs * self.per_epoch))
         self.ledger = Ledger()
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
-        self.stale = 0
+        self.evaluations_without_improvement = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
         self.processes = make_processes(params.resources)
         self.trained_model = self.processes.replica(model)
-        """Where the trained model is found at the end; `model` itself unless FSDP splits that."""
+        """The trained model after `close`: `model` itself unless FSDP shards it."""
         optimiser = make_optimiser(self.processes.place(model), self.params.learning_rate, self.params.weight_decay)
         self.learners = {"policy": Learner(model, optimiser, schedule, self.params.max_grad_norm, self.processes)}
 
@@ -54,7 +54,7 @@ class SftJob:
         epoch, place = divmod(step, self.per_epoch)
         if place == 0:
             self.ledger.open(self.train.mask)
-        rows = deal(self.train, self.params.batch_tokens, self.seed, "sft", epoch)[place]
+        rows = epoch_batches(self.train, self.params.batch_tokens, self.seed, "sft", epoch)[place]
         tokens = float(self.train.mask[torch.tensor(rows)].sum())
 
         def loss(micro: list[int]) -> Iterator[LossTerms]:
@@ -63,7 +63,7 @@ class SftJob:
             share = -logprobs.sum() / tokens
             yield LossTerms(share, {"loss": share.detach()}, (torch.tensor(micro), mask))
 
-        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss, self.ledger.saw)
+        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss, self.ledger.record)
         if place == self.per_epoch - 1:
             self.ledger.close()
 
@@ -77,9 +77,9 @@ class SftJob:
 
         plan, own = micro_batches(valid, range(valid.size), self.tokens_per_batch), []
         with torch.no_grad():
-            for micro, counts in self.processes.mine(plan):
-                value = self.processes.inside(self.model, partial(loss, micro))
-                own += [value] if counts else []
+            for micro, active in self.processes.shard(plan):
+                value = self.processes.run_in_fsdp(self.model, partial(loss, micro))
+                own += [value] if active else []
         return sum(self.processes.gather(own)) / max(1, int(valid.mask.sum()))
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
@@ -88,26 +88,48 @@ class SftJob:
         if self.valid is not None and ((step + 1) % self.params.eval_every == 0 or step + 1 == self.steps):
             loss = row["valid_loss"] = self.validation_loss()
             if self.best["loss"] is None or loss < self.best["loss"]:
-                weights = {name: whole(value.detach()).cpu().clone() for name, value in trained_state(self.model).items()}
-                self.best, self.stale = {"loss": loss, "step": step + 1, "weights": weights}, 0
+                state = trained_state(self.model)
+                weights = {name: gather_full(value.detach()).cpu().clone() for name, value in state.items()}
+                self.best = {"loss": loss, "step": step + 1, "weights": weights}
+                self.evaluations_without_improvement = 0
             else:
-                self.stale += 1
+                self.evaluations_without_improvement += 1
         return row
 
     def finished(self) -> bool:
-        return self.stale >= self.params.patience
+        return self.evaluations_without_improvement >= self.params.patience
 
     def close(self) -> None:
-        """Close an epoch that the last step cut short, and put the best weights back."""
+        """Close an epoch that the last step cut short, and put the best weights into `trained_model`."""
         if self.ledger.is_open:
-            self.ledger.close(whole=False)
+            self.ledger.close(complete=False)
         self.processes.refresh(self.trained_model, self.model)
         if self.best["weights"] is not None:
             load_trained_state(self.trained_model, self.best["weights"])
 
+    def report(self, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        """The job's part of reports/sft.json."""
+        return {
+            "steps": len(history),
+            "epochs": len(history) / self.per_epoch,
+            "stopped_early": len(history) < self.steps,
+            "best_step": self.best["step"] or len(history),
+            "train_loss": history[-1]["train_loss"],
+            "valid_loss": self.best["loss"],
+            "tokens": sum(self.train.lengths),
+            "policy_tokens": int(self.train.mask.sum()),
+            "trained_parameters": self.trained_model.num_parameters(only_trainable=True),
+            **self.ledger.metrics(),
+        }
+
     def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict(), "best": self.best, "stale": self.stale}
+        return {
+            "ledger": self.ledger.state_dict(),
+            "best": self.best,
+            "evaluations_without_improvement": self.evaluations_without_improvement,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ledger.load_state_dict(state["ledger"])
-        self.best, self.stale = state["best"], state["stale"]
+        self.best = state["best"]
+        self.evaluations_without_improvement = state["evaluations_without_improvement"]

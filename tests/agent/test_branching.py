@@ -247,7 +247,7 @@ def test_copies_of_a_sessions_beginning(policy, chat):
         assert turns[0].logprobs == pytest.approx(turns[1].logprobs, abs=1e-5)
     assert engine.counters["evictions"] > 0
     for length in (0, len(whole) + 1):
-        with pytest.raises(ValueError, match="not to be had"):
+        with pytest.raises(ValueError, match="can't copy its first"):
             engine.snapshot(first, length)
 
 

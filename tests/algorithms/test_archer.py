@@ -169,5 +169,5 @@ def test_the_critic_takes_over_the_step_value_model_with_its_head_alone() -> Non
     with pytest.raises(ParamsError, match=r"rl\.critic\.head is .*'mse'.*make them equal"):
         parse_params({**values, "rl": archer})
     parse_params({**values, "rl": archer, "annotate": {"value_model": {"head": {"loss": "mse"}}}})
-    with pytest.raises(ParamsError, match=r"adapters on the policy's"):
+    with pytest.raises(ParamsError, match=r"set init to policy, or rank to 0"):
         parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}, "model": {"lora": {"rank": 4}}})

@@ -153,14 +153,15 @@ def test_the_default_support_lies_around_the_returns():
     assert value_head(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})).v_min == -0.2
 
 
+ANNOTATED, OTHER_REWARDS = {"credit": {"kind": "annotated"}}, "credit.kind: annotated .*set rl.reward.kind and density to env"
 UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "hard"}}, "'hard' it says whether a success is in reach: .* to outcome"),
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "process"}}, "'process' it says how near one is"),
-    ({"credit": {"kind": "annotated"}}, {"gamma": 0.9}, "undiscounted.*annotate.gamma is 0.9: set that to 1"),
-    ({"credit": {"kind": "annotated"}, "reward": {"density": "single"}}, {}, "rl.reward puts others in the place"),
-    ({"credit": {"kind": "annotated"}, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, "rl.reward puts others in the place"),
-    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "critic.init: value_model takes"),
-    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "set that to rollout, tree or best, or kind to difficulty"),
+    (ANNOTATED, {"labels": {"q": "hard"}}, "labels.q 'hard' .* set q to rollout, tree or best, or kind to outcome"),
+    (ANNOTATED, {"labels": {"q": "process"}}, "rl.credit.kind: annotated .*labels.q 'process'"),
+    (ANNOTATED, {"gamma": 0.9}, "annotate.gamma is 0.9: set it to 1"),
+    ({**ANNOTATED, "reward": {"density": "single"}}, {}, OTHER_REWARDS),
+    ({**ANNOTATED, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, OTHER_REWARDS),
+    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "or init to policy"),
+    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "rl.curriculum.kind: value .*or kind to difficulty"),
     (
         {"curriculum": {"kind": "value"}},
         {"returns": [-6.0, 0.0]},
@@ -170,9 +171,9 @@ UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rl", "annotate", "says"), UNSUITED)
-def test_what_is_no_reward_still_to_come_is_refused_by_name(rl: dict[str, Any], annotate: dict[str, Any], says: str):
-    """Contract: readers of the step-value model take its word for the undiscounted reward still to come of the environment's own
-    rewards; where it says something else, or rl pays others, the message names the reader and what to set."""
+def test_values_that_do_not_estimate_the_return_are_refused(rl: dict[str, Any], annotate: dict[str, Any], says: str):
+    """Contract: what reads the step-value model needs estimates of the environment's undiscounted return; elsewhere the
+    message names the reader and the remedy."""
     with pytest.raises(ParamsError, match=says):
         parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
 

@@ -131,7 +131,7 @@ def test_a_tree_can_be_walked_through(browser: Browser, report: Path) -> None:
     place = next(number for number, one in enumerate(trees) if one["pairs"])
     Select(browser.driver.find_element(By.CSS_SELECTOR, "select[name=tree]")).select_by_value(str(place))
     tree = trees[place]
-    assert browser.driver.find_element(By.CSS_SELECTOR, ".story").text == tree["story"]
+    assert browser.driver.find_element(By.CSS_SELECTOR, ".summary").text == tree["summary"]
     rows = "return document.querySelectorAll('.outline .row').length"
     browser.run("document.querySelector('[data-unfold=all]').click()")
     assert browser.run(rows) == len(tree["nodes"])

@@ -102,11 +102,11 @@ def edit(folder: Path, **changes) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"use_dora": True}, r"use_dora; fold the adapter"),
+        ({"use_dora": True}, r"use_dora.*merge_and_unload"),
         ({"peft_type": "IA3"}, "peft_type IA3"),
         ({"bias": "all"}, "bias all"),
-        ({"base_model_name_or_path": "org/name"}, "'org/name'.*restore the base there"),
-        ({"base_model_name_or_path": "data/models/rl/toy"}, "adapter itself"),
+        ({"base_model_name_or_path": "org/name"}, "'org/name'.*restore the base"),
+        ({"base_model_name_or_path": "data/models/rl/toy"}, "itself an adapter"),
     ],
 )
 def test_what_cannot_be_used_is_refused(folder: Path, changes: dict, said: str) -> None:
@@ -125,7 +125,7 @@ def test_damaged_folders_are_named(folder: Path, tmp_path: Path) -> None:
     weights = folder / "adapter_model.safetensors"
     tensors = load_file(weights)
     save_file({**tensors, "base_model.model.lm_head.weight": torch.zeros(2)}, weights)
-    with pytest.raises(AdapterError, match=r"nothing else; see base_model\.model\.lm_head\.weight"):
+    with pytest.raises(AdapterError, match=r"base_model\.model\.lm_head\.weight"):
         load_policy(folder)
     save_file({name: tensor.repeat(2, 1) if "lora_B" in name else tensor for name, tensor in tensors.items()}, weights)
     with pytest.raises(AdapterError, match=r"has it as"):

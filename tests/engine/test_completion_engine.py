@@ -101,5 +101,5 @@ def test_a_back_end_that_was_found_wrong_stays_refused(monkeypatch: pytest.Monke
     engine = CompletionEngine(CheckedBackend(Scripted(), lambda: model, 1, "float32"), max_length=32)
     engine.request(engine.open([5]), 1, Sampling(max_tokens=4))
     for _ in range(2):
-        with pytest.raises(EngineError, match=r"differ by 8\.5 nats"):
+        with pytest.raises(EngineError, match=r"differ .* by 8\.5 nats"):
             engine.advance()

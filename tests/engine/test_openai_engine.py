@@ -28,7 +28,7 @@ from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.engine.completion_engine import TurnRequest
 from stages.engine.engine import Engine, EngineError, Sampling
-from stages.engine.openai_engine import request_fields, seed_of, token_answer
+from stages.engine.openai_engine import parse_choice, request_fields, seed_of
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode
 from stages.runtime.resources import EngineParams, Resources
@@ -141,12 +141,12 @@ def test_room_and_forks_are_as_in_the_torch_engine(tiny_policy: Path, torch_engi
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda choice: {**choice, "logprobs": None}, "the server gave no log-probabilities"),
+        (lambda choice: {**choice, "logprobs": None}, "returned no log-probabilities"),
         (lambda choice: {key: choice[key] for key in choice if key != "token_ids"}, "tokens as text, without their ids"),
         (lambda choice: {**choice, "finish_reason": "stop", "token_ids": [9] * len(choice["token_ids"])}, "end-of-turn token 3"),
         (
             lambda choice: {**choice, "logprobs": {**choice["logprobs"], "token_logprobs": [-9.0] * len(choice["token_ids"])}},
-            "log-probabilities differ by .* nats on average",
+            "log-probabilities differ from the policy's by .* nats",
         ),
     ],
 )
@@ -161,11 +161,11 @@ def test_a_server_that_gives_less_is_refused(tiny_policy: Path, torch_engine: To
 
 def test_ids_are_read_wherever_servers_put_them() -> None:
     spelt = SimpleNamespace(tokens=["token_id:5", "token_id:3"], token_logprobs=[-0.5, -0.25])
-    assert token_answer(SimpleNamespace(logprobs=spelt)) == ((5, 3), (-0.5, -0.25))
+    assert parse_choice(SimpleNamespace(logprobs=spelt)) == ((5, 3), (-0.5, -0.25))
     content = SimpleNamespace(content=[{"id": 5, "logprob": -0.5}, {"id": 3, "logprob": -0.25}])
-    assert token_answer(SimpleNamespace(logprobs=content)) == ((5, 3), (-0.5, -0.25))
-    with pytest.raises(EngineError, match="1 token ids and 2"):
-        token_answer(SimpleNamespace(logprobs=spelt, token_ids=[5]))
+    assert parse_choice(SimpleNamespace(logprobs=content)) == ((5, 3), (-0.5, -0.25))
+    with pytest.raises(EngineError, match="1 token ids but 2"):
+        parse_choice(SimpleNamespace(logprobs=spelt, token_ids=[5]))
 
 
 def test_top_k_needs_a_dialect_that_has_it() -> None:
@@ -221,11 +221,11 @@ def test_transformers_serve_plays_by_text_and_is_refused_where_tokens_are_needed
     base = ROOT / "data" / "base"
     assert served_name(base) == "data/base"
     strict = open_player(base, settings(transformers_server, dialect="transformers"))
-    with pytest.raises(EngineError, match=r"gave no log-probabilities .*resources\.engine\.text: true"):
+    with pytest.raises(EngineError, match=r"no log-probabilities .*resources\.engine\.text: true"):
         play(strict)
     strict.close()
     foreign = open_player(base, settings(transformers_server, dialect="vllm"))
-    with pytest.raises(EngineError, match=r"refused a completion by model 'data/base' with status 4\d\d"):
+    with pytest.raises(EngineError, match=r"rejected a completion by model 'data/base' with status 4\d\d"):
         play(foreign)
     foreign.close()
 

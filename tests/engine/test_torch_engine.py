@@ -257,7 +257,7 @@ def test_misuse_is_refused_with_the_reason(model):
     with pytest.raises(ValueError, match="at least 1"):
         engine.open([])
     session = engine.open([5] * 30)
-    with pytest.raises(ValueError, match="pass max_length = 32"):
+    with pytest.raises(ValueError, match="exceed max_length = 32"):
         engine.extend(session, [5] * 3)
     engine.request(session, 1, Sampling())
     for misuse in (lambda: engine.extend(session, [5]), lambda: engine.snapshot(session), lambda: engine.fork(session, 1)):
@@ -276,7 +276,7 @@ def test_misuse_is_refused_with_the_reason(model):
         engine_of(model, max_length=2048)
     changed = copy.deepcopy(model)
     changed.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ValueError, match=r"does not serve LlamaForCausalLM .* layers of type linear_attention"):
+    with pytest.raises(ValueError, match=r"does not support LlamaForCausalLM .* layers of type linear_attention"):
         engine_of(changed)
 
 

@@ -123,13 +123,13 @@ def test_tokens_without_log_probabilities_are_refused(engine: list[StandIn], tin
     player = open_player(tiny_policy, settings(check_turns=0))
     engine[0].lacking = True
     player.engine.request(player.engine.open([5, 6]), 1, SAMPLING)
-    with pytest.raises(EngineError, match="3 tokens without a log-probability for each"):
+    with pytest.raises(EngineError, match="3 tokens but no log-probability"):
         player.engine.advance()
 
 
 @pytest.mark.skipif(HERE, reason="vLLM is installed")
 def test_without_vllm_the_message_says_how_to_get_it(tiny_policy: Path) -> None:
-    with pytest.raises(EngineError, match=r"pip install 'bellwether\[vllm\]' in an environment of its own"):
+    with pytest.raises(EngineError, match=r"pip install 'bellwether\[vllm\]'"):
         open_player(tiny_policy, settings())
 
 

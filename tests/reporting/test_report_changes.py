@@ -12,7 +12,7 @@ from stages.params import Params
 from stages.reporting import keep as keeping
 from stages.reporting.changes import code_changes, parameter_changes, success_changes
 from stages.reporting.inputs import load_inputs
-from stages.reporting.kept import FILE, Run, append, itself, previous, read_kept
+from stages.reporting.kept import FILE, Run, append, newest, read_kept
 from stages.reporting.sections.changes import changes_section
 from stages.reporting.sections.cost import cost_section, duration
 from stages.reporting.this_run import this_run
@@ -49,7 +49,7 @@ def test_parameters_and_code_that_differ_are_named() -> None:
     )
     assert parameter_changes(before, now) == [("rl.steps", "20", "40"), ("rl.epochs", "–", "2")]
     assert parameter_changes(now, before) == [("rl.steps", "40", "20"), ("rl.epochs", "2", "–")]
-    assert code_changes(before, now) == [("stages/agent", "gone"), ("stages/new", "new"), ("stages/rl.py", "changed")]
+    assert code_changes(before, now) == [("stages/agent", "removed"), ("stages/new", "new"), ("stages/rl.py", "changed")]
 
 
 def test_success_is_compared_task_by_task() -> None:
@@ -69,16 +69,18 @@ def test_other_panels_are_not_compared() -> None:
     """Contract: a comparison across different panels is refused."""
     (change,) = success_changes(make([0] * 6, panels={"search": "p0"}), make([2] * 6), outcomes(6))
     assert change.test is None
-    assert change.why == "another panel"
+    assert change.why == "panels differ"
 
 
 def test_a_run_is_compared_with_the_newest_kept_run_that_is_another() -> None:
     first, second = make([0, 1]), make([1, 1])
-    assert previous(second, []) is None
-    assert previous(second, [first]) == (1, first)
-    assert previous(second, [first, second]) == (1, first)
-    assert itself(second, [first, second.model_copy(update={"note": "kept"})])[0] == 2
-    assert itself(second, [first]) is None
+    assert newest(second, [], identical=False) is None
+    assert newest(second, [first], identical=False) == (1, first)
+    assert newest(second, [first, second], identical=False) == (1, first)
+    found = newest(second, [first, second.model_copy(update={"note": "kept"})], identical=True)
+    assert found is not None
+    assert found[0] == 2
+    assert newest(second, [first], identical=True) is None
 
 
 def test_what_is_kept_is_read_back(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     del values["panels"]
     with (tmp_path / FILE).open("a") as handle:
         handle.write(json.dumps(values) + "\n")
-    with pytest.raises(ValueError, match=r"reports/runs\.jsonl, line 2: 'panels' Field required(.|\n)*Take the line out"):
+    with pytest.raises(ValueError, match=r"reports/runs\.jsonl, line 2: 'panels' Field required(.|\n)*Remove the line"):
         read_kept(tmp_path)
 
 
@@ -127,10 +129,10 @@ def test_keeping_adds_a_line_once(root: Path, full_run: tuple[Path, Params], mon
     assert kept.note == "second"
     assert list(kept.measured) == ["rl@search"]
     inputs = load_inputs(root, full_run[1])
-    assert "This is run 2 (“second”) of those kept. Compared with run 1 (“PPO first”" in changes_section(inputs).blocks[0].text
-    said = cost_section(inputs).blocks[-1].text
-    assert "as measured when this run was made" in said
-    assert "Restored from DVC's cache, so not measured: curate@textworld" in said
+    assert "Kept as run 2 (“second”). Compared with run 1 (“PPO first”" in changes_section(inputs).blocks[0].text
+    text = cost_section(inputs).blocks[-1].text
+    assert "Time and memory of this run" in text
+    assert "(restored from DVC's cache): curate@textworld" in text
 
 
 def test_what_is_not_up_to_date_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +150,11 @@ def test_the_page_tells_what_changed(full_run: tuple[Path, Params]) -> None:
     blocks = changes_section(load_inputs(root, params)).blocks
     tables = {block.title: block for block in blocks if block.kind == "table"}
     assert list(tables["Parameters"].rows) == [["rl.algorithm", "ppo", "grpo"]]
-    (row,) = tables["Success, then and now"].rows
+    (row,) = tables["Success, before and now"].rows
     assert row[:4] == ["search", "merged", "31.0 %", "62.0 %"]
     assert row[-1] == "▲ better"
     texts = [block.text for block in blocks if block.kind == "text"]
-    assert any(text.startswith("The same on every task: base on textworld") for text in texts)
+    assert any(text.startswith("Identical on every task: base on textworld") for text in texts)
 
 
 def test_without_kept_runs_the_page_says_how_to_keep_one(full_run: tuple[Path, Params], tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_without_kept_runs_the_page_says_how_to_keep_one(full_run: tuple[Path, P
     (tmp_path / "reports").mkdir()
     shutil.copy(full / "reports" / "evaluation.json", tmp_path / "reports")
     inputs = load_inputs(tmp_path, params)
-    assert "make keep keeps this one" in changes_section(inputs).blocks[0].text
+    assert "Run 'make keep'" in changes_section(inputs).blocks[0].text
     assert cost_section(inputs).blocks[-1].tone == "note"
 
 

@@ -84,8 +84,8 @@ def test_the_chapter_tells_the_search_and_the_panel(searched: tuple[Path, Params
     section = design_section(load_inputs(root, params))
     assert section is not None
     text = text_of(section)
-    assert "The winner: choose vote, draws 3." in text
-    assert "another run" not in text
+    assert "Winner: choose vote, draws 3." in text
+    assert "have changed since this search" not in text
     for told in ("66.0 %", "72.0 %", "+6.0", "−1.0 to +13.0", "undecided", "58.0 ± 7.0 %", "merged+vote", "48 of search"):
         assert told in text, told
     assert text.count("<svg") == 3
@@ -105,7 +105,7 @@ def test_several_methods_share_the_curve_and_an_old_search_says_so(searched: tup
     write_json(root / "reports/design/agentswift.json", found)
     stale = design_section(load_inputs(root, params))
     assert stale is not None
-    assert "other models or panels" in text_of(stale)
+    assert "have changed since this search" in text_of(stale)
 
 
 def test_a_search_that_changed_nothing_says_so(searched: tuple[Path, Params, dict[str, Any]]) -> None:
@@ -116,7 +116,7 @@ def test_a_search_that_changed_nothing_says_so(searched: tuple[Path, Params, dic
     write_json(root / "reports/design/agentswift.json", found)
     section = design_section(load_inputs(root, params))
     assert section is not None
-    assert "No design did better on the confirming tasks" in text_of(section)
+    assert "No design scored higher on the confirmation tasks" in text_of(section)
 
 
 def test_the_chapter_stands_on_the_page(searched: tuple[Path, Params, dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ def test_packing_keeps_every_token_owner_turn_and_policy_number():
 def test_the_byte_limit_cuts_all_sources_alike_and_is_told():
     rows = [row(f"e{index}", index / 50, 60) for index in range(50)]
     browser = browser_data({"d": {"one": rows, "two": rows}}, 40, None, 0, limit=8000)
-    assert browser.asked == 40
+    assert browser.chosen == 40
     assert 0 < browser.shown < 40
     sources = [episode["source"] for episode in browser.data["episodes"]]
     assert abs(sources.count("one") - sources.count("two")) <= 1

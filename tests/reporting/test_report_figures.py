@@ -13,10 +13,10 @@ from matplotlib.text import Text
 
 from stages.reporting import blocks
 from stages.reporting.figures.curves import running_mean
-from stages.reporting.figures.trees import _layout, most_visited_path, search_tree, telling_tree
+from stages.reporting.figures.trees import _layout, example_tree, most_visited_path, search_tree
 from stages.reporting.inputs import load_inputs
 from stages.reporting.page import DETAILS, SUMMARY
-from stages.reporting.sections.learning import PAIRS_INTRO, RECORDS_INTRO, rl_section
+from stages.reporting.sections.learning import INTROS, rl_section
 from stages.reporting.sections.outcome import learning_curve
 from stages.reporting.style import Svg
 
@@ -96,7 +96,7 @@ def test_layout_puts_parents_between_their_children():
 
 def test_the_drawn_tree_is_neither_hopeless_nor_trivial():
     others = [node(0, -1, 0, 10, 0.0, "a"), node(0, -1, 0, 10, 10.0, "b")]
-    assert telling_tree([*others, *TREE])[0]["task_id"] == "t"
+    assert example_tree([*others, *TREE])[0]["task_id"] == "t"
 
 
 def test_a_nodes_fill_is_its_place_between_the_worst_and_the_best_value():
@@ -127,9 +127,11 @@ def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
     domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
     section = rl_section(replace(inputs, domains=domains))
-    assert section.intro == PAIRS_INTRO
-    (table,) = [block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("What ran")]
-    assert table.header[3:] == ("tasks × attempts", "pairs ranked right", "margin")
+    assert section.intro == INTROS["pairs"]
+    (table,) = [
+        block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")
+    ]
+    assert table.header[3:] == ("tasks × attempts", "pair accuracy", "margin")
     assert table.rows[0][3:] == ["stored pairs", "0.75 → 0.75", "1.5 → 1.5"]
     (figures,) = [block for block in section.blocks if isinstance(block, blocks.Figures)]
     assert len(figures.drawings) == 5, "loss, accuracy, margin, winner and loser"
@@ -143,7 +145,9 @@ def test_a_run_that_learns_from_records_shows_its_critic(full_run):
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
     domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
     section = rl_section(replace(inputs, domains=domains))
-    assert section.intro == RECORDS_INTRO
-    (table,) = [block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("What ran")]
+    assert section.intro == INTROS["records"]
+    (table,) = [
+        block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")
+    ]
     assert table.header[3:] == ("tasks × attempts", "critic's TD error", "correlation of Q and return")
     assert table.rows[0][3:] == ["recorded episodes", "0.25 → 0.25", "0.5 → 0.5"]

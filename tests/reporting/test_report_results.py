@@ -8,12 +8,12 @@ import pytest
 
 from stages.reporting.results import (
     check_evaluation,
+    comparison_line,
     comparisons_list,
     find_comparison,
-    markdown_table,
     model_order,
     retention,
-    sentence,
+    success_table,
     verdicts,
 )
 
@@ -44,13 +44,13 @@ def test_models_come_in_the_order_of_the_run():
 
 
 def test_a_clear_difference_is_told_with_its_interval():
-    said = plain(sentence(make_evaluation()["comparisons"][0], 0.95))
+    said = plain(comparison_line(make_evaluation()["comparisons"][0], 0.95))
     assert said == "Specialist vs. fine-tuned model: +20.0 points (95 % CI +13.8 to +26.2, p < 0.001)."
 
 
 def test_an_undecided_difference_is_never_called_better():
     """Contract: "better" is a paired test; an interval that contains zero is marked as not significant."""
-    said = plain(sentence(make_evaluation()["comparisons"][1], 0.95))
+    said = plain(comparison_line(make_evaluation()["comparisons"][1], 0.95))
     assert "better" not in said
     assert said == "Specialist vs. merged model: +6.0 points (95 % CI −1.0 to +13.0, p = 0.080; not significant)."
 
@@ -64,11 +64,11 @@ def test_a_comparison_can_be_turned_round():
 
 def test_retention_is_the_share_of_the_specialists_success():
     assert retention(make_evaluation(), "search") == pytest.approx(0.9)
-    assert plain(verdicts(make_evaluation(), "search", 0.95)[-1]) == "The merged model keeps 90 % of the specialist's success."
+    assert plain(verdicts(make_evaluation(), "search", 0.95)[-1]) == "Merged model's success relative to the specialist: 90 %."
 
 
 def test_markdown_table_has_every_model_with_interval_and_n():
-    table = plain(markdown_table(make_evaluation(), ["search"], 0.95))
+    table = plain(success_table(make_evaluation(), ["search"], 0.95))
     assert "| `rl@search` | 60.0 % (55.0 to 65.0) |" in table
     assert "n = 200" in table
     assert "`abc`" in table
@@ -82,7 +82,7 @@ def test_an_evaluation_without_a_part_is_named(key):
     """Contract: a malformed input gets an error with file, key and what to do."""
     evaluation = make_evaluation()
     del evaluation[key]
-    with pytest.raises(ValueError, match=rf"reports/evaluation.json has no key '{key}'; run"):
+    with pytest.raises(ValueError, match=rf"reports/evaluation.json lacks \['{key}'\]; run"):
         check_evaluation(evaluation, "reports/evaluation.json")
 
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stages.reporting.style import _STAND_INS, DOMAIN_COLOURS, PALETTE, colour, drawing, new_figure, to_svg
+from stages.reporting.style import _PLACEHOLDERS, DOMAIN_COLOURS, PALETTE, colour, drawing, new_figure, to_svg
 
 MARKS = ("base", "sft", "merged", *(f"domain{index}" for index in range(DOMAIN_COLOURS)))
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -93,7 +93,7 @@ def test_an_inline_figure_takes_colours_and_glyphs_from_the_page():
     svg = make_svg()
     ElementTree.fromstring(svg.text)
     assert "var(--sft)" in svg.text
-    assert not [stand_in for stand_in in _STAND_INS.values() if stand_in in svg.text]
+    assert not [stand_in for stand_in in _PLACEHOLDERS.values() if stand_in in svg.text]
     used = set(re.findall(r'href="#(DejaVu[^"]+)"', svg.text))
     assert used == set(svg.glyphs), "every glyph a figure uses is handed to the page"
     assert not re.search(r'id="DejaVu', svg.text)

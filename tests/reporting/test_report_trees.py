@@ -10,8 +10,8 @@ import pytest
 from stages.annotation.labels import label_rows
 from stages.annotation.pairs import pair_rows
 from stages.annotation.settings import Annotate
-from stages.reporting.tree_words import BACKUPS, LABELS, meanings
-from stages.reporting.trees import EVEN, Grown, choose, forest, opening_text, pack
+from stages.reporting.tree_summary import BACKUPS, LABELS, meanings
+from stages.reporting.trees import EVEN, DomainTrees, choose, forest, opening_text, pack
 
 PARAMS = Annotate()
 
@@ -35,9 +35,9 @@ def tree(task: str, good: int = 4) -> list[dict[str, Any]]:
     ]
 
 
-def grown(*trees: list[dict[str, Any]]) -> Grown:
+def grown(*trees: list[dict[str, Any]]) -> DomainTrees:
     nodes = [node for one in trees for node in one]
-    return Grown(nodes, label_rows(nodes, PARAMS), pair_rows(nodes, PARAMS), PARAMS)
+    return DomainTrees(nodes, label_rows(nodes, PARAMS), pair_rows(nodes, PARAMS), PARAMS)
 
 
 def test_a_tree_with_all_that_the_viewer_shows() -> None:
@@ -54,13 +54,13 @@ def test_a_tree_with_all_that_the_viewer_shows() -> None:
     assert first["away"] == 1
     assert packed["nodes"][0]["answer"] == "room 0"
     assert "advantage" not in packed["nodes"][0]
-    told = packed["story"]
-    assert "succeeds in 4 of 6 rollouts" in told
-    assert "1 solves the task" in told
-    assert "“go 1” rather than “go 2”, 1.00 apart in q" in told
-    alone = pack("search", "at random", grown(tree("a")[:1]), None)
-    assert "No two actions pass what annotate.pairs asks" in alone["story"]
-    assert "No success was found" in alone["story"]
+    text = packed["summary"]
+    assert "4 of 6 rollouts succeed" in text
+    assert "1 success, 1 failure" in text
+    assert "“go 1” over “go 2”, q differs by 1.00" in text
+    alone = pack("search", "random", grown(tree("a")[:1]), None)
+    assert "No preference pairs" in alone["summary"]
+    assert "No success found" in alone["summary"]
     assert alone["path"] == [0]
 
 
@@ -69,18 +69,18 @@ def test_a_pair_is_as_far_apart_as_its_sides_say() -> None:
     params = Annotate(reward_range=[-1.0, 1.0], labels={"q": "hard"}, pairs={"min_margin": 0.1})
     nodes = tree("a")
     nodes[0]["W"], nodes[1]["W"], nodes[2]["W"] = 2.0, 1.0, -2.0
-    packed = pack("search", "", Grown(nodes, label_rows(nodes, params), pair_rows(nodes, params), params), None)
+    packed = pack("search", "", DomainTrees(nodes, label_rows(nodes, params), pair_rows(nodes, params), params), None)
     assert packed["range"] == [-1.0, 1.0]
-    assert packed["words"]["scale"] == "−1 fails, 1 solves"
+    assert packed["words"]["scale"] == "−1 = failure, 1 = success"
     assert packed["words"]["q"] == LABELS["hard"]
-    assert "“go 1”, worth 0.25 (−1 fails, 1 solves), against 0.33 before it" in packed["story"]
+    assert "Q 0.25 vs. 0.33 before it (−1 = failure, 1 = success)" in packed["summary"]
     first, second = packed["nodes"][1], packed["nodes"][2]
     assert (first["Q"], first["q"], second["Q"], second["q"]) == (0.25, 1, -1, 0)
     ((win, lose, apart, _),) = packed["pairs"]
     assert packed["nodes"][win]["q"] - packed["nodes"][lose]["q"] == apart
     bare = row("a", 5, 0, 2, 0, n_rollouts=0)
     nodes.append(bare)
-    packed = pack("search", "", Grown(nodes, [], [], params), None)
+    packed = pack("search", "", DomainTrees(nodes, [], [], params), None)
     assert "q" not in packed["nodes"][5], "nothing is known by rollouts of what had none"
 
 
@@ -120,14 +120,14 @@ def test_the_page_stays_light() -> None:
     assert forest({}, 3, None, 0) == ([], 0)
 
 
-def test_a_story_counts_ends_by_kind() -> None:
+def test_a_summary_counts_ends_by_kind() -> None:
     cut = tree("a")
     cut[4] |= {"terminal": False, "truncated": True}
-    assert "1 solves the task, 1 is cut off" in pack("search", "", grown(cut), None)["story"]
+    assert "1 success, 1 truncated" in pack("search", "", grown(cut), None)["summary"]
 
 
-def test_a_story_says_where_the_ways_part_and_how_the_task_is_solved() -> None:
-    """Contract: an action that every visit began with is no preference; what is told of is the first choice among several."""
+def test_a_summary_names_the_first_choice_and_the_shortest_success() -> None:
+    """Contract: an action that all visits share is no choice; the summary names the first node with several visited children."""
     nodes = [
         row("a", 0, -1, 4, 2),
         row("a", 1, 0, 4, 2),
@@ -137,34 +137,33 @@ def test_a_story_says_where_the_ways_part_and_how_the_task_is_solved() -> None:
         row("a", 5, 4, 2, 2, depth=4, end=True),
     ]
     packed = pack("search", "", grown(nodes), None)
-    told = packed["story"]
-    assert "All visits begin with “go 1”; there, 2 actions were tried: most visits (3) took “go 2”, worth 0.67" in told
-    assert "(0 fails, 1 solves), against 0.50 before it" in told
-    assert "Nearest success: “go 1” → “go 2” → “go 4” → “go 5”." in told
+    text = packed["summary"]
+    assert "First choice after “go 1”: “go 2” has 3 of 4 visits (2 actions tried), Q 0.67 vs. 0.50" in text
+    assert "Shortest success: “go 1” → “go 2” → “go 4” → “go 5”." in text
     assert [node.get("prior") is None for node in packed["nodes"]] == [True, True, False, False, True, True]
     assert all("logprob" in node for node in packed["nodes"][1:])
-    chain = pack("search", "", grown([nodes[0], nodes[1]]), None)["story"]
-    assert "All visits take one way, “go 1”: worth 0.50" in chain
-    assert "At the start, 2 actions were tried" in pack("search", "", grown(tree("a")), None)["story"]
+    chain = pack("search", "", grown([nodes[0], nodes[1]]), None)["summary"]
+    assert "all visits take “go 1”, Q 0.50" in chain
+    assert "First choice at the start: " in pack("search", "", grown(tree("a")), None)["summary"]
 
 
-def test_long_ways_are_cut() -> None:
+def test_long_paths_are_cut() -> None:
     nodes = [row("a", node, node - 1, 2, 2, depth=node, end=node == 12) for node in range(13)]
-    assert "“go 7” → … → “go 12”." in pack("search", "", grown(nodes), None)["story"]
+    assert "“go 7” → … → “go 12”." in pack("search", "", grown(nodes), None)["summary"]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"backup": "max"}, "best of the actions after it"),
-        ({"backup": "discounted_max", "gamma": 0.9}, "from an action on"),
-        ({"backup": "children_mean"}, "by visits"),
+        ({"backup": "max"}, "maximum over the child actions"),
+        ({"backup": "discounted_max", "gamma": 0.9}, "best of the tried actions"),
+        ({"backup": "children_mean"}, "weighted by visits"),
         (
             {"expansion": {"kind": "eager"}, "evaluation": {"kind": "value_model"}, "labels": {"q": "tree"}},
-            "step-value model says",
+            "by the step-value model",
         ),
-        ({"expansion": {"kind": "eager"}, "evaluation": {"kind": "mixed"}}, "counts beside the rollout's"),
-        ({"evaluation": {"critic": "prior"}}, "the policy's ranking"),
+        ({"expansion": {"kind": "eager"}, "evaluation": {"kind": "mixed"}}, "by rollouts and the step-value model"),
+        ({"evaluation": {"critic": "prior"}}, "the policy's ranking of siblings"),
     ],
 )
 def test_q_is_named_for_what_it_is(changes: dict[str, Any], said: str) -> None:
@@ -177,9 +176,9 @@ def test_every_setting_has_words_and_every_scale_its_ends() -> None:
     fields = Annotate.model_fields
     assert set(BACKUPS) == set(fields["backup"].annotation.__args__)
     assert set(LABELS) == set(type(PARAMS.labels).model_fields["q"].annotation.__args__)
-    assert meanings(PARAMS)["scale"] == "0 fails, 1 solves"
-    assert meanings(Annotate(returns=[-6.0, 0.0], reward_range=[-6.0, 0.0]))["scale"] == "−6 is the worst, 0 the best"
-    assert "stretched" in meanings(Annotate(labels={"scale": "min_max"}))["q"]
+    assert meanings(PARAMS)["scale"] == "0 = failure, 1 = success"
+    assert meanings(Annotate(returns=[-6.0, 0.0], reward_range=[-6.0, 0.0]))["scale"] == "−6 = worst, 0 = best"
+    assert "min-max scaled" in meanings(Annotate(labels={"scale": "min_max"}))["q"]
 
 
 def test_the_middle_is_that_of_the_trees_values() -> None:

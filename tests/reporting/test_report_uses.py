@@ -37,16 +37,16 @@ def said(inputs: Inputs) -> str:
 
 
 def test_a_run_that_uses_nothing_says_so(inputs: Inputs) -> None:
-    assert "Nothing that later stages do depends on it in textworld and search." in said(replace(inputs, uses=None))
+    assert "Not used by later stages: textworld, search." in said(replace(inputs, uses=None))
 
 
 @pytest.mark.parametrize(
     ("rl", "words"),
     [
-        ({"credit": {"kind": "annotated"}}, ["turns are credited by the step-value model"]),
-        ({"algorithm": "ppo", "critic": {"init": "value_model"}}, ["the critic starts as the step-value model"]),
-        ({"curriculum": {"kind": "value"}}, ["tasks are drawn by what the step-value model thinks of them"]),
-        ({"algorithm": "step_dpo"}, ["the trees' preference pairs are what the policy learns from"]),
+        ({"credit": {"kind": "annotated"}}, ["step credit from the step-value model"]),
+        ({"algorithm": "ppo", "critic": {"init": "value_model"}}, ["critic initialised from the step-value model"]),
+        ({"curriculum": {"kind": "value"}}, ["task curriculum from the step-value model"]),
+        ({"algorithm": "step_dpo"}, ["preference pairs for RL"]),
     ],
 )
 def test_each_use_is_told_of_its_domain(inputs: Inputs, rl: dict[str, Any], words: list[str]) -> None:
@@ -58,13 +58,13 @@ def test_each_use_is_told_of_its_domain(inputs: Inputs, rl: dict[str, Any], word
     assert used(params, "textworld") == []
     text = said(replace(inputs, params=params))
     assert f"search: {words[0]}." in text
-    assert "Nothing that later stages do depends on it in textworld." in text
+    assert "Not used by later stages: textworld." in text
 
 
 def test_a_q_model_is_of_use_where_there_is_one(inputs: Inputs) -> None:
     own = {"search": {"annotate": {"q_model": {"kind": "step_dpo"}}}}
     params = changed(inputs, per_domain=own, evaluate={"models": ["sft", "sft+q"]})
-    assert used(params, "search") == ["in the evaluation a Q-model chooses among actions"]
+    assert used(params, "search") == ["best-of-n actions by the Q-model in evaluation"]
     assert used(params, "textworld") == []
 
 
@@ -88,17 +88,17 @@ def test_the_boards_verdicts_are_quoted(inputs: Inputs) -> None:
     assert inputs.domains["search"].annotate is not None
     variance = inputs.domains["search"].annotate["value_model"]["calibration"]["explained_variance"]
     text = said(replace(inputs, uses=MEASURED))
-    assert "None of these uses was shown to be a gain" in text
-    assert f"{100 * variance:.0f} % in search of the variance of outcomes" in text
+    assert "No use has a significant gain" in text
+    assert f"search {100 * variance:.0f} %" in text
 
     def of(**changes: Any) -> str:
         return said(replace(inputs, uses={**MEASURED, "claims": [{**CLAIM, **changes}]}))
 
     shown = of(state="reproduced")
-    assert "Shown to be a gain over the same run without annotations: Values help." in shown
-    assert "This run makes no use of it in search." in shown
-    assert "None of these uses" in of(state="reproduced", gain=False)
-    assert "Not all of this has been measured yet" in of(state="not run yet", difference="–")
+    assert "Significant gain over the same run without annotations: Values help." in shown
+    assert "This run uses none of it on search." in shown
+    assert "No use has a significant gain" in of(state="reproduced", gain=False)
+    assert "not been measured yet" in of(state="not run yet", difference="–")
     (table,) = [
         block
         for block in use_blocks(replace(inputs, uses={**MEASURED, "claims": [{**CLAIM, "checked": "by hand"}]}))
@@ -111,18 +111,18 @@ def test_what_holds_against_less_is_no_gain_and_the_page_says_so(inputs: Inputs)
     """Contract: a claim that is reproduced against something cheaper is in the table, and the summary tells why it is no gain."""
     cheap = {**CLAIM, "gain": False, "cheaper": True, "state": "reproduced"}
     text = said(replace(inputs, uses={**MEASURED, "claims": [CLAIM, cheap]}))
-    assert "None of these uses was shown to be a gain" in text
-    assert "reproduced above is so against something that costs less" in text
-    assert "costs less" not in said(replace(inputs, uses=MEASURED))
+    assert "No use has a significant gain" in text
+    assert "cheaper baselines" in text
+    assert "cheaper" not in said(replace(inputs, uses=MEASURED))
     gain = {**CLAIM, "state": "reproduced", "says": "It gains."}
     shown = said(replace(inputs, uses={**MEASURED, "claims": [gain, cheap]}))
-    assert "Shown to be a gain over the same run without annotations: It gains." in shown
-    assert "costs less" not in shown
+    assert "Significant gain over the same run without annotations: It gains." in shown
+    assert "cheaper" not in shown
 
 
 def test_a_q_model_that_starts_as_the_value_model_is_a_use(inputs: Inputs) -> None:
     q_model = {"kind": "regression", "init": "value_model"}
-    assert used(changed(inputs, annotate={"q_model": q_model}), "search") == ["the Q-model starts as the step-value model"]
+    assert used(changed(inputs, annotate={"q_model": q_model}), "search") == ["Q-model initialised from the step-value model"]
     assert used(changed(inputs, annotate={"q_model": {"kind": "regression"}}), "search") == []
 
 

@@ -127,7 +127,7 @@ def test_shared_prefixes_give_the_gradient_of_the_dense_pass(tiny_policy: Path, 
                 for terms in update.loss(micro):
                     terms.loss.backward()
                     if terms.trained is not None:
-                        update.saw(*terms.trained)
+                        update.on_tokens_trained(*terms.trained)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found[share] = torch.cat([parameter.grad.flatten() for parameter in trained])
     assert float(found[False].norm()) > 1e-3

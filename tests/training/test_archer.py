@@ -26,10 +26,11 @@ from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
 from stages.engine.torch_engine import TorchEngine
 from stages.records.episode import Episode, Owner, TurnRecord, read_episodes, read_rows, write_episodes
-from stages.training.rl import reinforcement
+from stages.training.rl import online
 from stages.training.rl.demonstrations import as_external
-from stages.training.rl.off_policy import OffPolicy
-from stages.training.rl.replay import Replay, as_turns, read_records
+from stages.training.rl.off_policy import OffPolicy, as_turns
+from stages.training.rl.offline_dataset import read_offline_dataset
+from stages.training.rl.replay_buffer import ReplayBuffer
 from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
 REPLAY: dict[str, Any] = {"episodes": 8, "critic_updates": 3, "policy_updates": 1}
@@ -103,14 +104,14 @@ def test_it_learns_from_what_it_replays(make_context, tiny_policy):
 def test_during_warm_up_no_weight_of_the_policy_changes(make_context, monkeypatch):
     """archer 8: the policy's hash is that of the start policy until critic.warmup_steps are over."""
     seen: list[str] = []
-    finish = reinforcement.RlJob.finish
+    finish = online.OnlineJob.finish
 
     def watch(self, step, sums):
         state = self.models.policy.state_dict()
         seen.append(hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest())
         return finish(self, step, sums)
 
-    monkeypatch.setattr(reinforcement.RlJob, "finish", watch)
+    monkeypatch.setattr(online.OnlineJob, "finish", watch)
     context = make_context("rl", rl=section(critic={"warmup_steps": 2}))
     start = load_policy(context.root / "data/models/sft").model.state_dict()
     history, report = run(context)
@@ -193,12 +194,12 @@ def test_recorded_episodes_alone_teach_the_policy(make_context, tiny_policy):
 
 def test_records_are_needed_and_must_fit(make_context, tiny_policy):
     context = make_context("rl", rl=section(algorithm="archer_offline", replay={"records": ["games"]}))
-    with pytest.raises(ValueError, match=r"names games.*toy has no game records: leave 'games' out; or name rollouts"):
+    with pytest.raises(ValueError, match=r"in games; toy has no game records: leave 'games' out; or add rollouts"):
         rl.run(context)
     tasks, chat = {task.task_id for task in letter_tasks(16) if task.split == "train"}, Chat(load_policy(tiny_policy).tokenizer)
     with pytest.raises(ValueError, match=r"over model\.max_length \(20\)"):
-        read_records(context.data, "toy", ["demonstrations"], tasks, chat, 20)
-    found = read_records(context.data, "toy", ["rollouts", "demonstrations", "games"], tasks, chat, 128)
+        read_offline_dataset(context.data, "toy", ["demonstrations"], tasks, chat, 20)
+    found = read_offline_dataset(context.data, "toy", ["rollouts", "demonstrations", "games"], tasks, chat, 128)
     assert {kind: len(episodes) for kind, episodes in found.items()} == {
         "rollouts": 0,
         "demonstrations": len(found["demonstrations"]),
@@ -210,25 +211,26 @@ def test_records_are_needed_and_must_fit(make_context, tiny_policy):
         context.root / "data/curated/toy/games.parquet",
         [replace(demonstration(task), policy_hash="player:a") for task in letter_tasks(4)],
     )
-    assert len(read_records(context.data, "toy", ["games"], tasks, chat, 128)["games"]) == 3
+    assert len(read_offline_dataset(context.data, "toy", ["games"], tasks, chat, 128)["games"]) == 3
 
 
-def test_the_oldest_episodes_make_room():
-    """A capacity of 6 turns: whole episodes leave, oldest first; recorded ones stay; the newest is kept whatever its length."""
-    recorded = [make_episode("kept", "a", [1], 0.0)]
-    replay = Replay(recorded, 6)
+def test_the_oldest_episodes_are_evicted():
+    """A capacity of 6 turns: played episodes are evicted oldest first, offline ones stay, and so does the newest, whatever its
+    length."""
+    offline = [make_episode("offline", "a", [1], 0.0)]
+    replay = ReplayBuffer(offline, 6)
     replay.add([make_episode(f"{number}", "a", [1, 1], 0.0) for number in range(4)])
     assert [episode.episode_id for episode in replay.played] == ["1", "2", "3"]
     assert replay.turns == 7
     replay.add([make_episode("none", "a", [], 0.0), make_episode("long", "a", [1] * 9, 0.0)])
     assert [episode.episode_id for episode in replay.played] == ["long"]
-    again = Replay(recorded, 6)
+    again = ReplayBuffer(offline, 6)
     again.load_state_dict(replay.state_dict())
     drawn = replay.draw(64, 1, "x")
     assert drawn == again.draw(64, 1, "x") != replay.draw(64, 1, "y")
-    assert {episode.episode_id for episode in drawn} == {"kept", "long"}
-    with pytest.raises(ValueError, match="holds no episode"):
-        Replay([], 6).draw(1)
+    assert {episode.episode_id for episode in drawn} == {"offline", "long"}
+    with pytest.raises(ValueError, match="replay buffer is empty"):
+        ReplayBuffer([], 6).draw(1)
 
 
 def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
@@ -282,9 +284,10 @@ def test_two_processes_share_the_draws(tiny_policy):
             return [*shared[0], *shared[1]]
 
     def drawn(index: int, count: int) -> list[list[Episode]]:
-        models = SimpleNamespace(utterances=torch.nn.Linear(1, 1), processes=Half(index, count), refresh_player=lambda: None)
+        models = SimpleNamespace(turn_critic=torch.nn.Linear(1, 1), processes=Half(index, count), refresh_player=lambda: None)
         engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
-        return OffPolicy(models, algorithm, None, Replay([], 1), engine, chat, 4, 128, 7).drawn(episodes, 2, 7, 0, "critic")
+        off_policy = OffPolicy(models, algorithm, None, ReplayBuffer([], 1), engine, chat, 4, 128, 7)
+        return off_policy.redraw(episodes, 2, 7, 0, "critic")
 
     with ThreadPoolExecutor(2) as threads:
         halves = list(threads.map(drawn, (0, 1), (2, 2)))

@@ -1,4 +1,4 @@
-"""Demonstrations as documents: what is trained, how steps are dealt, that micro-batches change nothing."""
+"""Demonstrations as documents: what is trained, the steps of an epoch, that micro-batches change nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
-from stages.training.documents import deal, encode, micro_batches, steps_per_epoch
+from stages.training.documents import encode, epoch_batches, micro_batches, steps_per_epoch
 from training.toys import demonstration, letter_tasks
 
 
@@ -34,14 +34,14 @@ def test_only_the_policys_turns_are_trained(policy, documents):
         assert not documents.mask[row, length:].any()
 
 
-def test_an_epoch_deals_every_document_once(documents):
+def test_an_epoch_uses_every_document_once(documents):
     budget = sum(documents.lengths) // 3 + 1
-    steps = deal(documents, budget, 0, "sft", 0)
+    steps = epoch_batches(documents, budget, 0, "sft", 0)
     assert len(steps) == steps_per_epoch(documents, budget) == 3
     assert sorted(row for step in steps for row in step) == list(range(documents.size))
-    assert steps != deal(documents, budget, 0, "sft", 1)
-    assert len(deal(documents, 1, 0)) == documents.size
-    assert all(deal(documents, 1, 0))
+    assert steps != epoch_batches(documents, budget, 0, "sft", 1)
+    assert len(epoch_batches(documents, 1, 0)) == documents.size
+    assert all(epoch_batches(documents, 1, 0))
 
 
 @pytest.mark.parametrize("tokens_per_batch", [64, 128, 4096])

@@ -26,8 +26,8 @@ from stages.training.ledger import Ledger
 from stages.training.loop import make_processes
 from stages.training.rl.demonstrations import ExternalEpisodes, as_external
 from stages.training.rl.models import Models
+from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.policy_updates import PolicyUpdates
-from stages.training.rl.replay import read_records
 from training.toys import FirstLetterEnvironment, demonstration, letter_tasks, make_episode
 
 RL: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_count
             for rows in update.micro_batches:
                 for terms in update.loss(rows):
                     terms.loss.backward()
-                    update.saw(*terms.trained)
+                    update.on_tokens_trained(*terms.trained)
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
         assert batch.external is not None
         assert ledger.external_tokens == int(batch.external.sum())
@@ -197,5 +197,5 @@ def test_imported_parts_of_episodes_are_no_records(policy, tmp_path):
     first = replace(demonstration(tasks[0], ("open the door",)), episode_id="first", policy_hash=IMPORTED, reward=0.0)
     last = replace(whole[0], episode_id="last", inherited=1)
     write_episodes(tmp_path / "curated/toy/demonstrations.parquet", [*whole, first, last])
-    found = read_records(tmp_path, "toy", ["demonstrations"], names, Chat(policy.tokenizer), 128)
+    found = read_offline_dataset(tmp_path, "toy", ["demonstrations"], names, Chat(policy.tokenizer), 128)
     assert {episode.episode_id for episode in found["demonstrations"]} == {episode.episode_id for episode in whole}

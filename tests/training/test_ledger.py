@@ -14,8 +14,8 @@ def test_an_epoch_that_uses_every_policy_token_once_passes_and_is_counted():
     ledger = Ledger()
     for _ in range(2):
         ledger.open(MASK)
-        ledger.saw(torch.tensor([1]), MASK[1:, :2])
-        ledger.saw(torch.tensor([0]), MASK[:1])
+        ledger.record(torch.tensor([1]), MASK[1:, :2])
+        ledger.record(torch.tensor([0]), MASK[:1])
         ledger.close()
     assert ledger.metrics() == {
         "ledger/policy_tokens_trained": 6,
@@ -27,16 +27,16 @@ def test_an_epoch_that_uses_every_policy_token_once_passes_and_is_counted():
 @pytest.mark.parametrize(
     ("rows", "mask", "message"),
     [
-        ([0], MASK[:1], "1 were left out"),
+        ([0], MASK[:1], "1 missing"),
         ([0, 1, 1], MASK[[0, 1, 1]], "1 used more than once"),
-        ([0, 1], MASK | torch.tensor([True, False, False]), "2 tokens of the prompt"),
+        ([0, 1], MASK | torch.tensor([True, False, False]), "2 tokens of prompt"),
     ],
 )
 def test_anything_else_is_an_error(rows: list[int], mask: torch.Tensor, message: str):
     ledger = Ledger()
     ledger.open(MASK)
     for row, part in zip(rows, mask, strict=True):
-        ledger.saw(torch.tensor([row]), part[None])
+        ledger.record(torch.tensor([row]), part[None])
     with pytest.raises(RuntimeError, match=message):
         ledger.close()
 
@@ -44,23 +44,23 @@ def test_anything_else_is_an_error(rows: list[int], mask: torch.Tensor, message:
 def test_dropped_rows_are_counted_apart_and_must_not_be_trained():
     ledger = Ledger()
     ledger.open(MASK, dropped=torch.tensor([True, False]))
-    ledger.saw(torch.tensor([1]), MASK[1:])
+    ledger.record(torch.tensor([1]), MASK[1:])
     ledger.close()
     assert (ledger.policy_tokens, ledger.dropped_tokens) == (1, 2)
     ledger.open(MASK, dropped=torch.tensor([True, False]))
-    ledger.saw(torch.tensor([0, 1]), MASK)
-    with pytest.raises(RuntimeError, match="2 tokens of the prompt"):
+    ledger.record(torch.tensor([0, 1]), MASK)
+    with pytest.raises(RuntimeError, match="2 tokens of prompt"):
         ledger.close()
 
 
 def test_a_cut_epoch_may_lack_tokens_and_survives_a_resume():
     ledger = Ledger()
     ledger.open(MASK)
-    ledger.saw(torch.tensor([0]), MASK[:1])
+    ledger.record(torch.tensor([0]), MASK[:1])
     again = Ledger()
     again.load_state_dict(ledger.state_dict())
     assert again.is_open
-    again.close(whole=False)
+    again.close(complete=False)
     assert again.policy_tokens == 2
     with pytest.raises(RuntimeError, match="not open"):
         again.close()

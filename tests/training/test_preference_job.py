@@ -56,7 +56,7 @@ def job_of(make_context, name: str, tokens_per_batch: int = 512, seed: int | Non
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
     algorithm = resolve(Rl(**{**RL, "algorithm": name, "seed": seed, "preference": preference}))
-    return PreferenceJob(context, algorithm, policy, make_processes(resources))
+    return PreferenceJob(context, algorithm, policy, make_processes(resources), None)
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
@@ -79,19 +79,19 @@ def test_the_micro_batch_split_changes_nothing(make_context, name: str):
     assert float((one - other).norm() / one.norm()) < 1e-4
 
 
-def test_every_pair_is_dealt_once_a_pass(make_context):
+def test_every_pair_is_used_once_per_epoch(make_context):
     job = job_of(make_context, "dpo", pairs_per_step=4)
-    dealt = [pair for step in range(3) for pair in job.dealer.dealt(step)]
-    assert sorted(dealt[:PAIRS]) == list(range(PAIRS))
-    assert sorted(dealt[PAIRS:]) == list(range(PAIRS))
-    assert job.dealer.dealt(1) == job.dealer.dealt(1)
+    drawn = [pair for step in range(3) for pair in job.sampler.batch(step)]
+    assert sorted(drawn[:PAIRS]) == list(range(PAIRS))
+    assert sorted(drawn[PAIRS:]) == list(range(PAIRS))
+    assert job.sampler.batch(1) == job.sampler.batch(1)
 
 
 def test_rl_seed_decides_the_order_of_the_pairs(make_context):
     """The board's seeds are those of rl alone."""
-    orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).dealer.dealt(0) for seed in (None, 0, 1)]
+    orders = [job_of(make_context, "dpo", seed=seed, pairs_per_step=PAIRS).sampler.batch(0) for seed in (None, 0, 1)]
     assert orders[1] != orders[2]
-    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).dealer.dealt(0), "null: the seed of all"
+    assert orders[0] == job_of(make_context, "dpo", seed=3, pairs_per_step=PAIRS).sampler.batch(0), "null: the seed of all"
 
 
 def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):
@@ -105,7 +105,7 @@ def test_ktos_reference_point_is_that_of_mismatched_continuations(make_context):
 
 
 def test_ktos_reference_point_never_takes_a_pairs_own_continuations(make_context):
-    """Contract: a pair dealt twice in a step, and two pairs of one node, are no mismatch: z0 then looks further, and at the pairs
+    """Contract: a pair drawn twice in a step, and two pairs of one node, are no mismatch: z0 then looks further, and at the pairs
     outside the step."""
     job = job_of(make_context, "kto", pairs_per_step=4)
     assert job.mismatches([0, 1, 2]) == [1, 2, 0]
@@ -122,7 +122,7 @@ def test_kto_refuses_pairs_of_one_history(make_context):
     context = made(make_context, algorithm="kto")
     path = context.root / "data/annotated/toy/pairs.parquet"
     write_table(path, PAIR_SCHEMA, read_rows(path)[:1])
-    with pytest.raises(ValueError, match=r"1 stored pairs of toy have one history.*raise annotate\.tasks"):
+    with pytest.raises(ValueError, match=r"1 preference pairs of toy share one history.*raise annotate\.tasks"):
         rl.run(context)
 
 

@@ -15,7 +15,7 @@ from stages.algorithms.parts.critic import learns_values
 from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
 from stages.records.episode import read_rows
-from stages.training.rl import reinforcement
+from stages.training.rl import online
 from training.toys import KilledError, kill_at_step, outputs
 
 RL: dict[str, Any] = {
@@ -93,7 +93,7 @@ def test_progress_credits_turns_and_is_told(make_context, tiny_policy):
 
 def half_dead(context, monkeypatch, dead: set[str]) -> None:
     """Let the tasks in `dead` fail whatever the policy does, and the others succeed at every second attempt."""
-    played = reinforcement.RlJob.play
+    played = online.OnlineJob.play
 
     def play(self, task_ids, step, greedy=False):
         episodes = played(self, task_ids, step, greedy)
@@ -102,7 +102,7 @@ def half_dead(context, monkeypatch, dead: set[str]) -> None:
             episode.turns[-1].reward = episode.reward
         return episodes
 
-    monkeypatch.setattr(reinforcement.RlJob, "play", play)
+    monkeypatch.setattr(online.OnlineJob, "play", play)
 
 
 def test_dynamic_sampling_plays_further_tasks(make_context, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from stages import rl
 from stages.records.episode import Owner, read_rows
-from stages.training.rl import reinforcement
+from stages.training.rl import online
 from stages.values.settings import HeadParams
 from training.toys import KilledError, kill_at_step, outputs
 
@@ -197,7 +197,7 @@ def test_annotated_credit_reads_the_step_value_model(make_context, tiny_policy):
 def test_a_difference_between_sampling_and_training_is_an_error(make_context, monkeypatch):
     """Contract: in float32, log-probs of the engine and of the training pass that differ by more than 1e-5 stop the run."""
     context = make_context("rl", rl={**RL, "steps": 1})
-    played = reinforcement.RlJob.play
+    played = online.OnlineJob.play
 
     def play(self, task_ids, step):
         episodes = played(self, task_ids, step)
@@ -207,7 +207,7 @@ def test_a_difference_between_sampling_and_training_is_an_error(make_context, mo
             ]
         return episodes
 
-    monkeypatch.setattr(reinforcement.RlJob, "play", play)
+    monkeypatch.setattr(online.OnlineJob, "play", play)
     with pytest.raises(ValueError, match="sampling and training"):
         rl.run(context)
 

@@ -122,7 +122,7 @@ def test_loss_and_gradient_are_those_of_the_dense_pass(model, algorithm, tokens_
                     terms.loss.backward()
                     total += float(terms.loss.detach())
                     if terms.trained is not None:
-                        update.saw(*terms.trained)
+                        update.on_tokens_trained(*terms.trained)
         assert ledger.policy_tokens == int(batch.mask.sum())
         found[share] = total, torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
     assert found[True][0] == pytest.approx(found[False][0], abs=1e-6)

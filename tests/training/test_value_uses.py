@@ -18,7 +18,7 @@ from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
 from stages.training.batches import trajectory_batch, turn_boundaries
 from stages.training.loop import make_processes
-from stages.training.rl import reinforcement
+from stages.training.rl import online
 from stages.training.rl.curriculum import TaskSampler, first_values
 from stages.training.rl.models import Models
 from stages.values.settings import HeadParams
@@ -106,7 +106,7 @@ def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_po
         made.append((TaskSampler(*arguments), dict(arguments[1])))
         return made[-1][0]
 
-    monkeypatch.setattr(reinforcement, "TaskSampler", make)
+    monkeypatch.setattr(online, "TaskSampler", make)
     context = make_context("rl", rl={**RL, "steps": 1, "curriculum": {"kind": "value", "floor": 0.01}})
     with pytest.raises(FileNotFoundError, match="value_model"):
         rl.run(context)

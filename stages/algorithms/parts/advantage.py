@@ -47,12 +47,15 @@ class Advantage(Part):
     mean: Annotated[
         Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"], AppliesTo("estimator", "group")
     ] = "none"
+    """What is subtracted from returns as the baseline."""
     std: Annotated[Literal["none", "group", "batch"], AppliesTo("estimator", "group")] = "none"
+    """What advantages are divided by."""
     ddof: Annotated[int, Field(ge=0, le=1), AppliesTo("estimator", "group")] = 1
     """Of the standard deviation: 1 for n - 1, 0 for n."""
     gamma: Annotated[Share, DISCOUNTED] = 1.0
     """Discount per turn or token, as `level` says."""
     lam: Annotated[Share, AppliesTo("estimator", "gae")] = 1.0
+    """Lambda of generalised advantage estimation."""
     whiten: bool = False
     """Zero mean, unit standard deviation over the batch's policy tokens."""
     clip: Positive | None = None

@@ -54,6 +54,7 @@ class Credit(Part):
     """progress: for actions that the environment did not understand -grounding_coef; or for those it did grounding_coef over the
     number of turns; or grounding_coef."""
     grounding_coef: Annotated[NonNegative, AppliesTo("kind", "progress")] = 0.5
+    """Weight of the grounding term."""
     key: Annotated[Literal["transition", "state_action"], AppliesTo("kind", "graph")] = "transition"
     """graph: steps are equal if state, action and next state are, or state and action."""
     history: Annotated[int, Field(ge=0, le=100), AppliesTo("kind", "graph")] = 1
@@ -62,6 +63,7 @@ class Credit(Part):
     """graph: when state keys are equal: exactly, or if their word counts have a cosine of `threshold`; scrambled, the control:
     never."""
     threshold: Annotated[Share, AppliesTo("match", "cosine")] = 0.95
+    """cosine: similarity from which two states are equal."""
     repeats: Annotated[Literal["once", "each"], AppliesTo("kind", "graph")] = "once"
     """graph: votes of an episode that takes a step several times: one, or one each time."""
     renormalise: Annotated[Literal["none", "group_std"], AppliesTo("kind", "graph")] = "none"

@@ -13,47 +13,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RL_PANELS: tuple[tuple[str, str, str], ...] = (
-    ("reward_mean", "Mean reward of an episode", "Mean return of the step's episodes."),
-    ("kl", "KL to the reference, nats per token", "How far the policy has moved from the fine-tuned model it started from."),
-    ("entropy", "Policy entropy, nats per token", "How undecided the policy is. A fall to zero would end exploration."),
-    ("dead_groups", "Groups without signal", "Groups whose episodes all earned the same: nothing to tell better from worse."),
-    ("clip_fraction", "Clipped tokens, share", "Tokens whose probability had moved as far as one step allows."),
+    ("reward_mean", "Mean return", "Mean return of the step's episodes."),
+    ("kl", "KL to the reference, nats per token", "Divergence of the policy from the fine-tuned model."),
+    ("entropy", "Policy entropy, nats per token", "Entropy of the policy; at zero, exploration has ended."),
+    ("dead_groups", "Zero-advantage groups", "Groups whose episodes all have the same return."),
+    ("clip_fraction", "Clipped tokens, share", "Tokens whose importance ratio is clipped."),
     ("grad_norm", "Gradient norm", "Norm of the gradient before clipping."),
-    ("loss", "Policy loss", "The surrogate loss. Its level means little; jumps would."),
-    ("td_error", "Critic's TD error", "Mean squared difference of Q from its bootstrapped target, before each update."),
-    ("q_correlation", "Correlation of Q and return", "Of the critic's Q of turns with the discounted rewards that followed."),
-    ("turns", "Turns per episode", "Actions the policy takes in an episode."),
-    ("pair_accuracy", "Pairs ranked right, share", "Stored pairs whose winner the policy prefers, by the loss's own measure."),
-    ("margin", "Margin of the winner, nats", "By how much more the winner is preferred than the loser."),
-    ("winner_logprob", "Winner, nats per token", "Mean log-probability of winning continuations. A fall is unlearning."),
+    ("loss", "Policy loss", "Surrogate loss; watch for jumps, not for its level."),
+    ("td_error", "Critic's TD error", "Mean squared TD error of Q before each update."),
+    ("q_correlation", "Correlation of Q and return", "Of the critic's turn-level Q with the discounted return."),
+    ("turns", "Turns per episode", "Actions of the policy per episode."),
+    ("pair_accuracy", "Pair accuracy", "Share of stored pairs whose winner the policy prefers, by the loss's measure."),
+    ("margin", "Margin of the winner, nats", "Preference for the winner over the loser."),
+    ("winner_logprob", "Winner, nats per token", "Mean log-probability of winning continuations; a fall means unlearning."),
     ("loser_logprob", "Loser, nats per token", "Mean log-probability of losing continuations."),
-    (
-        "value_td",
-        "Squared error of the value network",
-        "Its temporal difference while it learns alone. It should flatten.",
-    ),
-    (
-        "td",
-        "Squared error of Q",
-        "Temporal difference, the policy learning, to the value of the frozen policy's next token.",
-    ),
-    ("ground_truth_nll", "Ground truth, nats per token", "Negative log-probability of the solutions that are known to be right."),
-    ("truncated", "Episodes cut off, share", "Episodes that a limit ended: turns, context or length."),
+    ("value_td", "TD error of V", "Squared TD error of the value network, trained alone; it should flatten."),
+    ("td", "TD error of Q", "Squared TD error of Q while the policy is trained, against the frozen policy's next-token value."),
+    ("ground_truth_nll", "Ground truth, nats per token", "Negative log-probability of the reference solutions."),
+    ("truncated", "Truncated episodes, share", "Episodes ended by a limit on turns, context or length."),
     ("tokens", "Tokens per episode", "Length of an episode in tokens."),
 )
-"""Column of the rl history, title of its panel, caption."""
+"""Column of the RL history, title, caption."""
 
 SMOOTHING = 5
 
 
 def finite(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The points whose value is a finite number."""
+    """The points with a finite value."""
     points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def running_mean(values: Sequence[float], window: int = SMOOTHING) -> list[float]:
-    """Mean of each value and up to `window` - 1 before it."""
+    """Trailing mean over `window` values."""
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
@@ -63,7 +55,7 @@ def _steps(history: History) -> list[float]:
 
 
 def sft_loss(history: History, best_step: float | None = None) -> Figure:
-    """Training and validation loss (nats per policy token) over optimiser steps; the kept checkpoint is marked."""
+    """Training and validation loss (nats per policy token) over optimiser steps; the selected checkpoint is marked."""
     figure, axes = new_figure(CARD)
     steps = _steps(history)
     if "train_loss" in history:
@@ -75,9 +67,8 @@ def sft_loss(history: History, best_step: float | None = None) -> Figure:
         if best_step is None and y:
             best_step = x[y.index(min(y))]
         if best_step in x:
-            axes.plot(
-                [best_step], [y[x.index(best_step)]], "o", markersize=9, markerfacecolor="none", color=colour("ink"), label="kept"
-            )
+            ring = {"markersize": 9, "markerfacecolor": "none", "color": colour("ink")}
+            axes.plot([best_step], [y[x.index(best_step)]], "o", label="selected", **ring)
     axes.set_xlabel("optimiser step")
     axes.set_title("Loss, nats per token")
     axes.set_ylim(bottom=0)
@@ -98,7 +89,7 @@ def sft_rate(history: History) -> Figure:
 
 
 def rl_panel(histories: Mapping[str, History], domains: Sequence[str], column: str, title: str) -> Figure:
-    """One quantity per step for every domain that logged it: single steps faint, running mean strong."""
+    """One metric per step and domain: single steps faint, running mean bold."""
     figure, axes = new_figure(CARD)
     top, bottom = -math.inf, math.inf
     for index, domain in enumerate(domains):
@@ -127,5 +118,5 @@ def rl_panel(histories: Mapping[str, History], domains: Sequence[str], column: s
 
 
 def has_column(histories: Mapping[str, History], column: str) -> bool:
-    """Whether any domain logged a number in `column`."""
+    """Whether any domain has a finite value in `column`."""
     return any(any(math.isfinite(value) for value in history.get(column, [])) for history in histories.values())

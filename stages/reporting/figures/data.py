@@ -1,4 +1,4 @@
-"""Figures about data and rollouts: what curation kept, difficulty, pass@k and histograms."""
+"""Figures of data and rollouts: grouped counts, histograms, pass@k."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAX_LABEL = 22
 
 
 def short(text: str, limit: int = MAX_LABEL) -> str:
-    """`text` cut to `limit` characters with an ellipsis; for labels whose full text stands in a table nearby."""
+    """`text` cut to `limit` characters with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def grouped_counts(rows: Mapping[str, Sequence[tuple[str, float]]], title: str, index: int, label: str) -> Figure:
-    """Grouped histograms: series name -> (bin, count); all series on the bins of their union, in order of first appearance."""
+    """Grouped histograms: series name -> (bin, count), over the union of their bins in order of appearance."""
     bins: list[str] = []
     for series in rows.values():
         bins += [name for name, _ in series if name not in bins]
@@ -45,13 +45,13 @@ def grouped_counts(rows: Mapping[str, Sequence[tuple[str, float]]], title: str, 
 def histogram(
     values: Sequence[float], title: str, index: int, xlabel: str, ylabel: str, bins: int = 20, log: bool = False
 ) -> Figure:
-    """Counts of `values`; whole numbers over a short range get one bar each, else `bins` equal bins."""
+    """Histogram of `values`: one bar per integer over a short range, else `bins` equal bins."""
     import numpy as np
 
     array = np.asarray(values, dtype=np.float64)
     figure, axes = new_figure(CARD)
-    whole = bool(np.all(array == np.round(array)))
-    if whole and array.max() - array.min() <= 40:
+    integers = bool(np.all(array == np.round(array)))
+    if integers and array.max() - array.min() <= 40:
         edges = np.arange(array.min() - 0.5, array.max() + 1.5)
     else:
         edges = np.histogram_bin_edges(array, bins)
@@ -61,7 +61,7 @@ def histogram(
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.7)
         axes.minorticks_off()
-    if whole:
+    if integers:
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="x", visible=False)
     axes.set_title(title)
@@ -71,7 +71,7 @@ def histogram(
 
 
 def pass_at_k(curves: Mapping[str, Mapping[int, float]], domains: Sequence[str]) -> Figure:
-    """Share of tasks solved by at least one of k attempts, per domain."""
+    """pass@k per domain."""
     figure, axes = new_figure(CARD)
     ks: set[int] = set()
     for index, domain in enumerate(domains):
@@ -79,9 +79,8 @@ def pass_at_k(curves: Mapping[str, Mapping[int, float]], domains: Sequence[str])
             continue
         points = sorted(curves[domain].items())
         ks.update(k for k, _ in points)
-        axes.plot(
-            [k for k, _ in points], [100 * share for _, share in points], label=domain, **{**domain_line(index), "markersize": 5}
-        )
+        shares = [100 * share for _, share in points]
+        axes.plot([k for k, _ in points], shares, label=domain, **{**domain_line(index), "markersize": 5})
     axes.set_xticks(sorted(ks) if len(ks) <= 8 else sorted(ks)[:: -(-len(ks) // 8)])
     axes.set_ylim(0, 103)
     axes.set_xlabel("attempts k")

@@ -1,4 +1,4 @@
-"""Figures of the search over agent designs: the best so far, the tree, and how well scores were predicted."""
+"""Figures of the search over agent designs: best score so far, tree, predicted scores."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 Node = Mapping[str, Any]
 METHODS = {"agentswift": ("merged", "-"), "unguided": ("domain0", "--"), "random": ("base", ":")}
-"""Method -> colour and dashes."""
+"""Method -> colour, line style."""
 LABELS = ("covering", "promising", "poor")
 ORIGINS = (
-    ("what params.yaml has", ("root",), "ink", "s"),
-    ("label of the value model", LABELS, "sft", "D"),
-    ("from the tree", ("tree",), "merged", "o"),
-    ("at random", ("random",), "base", "^"),
+    ("params.yaml", ("root",), "ink", "s"),
+    ("training set of the value model", LABELS, "sft", "D"),
+    ("tree", ("tree",), "merged", "o"),
+    ("random", ("random",), "base", "^"),
 )
-"""What a mark of the tree stands for: legend, origins, colour, marker."""
+"""Legend, origins of a design, colour, marker."""
 
 
 def best_so_far(curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Best score of the first 1, 2 ... designs, one line per method."""
+    """Best score over evaluations, one line per method."""
     figure, axes = new_figure(CARD)
     for method, best in curves.items():
         tint, dashes = METHODS[method]
@@ -40,7 +40,7 @@ def best_so_far(curves: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def design_tree(nodes: Sequence[Node], winner: str) -> Figure:
-    """Every evaluated design by its score, in the order of evaluation, with a line to the one that it was made from."""
+    """Evaluated designs by score, in order, with lines to their parents."""
     figure, axes = new_figure((WIDE[0], 3.6))
     for place, node in enumerate(nodes):
         if node["origin"] == "tree":
@@ -60,9 +60,8 @@ def design_tree(nodes: Sequence[Node], winner: str) -> Figure:
                 zorder=2,
             )
     won = next(place for place, node in enumerate(nodes) if node["name"] == winner)
-    axes.scatter(
-        [won + 1], [100 * nodes[won]["score"]], s=150, facecolors="none", edgecolors=colour("domain1"), linewidths=1.8, zorder=3
-    )
+    ring = {"facecolors": "none", "edgecolors": colour("domain1"), "linewidths": 1.8}
+    axes.scatter([won + 1], [100 * nodes[won]["score"]], s=150, zorder=3, **ring)
     axes.set_xlabel("evaluation")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("score on validation tasks, %")
@@ -72,7 +71,7 @@ def design_tree(nodes: Sequence[Node], winner: str) -> Figure:
 
 
 def predictions(nodes: Sequence[Node]) -> Figure:
-    """Predicted before against measured score, with one standard deviation of the prediction."""
+    """Measured against predicted score, ± one standard deviation of the prediction."""
     figure, axes = new_figure(CARD)
     for label, origins, tint, marker in ORIGINS:
         chosen = [node for node in nodes if node["origin"] in origins and node["predicted"] is not None and not node["failed"]]

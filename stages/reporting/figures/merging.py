@@ -1,4 +1,4 @@
-"""Figures of the merge: how the specialists' task vectors overlap, over the model and between domains."""
+"""Figures of the merge: overlap of the specialists' task vectors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FULL = 0.45
-"""Opacity of a cell of 1: text on it keeps a contrast of 4.4:1 in both colour schemes."""
+"""Opacity of a cell of value 1: text on it has a contrast of 4.4:1 in both colour schemes."""
 
 
 def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequence[Sequence[str]], tint: str = "merged") -> None:
-    """Cells [rows][columns] of shares in [0, 1] as opacity of one colour, readable in both colour schemes; None stays empty."""
+    """A heat map of shares in [0, 1], by opacity of one colour; None stays empty."""
     from matplotlib.patches import Rectangle
 
     for row, values in enumerate(table):
@@ -34,14 +34,14 @@ def heat_cells(axes: Any, table: Sequence[Sequence[float | None]], texts: Sequen
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent, short: one digit after the point below 10 %."""
+    """A share in per cent, with one decimal below 10 %."""
     if value is None:
         return "–"
     return f"{100 * value:.1f} %" if 0 < value < 0.0995 else f"{100 * value:.0f} %"
 
 
 def changed_by_group(groups: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Figure:
-    """Share of weights each specialist changed (and of those several changed), by layer and module."""
+    """Share of weights changed by each specialist, and by two or more, by layer and module."""
     columns = [*domains, "two or more"]
     table = [[*(row["changed_fraction"].get(name) for name in domains), row["shared_fraction"]] for row in groups]
     figure, axes = new_figure((WIDE[0], 0.75 + 0.27 * len(table)))
@@ -53,7 +53,7 @@ def changed_by_group(groups: Sequence[Mapping[str, Any]], domains: Sequence[str]
 
 
 def overlap_matrix(pairs: Sequence[Mapping[str, Any]], domains: Sequence[str], key: str, title: str) -> Figure:
-    """A number of each pair of specialists (`key` of `pairs`), as a symmetric heat map with 1 on the diagonal."""
+    """`key` of each pair of specialists, as a symmetric heat map with 1 on the diagonal."""
     known = {frozenset((pair["a"], pair["b"])): pair[key] for pair in pairs}
     table: list[list[float | None]] = [[1.0 if a == b else known.get(frozenset((a, b))) for b in domains] for a in domains]
     texts = [["–" if value is None else f"{value:.2f}" for value in row] for row in table]
@@ -66,7 +66,7 @@ def overlap_matrix(pairs: Sequence[Mapping[str, Any]], domains: Sequence[str], k
 
 
 def sharing_histogram(counts: Sequence[int]) -> Figure:
-    """Share of the model's weights that exactly 0, 1, 2 ... specialists changed."""
+    """Share of weights changed by exactly 0, 1, 2, ... specialists."""
     total = sum(counts) or 1
     figure, axes = new_figure(CARD)
     shares = [100 * count / total for count in counts]
@@ -80,6 +80,6 @@ def sharing_histogram(counts: Sequence[int]) -> Figure:
     axes.set_ylim(0, 112)
     axes.set_yticks([0, 25, 50, 75, 100])
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("specialists that changed a weight")
-    axes.set_title("Weights by how many changed them, %")
+    axes.set_xlabel("number of specialists")
+    axes.set_title("Weights by specialists that changed them, %")
     return figure

@@ -1,4 +1,4 @@
-"""Figures of the evaluation: success with intervals per model and domain, and the paired differences."""
+"""Figures of the evaluation: success with intervals per model and domain, and paired differences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ PANELS_PER_ROW = 2
 
 
 def model_colour(model: str, domains: Sequence[str]) -> str:
-    """Palette name of a model: specialists have their domain's colour, models that choose among their actions that of the model;
-    models of no known kind are grey."""
+    """Palette name of a model: a specialist has its domain's colour, `sft+q` that of `sft`, an unknown model is grey."""
     model = model.partition("+")[0]
     if model.startswith("rl@") and model[3:] in domains:
         return domain_colour(list(domains).index(model[3:]))
@@ -27,7 +26,7 @@ def model_colour(model: str, domains: Sequence[str]) -> str:
 def _bars(axes: Any, evaluation: Mapping[str, Any], domain: str, domains: Sequence[str]) -> None:
     from matplotlib.patheffects import withStroke
 
-    # Intervals have a rim in the background's colour, so that they stand out from bars of any colour.
+    # A rim in the background colour makes intervals visible on bars of any colour.
     rim = [withStroke(linewidth=3.2, foreground=colour("surface"))]
     models = [name for name in model_order(list(evaluation["models"]), domains) if success(evaluation, name, domain)]
     for place, model in enumerate(models):
@@ -51,11 +50,11 @@ def _bars(axes: Any, evaluation: Mapping[str, Any], domain: str, domains: Sequen
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.spines["left"].set_color(colour("muted"))
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("attempts that succeed, %", loc="left")
+    axes.set_xlabel("successful attempts, %", loc="left")
 
 
 def success_bars(evaluation: Mapping[str, Any], shown: Sequence[str], domains: Sequence[str]) -> Figure:
-    """Success per model with intervals, one panel for each domain in `shown`; `domains` fixes order and colours."""
+    """Success per model with intervals, one panel per domain in `shown`; `domains` sets order and colours."""
     columns = min(len(shown), PANELS_PER_ROW)
     rows = math.ceil(len(shown) / PANELS_PER_ROW)
     count = max(len(evaluation["models"]), 3)
@@ -73,8 +72,7 @@ def success_bars(evaluation: Mapping[str, Any], shown: Sequence[str], domains: S
 
 
 def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figure:
-    """Success of each domain along its own way, base -> sft -> specialist -> merged, with intervals."""
-    stations = ["base", "sft", "specialist", "merged"]
+    """Success with intervals on each domain: base, sft, its specialist, merged."""
     names = ["base", "sft", "rl", "merged"]
     figure, axes = new_figure(CARD)
     labels = []
@@ -98,10 +96,7 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
         if means:
             labels.append((means[-1], len(names) - 1, f"{domain}  {means[-1]:.0f} %", colour(domain_colour(index))))
     _label_ends(axes, labels)
-    axes.set_xticks(
-        range(len(stations)),
-        ["base model", "fine-tuned", "specialist", "merged"],
-    )
+    axes.set_xticks(range(4), ["base model", "fine-tuned", "specialist", "merged"])
     axes.tick_params(axis="x", labelcolor=colour("ink"), length=0)
     axes.set_xlim(-0.4, 3.4 + 0.1 * max(map(len, domains), default=0))
     axes.set_ylim(-3, 104)
@@ -111,7 +106,7 @@ def journey_lines(evaluation: Mapping[str, Any], domains: Sequence[str]) -> Figu
 
 
 def _label_ends(axes: Any, labels: Sequence[tuple[float, float, str, str]], gap: float = 8.0) -> None:
-    """Write (y, x, text, colour) at the right of line ends, pushed apart to at least `gap` per cent."""
+    """Label line ends with (y, x, text, colour), at least `gap` per cent apart."""
     placed = -math.inf
     for y, x, text, tint in sorted(labels):
         placed = max(y, placed + gap)
@@ -119,7 +114,7 @@ def _label_ends(axes: Any, labels: Sequence[tuple[float, float, str, str]], gap:
 
 
 def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]) -> Figure:
-    """Paired differences in points with intervals; filled marks where the interval leaves zero out."""
+    """Paired differences in points with intervals; filled marks where the interval excludes zero."""
     ordered = sorted(
         comparisons, key=lambda item: list(domains).index(item["domain"]) if item["domain"] in domains else len(domains)
     )
@@ -129,25 +124,10 @@ def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]
         tint = colour(domain_colour(list(domains).index(item["domain"]) if item["domain"] in domains else 3))
         low, high, middle = (100 * item[key] for key in ("low", "high", "difference"))
         axes.plot([low, high], [place, place], color=tint, linewidth=2, solid_capstyle="round")
-        clear = low > 0 or high < 0
-        axes.plot(
-            [middle],
-            [place],
-            "o",
-            markersize=6.5,
-            color=tint,
-            markerfacecolor=tint if clear else colour("surface"),
-            markeredgewidth=1.6,
-        )
-        axes.annotate(
-            signed(middle),
-            (max(high, middle), place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            annotation_clip=False,
-        )
+        face = tint if low > 0 or high < 0 else colour("surface")
+        axes.plot([middle], [place], "o", markersize=6.5, color=tint, markerfacecolor=face, markeredgewidth=1.6)
+        beside: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        axes.annotate(signed(middle), (max(high, middle), place), fontsize=8, **beside)
         labels.append(f"{item['domain']}:  {item['a']} − {item['b']}")
     axes.axvline(0, color=colour("ink"), linewidth=1)
     axes.set_yticks(range(len(labels)), labels)
@@ -155,26 +135,21 @@ def differences(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str]
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("difference in success on the same tasks, in points")
+    axes.set_xlabel("paired difference in success, points")
     return figure
 
 
 def by_difficulty(evaluation: Mapping[str, Any], domain: str, domains: Sequence[str]) -> Figure:
-    """Success of base, sft, the domain's specialist and the merge at each level of difficulty (in the domain's own unit)."""
+    """Success of base, sft, the domain's specialist and the merge by difficulty (in the domain's unit)."""
     figure, axes = new_figure(CARD)
     levels: list[str] = []
     for place, (model, _) in enumerate(journey(evaluation, domain)):
         shares = evaluation["models"][model][domain].get("by_difficulty") or {}
         levels = sorted({*levels, *shares}, key=float)
         points = sorted((float(level), 100 * row["success"]) for level, row in shares.items())
-        tint = colour(model_colour(model, domains))
-        style = domain_line(place)
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            label="specialist" if model.startswith("rl@") else model,
-            **{**style, "color": tint, "markersize": 5},
-        )
+        style = {**domain_line(place), "color": colour(model_colour(model, domains)), "markersize": 5}
+        label = "specialist" if model.startswith("rl@") else model
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, **style)
     axes.set_xticks([float(level) for level in levels], levels)
     axes.set_ylim(-3, 103)
     axes.set_xlabel(f"difficulty of a {domain} task")

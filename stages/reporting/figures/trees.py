@@ -1,11 +1,11 @@
-"""Figures of the tree search: one tree drawn, and the reliability of the step-value model."""
+"""Figures of the tree search: one tree, and the calibration of the step-value model."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.annotation.nodes import children_of, trees_of
 from stages.reporting.style import CARD, WIDE, colour, domain_colour, legend_above, new_figure
 
 if TYPE_CHECKING:
@@ -19,54 +19,35 @@ def node_value(node: Node) -> float:
     return node["W"] / node["N"] if node["N"] else 0.0
 
 
-def trees_of(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Nodes by task, tasks and nodes in order."""
-    trees: dict[str, list[Node]] = defaultdict(list)
-    for node in sorted(nodes, key=lambda item: (item["task_id"], item["node"])):
-        trees[node["task_id"]].append(node)
-    return dict(trees)
-
-
-def share_of(value: float, limits: tuple[float, float]) -> float:
-    """How far `value` is on the way from the worst to the best value of a tree, in [0, 1]."""
+def normalised(value: float, limits: tuple[float, float]) -> float:
+    """`value` scaled from `limits` to [0, 1], clipped."""
     low, high = limits
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def telling_tree(nodes: Sequence[Node], limits: tuple[float, float] = (0.0, 1.0)) -> list[Node]:
-    """The tree whose root value is nearest the middle of `limits` (neither hopeless nor trivial); of those the largest, then by
-    task id."""
+def example_tree(nodes: Sequence[Node], limits: tuple[float, float] = (0.0, 1.0)) -> list[Node]:
+    """The tree whose root value is nearest the middle of `limits`; ties: the largest, then by task id."""
     trees = trees_of(nodes)
 
     def rank(task: str) -> tuple[float, int, str]:
-        root = min(trees[task], key=lambda node: node["depth"])
-        return (round(abs(share_of(node_value(root), limits) - 0.5), 1), -len(trees[task]), task)
+        return (round(abs(normalised(node_value(trees[task][0]), limits) - 0.5), 1), -len(trees[task]), task)
 
     return trees[min(trees, key=rank)]
 
 
 def most_visited_path(tree: Sequence[Node]) -> list[Node]:
-    """From the root down, always to the child with most visits (then higher value, then lower number)."""
-    children: dict[int, list[Node]] = defaultdict(list)
-    for node in tree:
-        children[node["parent"]].append(node)
-    path = []
-    current = min(children[-1], key=lambda node: node["node"]) if children[-1] else None
-    while current is not None:
-        path.append(current)
-        below = children[current["node"]]
-        current = min(below, key=lambda node: (-node["N"], -node_value(node), node["node"])) if below else None
+    """From the root down, always to the child with most visits (ties: higher value, then lower number)."""
+    children, path = children_of(tree), [tree[0]]
+    while below := children[path[-1]["node"]]:
+        best = min(below, key=lambda number: (-tree[number]["N"], -node_value(tree[number]), number))
+        path.append(tree[best])
     return path
 
 
 def _layout(tree: Sequence[Node]) -> dict[int, float]:
-    """Vertical place of every node: leaves one apart in depth-first order, parents at the middle of their children."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for node in sorted(tree, key=lambda item: item["node"]):
-        children[node["parent"]].append(node["node"])
-    places: dict[int, float] = {}
-    leaves = 0
-    stack = [(number, False) for number in reversed(children[-1])]
+    """Vertical position of every node: leaves one apart in depth-first order, parents at the middle of their children."""
+    children, places, leaves = children_of(tree), dict[int, float](), 0
+    stack = [(0, False)]
     while stack:
         number, done = stack.pop()
         below = children[number]
@@ -82,8 +63,8 @@ def _layout(tree: Sequence[Node]) -> dict[int, float]:
 
 
 def search_tree(tree: Sequence[Node], index: int, limits: tuple[float, float] = (0.0, 1.0)) -> Figure:
-    """A search tree, root at the left: a node's area is its visits, its fill the mean value within `limits` (empty without
-    visits); squares end the task."""
+    """A search tree, root at the left: area is visits, opacity the mean value within `limits` (0 without visits); squares end the
+    episode."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -115,7 +96,7 @@ def search_tree(tree: Sequence[Node], index: int, limits: tuple[float, float] = 
             where = (node["depth"], places[node["node"]])
             # An opaque base hides the edges below the translucent fill.
             axes.scatter(*where, s=size, marker=marker, color=colour("surface"), edgecolors=tint, linewidths=1, zorder=3)
-            fill = share_of(node_value(node), limits) if node["N"] else 0.0
+            fill = normalised(node_value(node), limits) if node["N"] else 0.0
             axes.scatter(*where, s=size, marker=marker, color=tint, alpha=fill, linewidths=0, zorder=4)
     axes.set_ylim(leaves - 0.2, -0.8)
     axes.set_yticks([])
@@ -124,12 +105,12 @@ def search_tree(tree: Sequence[Node], index: int, limits: tuple[float, float] = 
     depth = max(node["depth"] for node in tree)
     axes.set_xlim(-0.4, depth + 0.4)
     axes.set_xticks(range(depth + 1))
-    axes.set_xlabel("depth (actions since the start)")
+    axes.set_xlabel("depth")
     return figure
 
 
 def reliability(bins: Sequence[tuple[float, float, float]], index: int) -> Figure:
-    """Calibration of the step-value model: (mean prediction, mean outcome, count) per bin, area by count."""
+    """Reliability diagram of the step-value model: (mean prediction, mean outcome, count) per bin, area by count."""
     figure, axes = new_figure(CARD)
     axes.plot([0, 1], [0, 1], color=colour("muted"), linewidth=1, linestyle="--", label="perfect")
     filled = [item for item in bins if item[2] > 0]
@@ -141,8 +122,8 @@ def reliability(bins: Sequence[tuple[float, float, float]], index: int) -> Figur
         )
     axes.set_xlim(-0.05, 1.05)
     axes.set_ylim(-0.05, 1.05)
-    axes.set_title("Step values: predicted, real")
+    axes.set_title("Step values: calibration")
     legend_above(axes)
     axes.set_xlabel("predicted value")
-    axes.set_ylabel("success of rollouts")
+    axes.set_ylabel("success rate of rollouts")
     return figure

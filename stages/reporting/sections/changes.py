@@ -1,4 +1,4 @@
-"""Chapter on what changed since an earlier run: parameters, code, success."""
+"""Chapter on changes since an earlier run: parameters, code, success."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from stages.reporting.blocks import Block, Figures, Section, Table, Text, draw
 from stages.reporting.changes import SuccessChange, code_changes, parameter_changes, success_changes
 from stages.reporting.figures.outcome import differences
 from stages.reporting.inputs import Inputs
-from stages.reporting.kept import FILE, Run, itself, previous
+from stages.reporting.kept import FILE, Run, newest
 from stages.reporting.results import p_value, signed, verdict_mark
 from stages.reporting.sections.outcome import confidence_of
 from stages.reporting.this_run import this_run
 
-INTRO = (
-    "This run against the newest run that was kept before it. Success is compared on the same tasks, with the same test as "
-    "models within a run."
-)
-NOTHING_KEPT = f"No earlier run is kept in {FILE}, so there is nothing to compare with. make keep keeps this one."
+INTRO = "This run compared with the newest kept run before it. Success is tested pairwise on the same tasks."
+NOTHING_KEPT = f"There is no earlier run in {FILE} to compare with. Run 'make keep' to add this one."
 
 
 def name_of(number: int, run: Run) -> str:
@@ -43,18 +40,18 @@ def _row(change: SuccessChange) -> list[str]:
 
 def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains: Sequence[str]) -> list[Block]:
     if changes and all(change.equal for change in changes):
-        return [Text("Success is the same, task by task, for every model.")]
+        return [Text("Success is identical on every task for every model.")]
     equal = [f"{change.model} on {change.domain}" for change in changes if change.equal]
     differing = [change for change in changes if not change.equal]
     header = ("domain", "model", "before", "now", "points", f"{100 * confidence:g} % interval", "p", "verdict")
     blocks: list[Block] = [
-        Table("Success, then and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
+        Table("Success, before and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
     ]
     tested = [
         {
             "domain": change.domain,
             "a": f"{change.model} now",
-            "b": "then",
+            "b": "before",
             "difference": change.test.difference,
             "low": change.test.low,
             "high": change.test.high,
@@ -63,33 +60,32 @@ def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains:
         if change.test is not None
     ]
     if tested:
-        caption = "Success now minus success then, same tasks. A filled mark means that the interval leaves out zero."
+        caption = "Success now minus before, on the same tasks. Filled marks: the interval excludes zero."
         blocks.insert(0, Figures([draw("changes", caption, differences, tested, domains)]))
     if equal:
-        blocks.append(Text(f"The same on every task: {', '.join(equal)}."))
+        blocks.append(Text(f"Identical on every task: {', '.join(equal)}."))
     return blocks
 
 
 def changes_section(inputs: Inputs) -> Section:
-    section = Section("changes", "What changed", INTRO)
+    section = Section("changes", "Changes", INTRO)
     now = this_run(inputs)
-    found, own = previous(now, inputs.kept), itself(now, inputs.kept)
-    said = f"This is {name_of(*own)} of those kept. " if own else ""
+    found, own = newest(now, inputs.kept, identical=False), newest(now, inputs.kept, identical=True)
+    kept_as = f"Kept as {name_of(*own)}. " if own else ""
     if found is None:
-        section.blocks.append(Text(said + ("There is none before it." if own else NOTHING_KEPT), tone="note"))
+        section.blocks.append(Text(kept_as + ("No other run is kept." if own else NOTHING_KEPT), tone="note"))
         return section
     before = found[1]
-    section.blocks.append(Text(f"{said}Compared with {name_of(*found)}."))
+    section.blocks.append(Text(f"{kept_as}Compared with {name_of(*found)}."))
     parameters, code = parameter_changes(before, now), code_changes(before, now)
     if parameters:
         rows = [list(item) for item in parameters]
         section.blocks.append(Table("Parameters", ("parameter", "before", "now"), rows, text_columns=3))
     if code:
         rows = [list(item) for item in code]
-        section.blocks.append(Table("Code that bears on results", ("part", "what"), rows, text_columns=2))
-    same = [name for name, differs in (("Parameters", parameters), ("The code that bears on results", code)) if not differs]
-    if same:
-        section.blocks.append(Text(f"{' and '.join(same).replace(' and The', ' and the')}: no change."))
+        section.blocks.append(Table("Code that affects results", ("part", "change"), rows, text_columns=2))
+    if same := [name for name, differs in (("parameters", parameters), ("code that affects results", code)) if not differs]:
+        section.blocks.append(Text(f"Unchanged: {', '.join(same)}."))
     changes = success_changes(before, now, inputs.outcomes)
     section.blocks += success_blocks(changes, confidence_of(inputs), inputs.params.domains)
     return section

@@ -1,16 +1,16 @@
-"""Chapter on what the run cost: work, which is part of the outcome, and time, which is known of runs that were kept."""
+"""Chapter on the cost of the run: counted work, and measured time and memory of kept runs."""
 
 from __future__ import annotations
 
 from stages.reporting.blocks import Section, Table, Text, number
 from stages.reporting.inputs import Inputs
-from stages.reporting.kept import Measured, Run, Work, itself, previous
+from stages.reporting.kept import Measured, Run, Work, newest
 from stages.reporting.sections.changes import name_of
 from stages.reporting.this_run import this_run
 
 INTRO = (
-    "Work is counted and does not depend on the machine. Time and memory are measured while a stage runs; this page, which is "
-    "the same bytes for the same inputs, knows them of runs that were kept (make keep)."
+    "Counts do not depend on the machine. Time and memory come from kept runs (make keep), so that this page depends on its "
+    "inputs alone."
 )
 ORDER = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate")
 COUNTS = (
@@ -41,7 +41,7 @@ def _total(items: list[Work], name: str) -> int | None:
 
 
 def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
-    """Stages in order, and their sum; columns of time and memory where something was measured."""
+    """One row per stage, and the total; time and memory columns if anything was measured."""
     stages = sorted({**now.work, **measured}, key=lambda stage: ORDER.index(stage.split("@")[0]))  # domains in their order
     rows = []
     for stage in stages:
@@ -50,7 +50,7 @@ def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
             found = measured.get(stage)
             row += [duration(found.seconds), memory(found.peak_bytes)] if found else ["–", "–"]
         rows.append(row)
-    total = ["all", *(number(_total(list(now.work.values()), name)) for name, _ in COUNTS)]
+    total = ["total", *(number(_total(list(now.work.values()), name)) for name, _ in COUNTS)]
     if measured:
         total += [duration(sum(item.seconds for item in measured.values())), memory(max(m.peak_bytes for m in measured.values()))]
     header = ("stage", *(label for _, label in COUNTS), *(("time", "peak memory") if measured else ()))
@@ -58,22 +58,21 @@ def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
 
 
 def cost_section(inputs: Inputs) -> Section:
-    section = Section("cost", "What it cost", INTRO)
+    section = Section("cost", "Cost", INTRO)
     now = this_run(inputs)
-    own, before = itself(now, inputs.kept), previous(now, inputs.kept)
-    found = own or before
+    own = newest(now, inputs.kept, identical=True)
+    found = own or newest(now, inputs.kept, identical=False)
     measured = dict(found[1].measured) if found else {}
     section.blocks.append(cost_table(now, measured))
     if found and measured:
         machines = "; ".join(sorted({item.machine for item in measured.values()}))
-        whose = "when this run was made" if own else f"when {name_of(*found)} was made, which this run is compared with"
-        said = (
-            f"Time and memory as measured {whose}, on {machines}. Time is that of the stage's own work, without the start of its "
-            "process; memory is that of its largest process."
+        text = (
+            f"Time and memory of {'this run' if own else name_of(*found)}, measured on {machines}. Time excludes process "
+            "start-up; memory is that of the stage's largest process."
         )
         if lacking := [stage for stage in now.work if stage not in measured]:
-            said += f" Restored from DVC's cache, so not measured: {', '.join(lacking)}."
-        section.blocks.append(Text(said))
+            text += f" Not measured (restored from DVC's cache): {', '.join(lacking)}."
+        section.blocks.append(Text(text))
     else:
-        section.blocks.append(Text("No times yet: make keep keeps this run with what was measured.", tone="note"))
+        section.blocks.append(Text("No times yet: 'make keep' stores this run with its measurements.", tone="note"))
     return section

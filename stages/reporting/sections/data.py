@@ -1,4 +1,4 @@
-"""Chapters on what went in: curated data, and the rollouts of the fine-tuned policy."""
+"""Chapters on the curated data and on the rollouts of the fine-tuned policy."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from stages.reporting.figures.data import grouped_counts, histogram, pass_at_k
 from stages.reporting.inputs import ROLLOUTS, DomainInputs, Inputs
 
 CURATE_INTRO = (
-    "Raw records become tasks. Malformed records, duplicates and tasks that share a world with the evaluation panel are "
-    "rejected, each with its reason. Demonstrations come from an expert and from the same expert with random slips."
+    "Malformed records, duplicates and tasks that share a world with the evaluation panel are rejected, by reason. "
+    "Demonstrations come from an expert, with and without random mistakes."
 )
 ROLLOUT_INTRO = (
-    "The fine-tuned policy tries each training task several times. pass@k is the share of tasks solved by at least one of k "
-    "attempts: the gap between pass@1 and pass@k is what reinforcement learning can gain. The measured success of a task sets "
-    "how often it is drawn."
+    "The fine-tuned policy attempts each training task several times. pass@k is the share of tasks solved by at least one of k "
+    "attempts; its gap to pass@1 is the potential of reinforcement learning. A task's success rate is its difficulty."
 )
 
 
 def histogram_items(value: Mapping[str, float] | None) -> list[tuple[str, float]]:
-    """A report's histogram, {bin: count}, as pairs; [] for none."""
+    """A report's histogram {bin: count} as pairs."""
     return [(str(key), float(count)) for key, count in (value or {}).items()]
 
 
 def in_numeric_order(items: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Bins whose names are numbers, by value; JSON sorts them as text."""
+    """Bins sorted by value if their names are numbers (JSON sorts them as text)."""
     try:
         return sorted(items, key=lambda item: float(item[0]))
     except ValueError:
@@ -53,14 +52,14 @@ def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[B
     blocks: list[Block] = [Heading(domain)]
     if splits:
         rows = [[name] + [number(row.get(key)) for key in ("asked", "kept", "clusters")] for name, row in splits.items()]
-        blocks.append(Table("Tasks", ("split", "asked for", "kept", "separate worlds"), rows))
+        blocks.append(Table("Tasks", ("split", "requested", "kept", "distinct worlds"), rows))
     demonstrations = report.get("demonstrations", {})
     kept = demonstrations.get("kept")
     reasons = [(f"task: {reason}", count) for reason, count in (report.get("rejected") or {}).items()]
     reasons += [(f"demonstration: {reason}", count) for reason, count in (demonstrations.get("rejected") or {}).items()]
     if isinstance(kept, Mapping):
-        said = ", ".join(f"{number(count)} {name}" for name, count in kept.items())
-        blocks.append(Text(f"Demonstrations kept: {said}." + ("" if reasons else " Nothing was rejected.")))
+        counts = ", ".join(f"{number(count)} {name}" for name, count in kept.items())
+        blocks.append(Text(f"Demonstrations kept: {counts}." + ("" if reasons else " None rejected.")))
     if reasons:
         blocks.append(Table("Rejected", ("reason", "count"), [[reason, number(count)] for reason, count in reasons]))
     players = (report.get("games") or {}).get("players")
@@ -71,35 +70,23 @@ def _curate_domain(domain: str, index: int, report: Mapping[str, Any]) -> list[B
     if imports:
         columns = ("records", "demonstrations", "pairs", "of_tasks")
         rows = [[file] + [number(counts.get(key, 0)) for key in columns] for file, counts in imports.items()]
-        blocks.append(Table("Imported", ("file", "records", "demonstrations", "pairs", "played in their tasks"), rows))
+        blocks.append(Table("Imported", ("file", "records", "demonstrations", "pairs", "replayed in their tasks"), rows))
     drawings = []
     series = {name: items for name, row in splits.items() if (items := histogram_items(row.get("difficulty")))}
     if series:
         levels = in_numeric_order(list({name: (name, 0.0) for items in series.values() for name, _ in items}.values()))
         series = {name: [(level, dict(items).get(level, 0.0)) for level, _ in levels] for name, items in series.items()}
-        caption = f"Difficulty of the {domain} tasks in the domain's own unit, by split."
-        drawings.append(
-            draw(f"difficulty-{slug(domain)}", caption, grouped_counts, series, "Tasks by difficulty", index, "tasks")
-        )
+        caption, key = f"Difficulty of the {domain} tasks in the domain's unit, by split.", f"difficulty-{slug(domain)}"
+        drawings.append(draw(key, caption, grouped_counts, series, "Tasks by difficulty", index, "tasks"))
     turns = in_numeric_order(histogram_items(demonstrations.get("turns")))
     if turns:
-        caption = f"Length of the {domain} demonstrations in turns."
-        drawings.append(
-            draw(
-                f"demo-turns-{slug(domain)}",
-                caption,
-                grouped_counts,
-                {"demonstrations": turns},
-                "Demonstrations by turns",
-                index,
-                "demonstrations",
-            )
-        )
+        caption, key = f"Length of the {domain} demonstrations in turns.", f"demo-turns-{slug(domain)}"
+        counted = {"demonstrations": turns}
+        drawings.append(draw(key, caption, grouped_counts, counted, "Demonstrations by turns", index, "demonstrations"))
     if drawings:
         blocks.append(Figures(drawings))
-    return blocks + all_numbers(
-        {key: value for key, value in report.items() if key != "rejections"}, f"reports/curate/{domain}.json"
-    )
+    rest = {key: value for key, value in report.items() if key != "rejections"}
+    return blocks + all_numbers(rest, f"reports/curate/{domain}.json")
 
 
 def curate_section(inputs: Inputs) -> Section:
@@ -112,8 +99,8 @@ def curate_section(inputs: Inputs) -> Section:
     return section
 
 
-def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Share of a task's attempts that succeeded, one number per task, tasks in order."""
+def success_rates(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Success rate per task, sorted by task id."""
     tried: Counter[str] = Counter()
     solved: Counter[str] = Counter()
     for row in rows:
@@ -123,16 +110,16 @@ def success_counts(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _rollout_figures(domain: str, index: int, given: DomainInputs) -> list[Drawing]:
-    """Tasks by measured success, episodes by length; [] without episodes."""
+    """Tasks by success rate, episodes by length; [] without episodes."""
     rows = given.episodes.get(ROLLOUTS, [])
     if not rows:
         return []
     attempts = max(Counter(row["task_id"] for row in rows).values())
-    shares = Counter(f"{share:.2g}" for share in success_counts(rows))
+    shares = Counter(f"{share:.2g}" for share in success_rates(rows))
     levels = {"tasks": [(level, float(shares[level])) for level in sorted(shares, key=float)]}
     lengths = [float(len(row["token_ids"])) for row in rows]
-    solved = f"{domain}: measured success of each task over {attempts} attempts. 0: never solved, 1: always."
-    tokens = f"{domain}: tokens of an episode, prompt and observations included."
+    solved = f"{domain}: success rate per task over {attempts} attempts."
+    tokens = f"{domain}: tokens per episode, including prompt and observations."
     title = f"{domain}: tasks by success"
     return [
         draw(f"task-success-{slug(domain)}", solved, grouped_counts, levels, title, index, "tasks"),
@@ -155,13 +142,10 @@ def rollout_section(inputs: Inputs) -> Section:
                 curves[domain] = curve
             numbers += all_numbers(given.rollout, f"reports/rollout/{domain}.json")
         drawings += _rollout_figures(domain, index, given)
-    # Figures of one kind side by side, domains in their order.
-    drawings = drawings[::2] + drawings[1::2]
+    drawings = drawings[::2] + drawings[1::2]  # figures of one kind side by side
     if curves:
-        drawings.insert(
-            0,
-            draw("pass-at-k", "pass@k of the fine-tuned policy on its training tasks.", pass_at_k, curves, inputs.params.domains),
-        )
+        caption = "pass@k of the fine-tuned policy on its training tasks."
+        drawings.insert(0, draw("pass-at-k", caption, pass_at_k, curves, inputs.params.domains))
     if drawings:
         section.blocks.append(Figures(drawings))
     section.blocks += numbers

@@ -1,4 +1,4 @@
-"""Chapter on the search over agent designs; only where one was run (`python -m flows.design`)."""
+"""Chapter on the search over agent designs, if one was run (`python -m flows.design`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.reporting.blocks import Block, Code, Figures, Section, Table, Text, all_numbers, draw, number
-from stages.reporting.figures.designs import best_so_far, design_tree, predictions
+from stages.reporting.figures.designs import LABELS, best_so_far, design_tree, predictions
 from stages.reporting.inputs import Inputs
 from stages.reporting.results import p_value, signed, verdict_mark
 
 INTRO = (
-    "What surrounds the model matters as well: who plays, how an action is chosen among several draws, what of its past the "
-    "model sees and is reminded of, how it decodes. Designs were scored by {metric} on validation tasks; the best were "
-    "played again on further ones, and the winner of these once on the frozen panels, beside what params.yaml has."
+    "A design sets which model acts, how an action is selected among several samples, what history and reminders the model "
+    "sees, and how it decodes. Designs were scored by {metric} on validation tasks, the best again on further ones, and the "
+    "winner once on the frozen panels, next to the design in params.yaml."
 )
 METHODS = ("agentswift", "unguided", "random")
 Results = Mapping[str, Any]
@@ -28,7 +28,7 @@ def _pair(pair: list[float]) -> str:
 
 
 def stale(inputs: Inputs, results: Results) -> bool:
-    """Whether the panels or the model that params.yaml's design plays by are no longer those of the search."""
+    """Whether panels or model have changed since the search."""
     panels = inputs.evaluation["panels"]
     if any(panels.get(domain) != one["panel"] for domain, one in results["domains"].items()):
         return True
@@ -42,31 +42,28 @@ def _facts(results: Results) -> Table:
     rows = [
         ["designs in the space", number(results["designs"])],
         ["evaluated", number(len(nodes))],
-        [
-            "of these labels of the value model",
-            number(sum(node["origin"] in ("covering", "promising", "poor") for node in nodes)),
-        ],
-        ["could not be run", number(sum(bool(node["failed"]) for node in nodes))],
-        ["tasks to choose by", ", ".join(f"{len(one['search'])} of {name}" for name, one in results["domains"].items())],
-        ["tasks to confirm by", ", ".join(f"{len(one['confirm'])} of {name}" for name, one in results["domains"].items())],
+        ["of these, training set of the value model", number(sum(node["origin"] in LABELS for node in nodes))],
+        ["failed to run", number(sum(bool(node["failed"]) for node in nodes))],
+        ["search tasks", ", ".join(f"{len(one['search'])} of {name}" for name, one in results["domains"].items())],
+        ["confirmation tasks", ", ".join(f"{len(one['confirm'])} of {name}" for name, one in results["domains"].items())],
         ["attempts per task", number(settings["attempts"])],
         ["best score", _percent(max(results["best"]))],
         ["rank correlation of predictions in the tree", number(results["rank_correlation"])],
     ]
-    return Table("In numbers", ("", results["settings"]["method"]), rows)
+    return Table("Summary", ("", results["settings"]["method"]), rows)
 
 
 def _panel(results: Results) -> Table:
     rows = []
     for domain, of in results["panel"]["domains"].items():
         found = of.get("comparison")
-        told = ["–"] * 4
+        cells = ["–"] * 4
         if found:
             interval = f"{signed(100 * found['low'])} to {signed(100 * found['high'])}"
-            told = [signed(100 * found["difference"]), interval, p_value(found["p"], bare=True), verdict_mark(found["verdict"])]
-        rows.append([domain, _percent(of["default"]), _percent(of["winner"]), *told])
-    header = ("domain", "as params.yaml has it", "winner", "difference, points", "interval", "p", "verdict")
-    return Table("On the frozen panels: success", header, rows)
+            cells = [signed(100 * found["difference"]), interval, p_value(found["p"], bare=True), verdict_mark(found["verdict"])]
+        rows.append([domain, _percent(of["default"]), _percent(of["winner"]), *cells])
+    header = ("domain", "params.yaml", "winner", "difference, points", "interval", "p", "verdict")
+    return Table("Success on the frozen panels", header, rows)
 
 
 def _finalists(results: Results) -> Table:
@@ -74,7 +71,7 @@ def _finalists(results: Results) -> Table:
         [("★ " if one["name"] == results["winner"]["name"] else "") + one["label"], _pair(one["search"]), _pair(one["confirm"])]
         for one in results["finalists"]
     ]
-    return Table("Finalists, ± one standard error", ("design", "tasks to choose by", "tasks to confirm by"), rows)
+    return Table("Finalists, ± one standard error", ("design", "search tasks", "confirmation tasks"), rows)
 
 
 def _evaluated(results: Results) -> Table:
@@ -82,9 +79,8 @@ def _evaluated(results: Results) -> Table:
         [node["label"], number(place), node["origin"], _pair([node["score"], node["error"]]), _percent(node["predicted"])]
         for place, node in enumerate(results["nodes"], start=1)
     ]
-    return Table(
-        "All designs that were evaluated", ("design", "evaluation", "origin", "score", "predicted"), rows, left=(2,), folded=True
-    )
+    header = ("design", "evaluation", "origin", "score", "predicted")
+    return Table("All evaluated designs", header, rows, left=(2,), folded=True)
 
 
 def design_section(inputs: Inputs) -> Section | None:
@@ -95,33 +91,23 @@ def design_section(inputs: Inputs) -> Section | None:
     section = Section("designs", "Agent designs", INTRO.format(metric=results["settings"]["metric"]))
     blocks: list[Block] = []
     if stale(inputs, results):
-        blocks.append(
-            Text(
-                "The search was run on other models or panels than those of this page; python -m flows.design runs it again.",
-                tone="note",
-            )
-        )
-    changes = results["winner"]["label"]
-    same = results["winner"]["name"] == results["default"]
-    blocks.append(
-        Text("No design did better on the confirming tasks than what params.yaml has." if same else f"The winner: {changes}.")
-    )
+        text = "Models or panels have changed since this search; 'python -m flows.design' runs it again."
+        blocks.append(Text(text, tone="note"))
+    if results["winner"]["name"] == results["default"]:
+        blocks.append(Text("No design scored higher on the confirmation tasks than that of params.yaml."))
+    else:
+        blocks.append(Text(f"Winner: {results['winner']['label']}."))
     blocks += [_facts(results), _panel(results)]
-    caption = (
-        "Every evaluated design by its score; a line leads to the design that it was made from, area is how many came of it, the "
-        "ring marks the winner."
-    )
+    caption = "Evaluated designs by score. Lines lead to the parent design; area: number of descendants; ring: winner."
     blocks.append(Figures([draw("designs-tree", caption, design_tree, results["nodes"], results["winner"]["name"])]))
-    curves = draw(
-        "designs-best", "Best score of the designs evaluated so far.", best_so_far, {k: v["best"] for k, v in found.items()}
-    )
-    small = [curves]
+    curves = {name: one["best"] for name, one in found.items()}
+    small = [draw("designs-best", "Best score so far.", best_so_far, curves)]
     if any(node["predicted"] is not None for node in results["nodes"]):
-        caption = "Predicted before each design was evaluated, with the prediction's standard deviation; on the line it is right."
+        caption = "Score predicted before each evaluation, ± one standard deviation, against the measured score."
         small.append(draw("designs-predicted", caption, predictions, results["nodes"]))
     blocks += [Figures(small), _finalists(results)]
-    title = f"The winner as overrides of params.yaml (python -m stages.params --apply reports/design/{method}.yaml)"
+    title = f"The winner as an overlay of params.yaml (apply with python -m stages.params --apply reports/design/{method}.yaml)"
     blocks += [Code(title, results["overlay"]), _evaluated(results)]
     rest = {key: results[key] for key in ("settings", "space")}
-    section.blocks = blocks + all_numbers(rest, f"the search's settings in reports/design/{method}.json")
+    section.blocks = blocks + all_numbers(rest, f"the search settings in reports/design/{method}.json")
     return section

@@ -1,4 +1,4 @@
-"""Chapter on the merge: what the specialists changed, where, and how much of it they share."""
+"""Chapter on the merge: which weights the specialists changed, and their overlap."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from stages.reporting.figures.merging import changed_by_group, overlap_matrix, p
 from stages.reporting.inputs import Inputs
 
 INTRO = (
-    "Each specialist is the fine-tuned policy plus a change, its task vector. Where task vectors touch different weights they "
-    "can be added; where they touch the same ones they have to be reconciled. A weight counts as changed if it moved by more "
-    "than {eps}."
+    "A specialist's task vector is its difference from the fine-tuned policy. Task vectors that change different weights can be "
+    "added; where they overlap, the merge method resolves the conflict. A weight is changed if it moved by more than {eps}."
 )
+
+MATRICES = (
+    ("jaccard", "Overlap of the changed weights", "Jaccard index of the sets of changed weights."),
+    ("sign_agreement", "Sign agreement", "Share of weights changed by both that moved in the same direction; 0.5 is chance."),
+    ("cosine", "Cosine of the task vectors", "Cosine similarity of the task vectors; shade by magnitude."),
+)
+"""Key of a pair in the diagnostics, title and caption of its matrix."""
 
 
 def _model_table(models: Mapping[str, Any], domains: list[str]) -> Table:
@@ -25,11 +31,7 @@ def _model_table(models: Mapping[str, Any], domains: list[str]) -> Table:
             + [percent(row.get(key)) for key in ("changed_fraction", "unique_fraction", "sparsity")]
             + [number(row.get(key)) for key in ("norm", "largest")]
         )
-    return Table(
-        "Task vectors",
-        ("specialist", "weights changed", "of these changed by it alone", "exact zeros", "norm", "largest change"),
-        rows,
-    )
+    return Table("Task vectors", ("specialist", "changed", "unique (of changed)", "exact zeros", "norm", "largest change"), rows)
 
 
 def merge_section(inputs: Inputs) -> Section:
@@ -41,45 +43,35 @@ def merge_section(inputs: Inputs) -> Section:
         return section
     blocks: list[Block] = []
     distance = merge.get("distance_to_linear")
-    said = f"Method: {merge.get('method', inputs.params.merge.method)}."
+    text = f"Method: {merge.get('method', inputs.params.merge.method)}."
     if isinstance(distance, (int, float)):
-        said += f" The merged model lies {distance:.2f} times as far from the linear average as that lies from the start."
-    blocks.append(Text(said))
+        text += f" Distance to the linear average, relative to that of the average from the start: {distance:.2f}."
+    blocks.append(Text(text))
     models = diagnostics.get("models") or {}
     domains = [domain for domain in inputs.params.domains if domain in models] or sorted(models)
     if models:
         blocks.append(_model_table(models, domains))
     small: list[Drawing] = []
     if diagnostics.get("histogram"):
-        small.append(draw("merge-sharing", "How many specialists changed a weight.", sharing_histogram, diagnostics["histogram"]))
+        small.append(
+            draw(
+                "merge-sharing",
+                "Weights by the number of specialists that changed them.",
+                sharing_histogram,
+                diagnostics["histogram"],
+            )
+        )
     pairs = diagnostics.get("pairs") or []
-    for key, title, caption in (
-        (
-            "jaccard",
-            "Overlap of the changed weights",
-            "Weights both changed, as a share of those either changed (Jaccard index).",
-        ),
-        (
-            "sign_agreement",
-            "Agreement in direction",
-            "Share of the weights both changed that both moved the same way; one half is chance.",
-        ),
-        (
-            "cosine",
-            "Cosine of the task vectors",
-            "Cosine between task vectors: 0 is unrelated, 1 the same direction. Shade is its size.",
-        ),
-    ):
+    for key, title, caption in MATRICES:
         if any(isinstance(pair.get(key), (int, float)) for pair in pairs):
             small.append(draw(f"merge-{key.replace('_', '-')}", caption, overlap_matrix, pairs, domains, key, title))
     if small:
         blocks.append(Figures(small))
     if diagnostics.get("groups"):
-        caption = "Share of weights changed, by layer and module, for each specialist, and the share that two or more changed."
+        caption = "Share of weights changed by each specialist, and by two or more, by layer and module."
         blocks.append(Figures([draw("merge-groups", caption, changed_by_group, diagnostics["groups"], domains)]))
     if not diagnostics:
-        blocks.append(Text("reports/merge.json holds no diagnostics of the task vectors.", tone="note"))
-    section.blocks = blocks + all_numbers(
-        {key: value for key, value in merge.items() if key != "diagnostics"}, "reports/merge.json"
-    )
+        blocks.append(Text("reports/merge.json has no diagnostics of the task vectors.", tone="note"))
+    rest = {key: value for key, value in merge.items() if key != "diagnostics"}
+    section.blocks = blocks + all_numbers(rest, "reports/merge.json")
     return section

@@ -1,4 +1,4 @@
-"""First chapter: did it learn? Success of every model on the frozen panels, and what the paired tests say."""
+"""First chapter: success of every model on the frozen panels, with paired tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stages.reporting.results import (
     journey,
     model_order,
     p_value,
+    panel_sizes,
     results_rows,
     signed,
     success,
@@ -23,24 +24,24 @@ from stages.reporting.results import (
 from stages.reporting.style import domain_colour
 
 INTRO = (
-    "Every model plays the same frozen panel of tasks, none of which was seen in training. A bar is the share of attempts that "
-    "succeed, its line the {level} confidence interval. Comparisons are paired: both models on the same tasks."
+    "Every model is evaluated on the same frozen panel of unseen tasks. Bars show the share of successful attempts, lines the "
+    "{level} confidence interval. Comparisons are paired by task."
 )
 
 
 def confidence_of(inputs: Inputs) -> float:
-    """Confidence level of the evaluation's intervals: what the file says, else params.yaml."""
+    """Confidence level of the evaluation's intervals; params.yaml's if the file has none."""
     return float(inputs.evaluation.get("confidence", inputs.params.evaluate.confidence))
 
 
 def evaluated_domains(inputs: Inputs) -> list[str]:
-    """Domains of params.yaml that the evaluation covers, in their order."""
+    """Domains of params.yaml that were evaluated, in order."""
     rows = inputs.evaluation["models"].values()
     return [domain for domain in inputs.params.domains if any(domain in row for row in rows)]
 
 
 def tiles(inputs: Inputs) -> list[dict[str, Any]]:
-    """The headline: per domain its way from base to merged, and verdicts in words."""
+    """The headline: per domain the models from base to merged, and the main comparisons."""
     confidence = confidence_of(inputs)
     found = []
     names = {"base": "base model", "sft": "after fine-tuning", "merged": "merged generalist"}
@@ -48,48 +49,42 @@ def tiles(inputs: Inputs) -> list[dict[str, Any]]:
         steps = journey(inputs.evaluation, domain)
         if not steps:
             continue
-        found.append(
+        rows = [
             {
-                "domain": domain,
-                "colour": f"domain{index % 4}",
-                "steps": [
-                    {
-                        "name": names.get(model, f"{domain} specialist"),
-                        "value": f"{100 * estimate.mean:.0f} %",
-                        "interval": f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}",
-                        "share": f"{100 * estimate.mean:.1f}",
-                    }
-                    for model, estimate in steps
-                ],
-                "verdicts": headline(inputs.evaluation, domain, confidence),
+                "name": names.get(model, f"{domain} specialist"),
+                "value": f"{100 * estimate.mean:.0f} %",
+                "interval": f"{100 * estimate.low:.0f}–{100 * estimate.high:.0f}",
+                "share": f"{100 * estimate.mean:.1f}",
             }
-        )
+            for model, estimate in steps
+        ]
+        lines = headline(inputs.evaluation, domain, confidence)
+        found.append({"domain": domain, "colour": domain_colour(index), "steps": rows, "verdicts": lines})
     return found
 
 
 def lead(inputs: Inputs) -> str:
-    """One sentence: what was trained, on what, how."""
+    """One sentence: what was trained on what, and how."""
     params = inputs.params
     domains = evaluated_domains(inputs)
     method = (inputs.merge or {}).get("method", params.merge.method)
     listed = domains[0] if len(domains) == 1 else f"{', '.join(domains[:-1])} and {domains[-1]}"
     algorithms = sorted({params.section("rl", domain).algorithm for domain in domains})
-    plural = "a specialist" if len(domains) == 1 else f"{len(domains)} specialists, one for each domain ({listed}),"
-    where = f" on {listed}" if len(domains) == 1 else ""
+    specialists = f"a specialist on {listed}" if len(domains) == 1 else f"{len(domains)} specialists ({listed})"
     return (
         f"A base model was fine-tuned on demonstrations, trained by reinforcement learning ({', '.join(algorithms)}) "
-        f"into {plural}{where} and merged into one generalist ({method})."
+        f"into {specialists} and merged into one generalist ({method})."
     )
 
 
 def compared_with(model: str, domain: str) -> tuple[str, ...]:
-    """What a model is held against on `domain`: the step before it on the way, and the fine-tuned model."""
+    """The baselines of a model on `domain`: its predecessor, and the fine-tuned model."""
     against = {"base": (), "sft": ("base",), "merged": (f"rl@{domain}", "sft"), "merged_linear": ("merged",)}
     return (model.partition("+")[0],) if "+" in model else against.get(model, ("sft",))
 
 
 def results_table(inputs: Inputs) -> Table:
-    """The one table: success of each model with its interval, and the verdict of the paired test against what it came from."""
+    """Success of each model with its interval, and paired tests against its baselines."""
     evaluation, domains = inputs.evaluation, evaluated_domains(inputs)
     body = []
     for domain in domains:
@@ -106,8 +101,8 @@ def results_table(inputs: Inputs) -> Table:
             body.append(own + (pairs[0] if pairs else [""] * 5))
             body += [[domain, "", "", "", *pair] for pair in pairs[1:]]
     level = f"{100 * confidence_of(inputs):g} % interval"
-    header = ("domain", "model", "success", level, "against", "points", level, "p", "verdict")
-    return Table("Success and verdicts", header, body, text_columns=2, left=(4, 8), grouped=True)
+    header = ("domain", "model", "success", level, "vs.", "points", level, "p", "verdict")
+    return Table("Success and paired comparisons", header, body, text_columns=2, left=(4, 8), grouped=True)
 
 
 def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
@@ -117,24 +112,19 @@ def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
 
 
 def panels_text(inputs: Inputs) -> Text:
-    """What was played: tasks, attempts and panels."""
-    parts = []
-    for domain in evaluated_domains(inputs):
-        counts = sorted(
-            {found.n for model in inputs.evaluation["models"] if (found := success(inputs.evaluation, model, domain))}
-        )
-        parts.append(f"{domain}: {'/'.join(map(str, counts))} tasks, panel {inputs.evaluation['panels'].get(domain, '?')}")
-    attempts = inputs.evaluation.get("attempts")
-    tried = f" Attempts at each task: {attempts}." if attempts else ""
-    return Text(
-        f"{'; '.join(parts)}.{tried} A model is called better or worse if the interval of the difference is clear of zero and a "
-        "sign-flip test on the same tasks agrees.",
-        tone="fine",
-    )
+    """Tasks, panels and attempts, and when a difference is significant."""
+    evaluation = inputs.evaluation
+    parts = [
+        f"{domain}: {panel_sizes(evaluation, domain)} tasks, panel {evaluation['panels'].get(domain, '?')}"
+        for domain in evaluated_domains(inputs)
+    ]
+    attempts = f" Attempts per task: {evaluation['attempts']}." if evaluation.get("attempts") else ""
+    rule = "Better/worse: the interval of the difference excludes zero and the sign-flip test on the same tasks is significant."
+    return Text(f"{'; '.join(parts)}.{attempts} {rule}", tone="fine")
 
 
 def numbers_table(inputs: Inputs) -> Table:
-    """Reward, turns, tokens, pass@k, different solutions in k attempts and, beyond k = 1, maj@k of every model."""
+    """Reward, turns, tokens, pass@k, and for k > 1 distinct@k and maj@k, of every model."""
     rows = results_rows(inputs.evaluation, evaluated_domains(inputs))
     columns = [
         (name, k)
@@ -148,14 +138,8 @@ def numbers_table(inputs: Inputs) -> Table:
         numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
         body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
     header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"{name.replace('_at_k', '')}@{k}" for name, k in columns))
-    return Table(
-        "Reward, turns, tokens; successes and different solutions among k attempts",
-        header,
-        body,
-        text_columns=2,
-        grouped=True,
-        folded=True,
-    )
+    title = "Reward, turns, tokens, pass@k; distinct solutions and majority vote of k attempts"
+    return Table(title, header, body, text_columns=2, grouped=True, folded=True)
 
 
 def _at_k(name: str, value: float | None) -> str:
@@ -165,22 +149,20 @@ def _at_k(name: str, value: float | None) -> str:
 
 
 def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:
-    """Every paired comparison: first model minus second, on the same tasks."""
+    """All paired comparisons: first model minus second."""
     ordered = sorted(comparisons, key=lambda item: domains.index(item["domain"]))
     rows = [[item["domain"], item["a"], item["b"], *_comparison_cells(item)] for item in ordered]
     header = ("domain", "model", "compared with", "points", f"{100 * confidence:g} % interval", "p", "verdict")
-    return Table("Every paired comparison", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
+    return Table("All paired comparisons", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
 
 
 def learning_curve(inputs: Inputs) -> Drawing | None:
-    """Success over the steps of reinforcement learning; None without a history."""
+    """Training success over RL steps; None without a history."""
     histories = {domain: given.rl_history for domain, given in inputs.domains.items() if given.rl_history is not None}
     if not has_column(histories, "success"):
         return None
-    caption = "Success in training, over the steps of reinforcement learning; tasks are drawn anew in each step."
-    return draw(
-        "rl-success", caption, rl_panel, histories, inputs.params.domains, "success", "Training success, share of episodes"
-    )
+    caption, title = "Training success over RL steps; each step samples new tasks.", "Training success, share of episodes"
+    return draw("rl-success", caption, rl_panel, histories, inputs.params.domains, "success", title)
 
 
 def outcome_section(inputs: Inputs) -> Section:
@@ -191,17 +173,17 @@ def outcome_section(inputs: Inputs) -> Section:
         section.blocks.append(Text("reports/evaluation.json covers none of the domains in params.yaml.", tone="note"))
         return section
     bars = [
-        draw(f"success-{slug(domain)}", f"Success of every model on {domain}. Pale: the specialist of another domain. "
-             "Outlined: linear averaging of the specialists, for comparison.", success_bars, inputs.evaluation, [domain], every)
+        draw(f"success-{slug(domain)}", f"Success on {domain}. Pale: specialists of other domains. Outlined: linear average of "
+             "the specialists.", success_bars, inputs.evaluation, [domain], every)
         for domain in domains
     ]  # fmt: skip
     bars += [
-        draw(f"by-difficulty-{slug(domain)}", f"Where success on {domain} comes from: by difficulty, in the domain's own unit.",
+        draw(f"by-difficulty-{slug(domain)}", f"Success on {domain} by difficulty, in the domain's unit.",
              by_difficulty, inputs.evaluation, domain, every)
         for domain in domains
         if any(len(row.get(domain, {}).get("by_difficulty") or {}) > 1 for row in inputs.evaluation["models"].values())
     ]  # fmt: skip
-    caption = "Success along the way, each domain with its own specialist."
+    caption = "Success from base to merged model; each domain with its own specialist."
     top = [draw("journey", caption, journey_lines, inputs.evaluation, domains)]
     if (curve := learning_curve(inputs)) is not None:
         top.append(curve)
@@ -210,7 +192,7 @@ def outcome_section(inputs: Inputs) -> Section:
     blocks: list[Block] = [Figures(top, legend), Figures(bars), results_table(inputs), panels_text(inputs)]
     blocks.append(numbers_table(inputs))
     if compared:
-        caption = "Paired differences, first model minus second. A filled mark means that the interval leaves out zero."
+        caption = "Paired differences, first model minus second. Filled marks: the interval excludes zero."
         blocks.insert(2, Figures([draw("differences", caption, differences, compared, every)]))
         blocks.append(comparison_table(compared, domains, confidence))
     absent = [

@@ -1,4 +1,4 @@
-"""Last chapter: what exactly ran. Parameters and hashes; no dates and no places, so that the same run gives the same page."""
+"""Last chapter: resolved parameters and hashes, without dates and paths."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from stages.reporting.blocks import Code, Section, Table
 from stages.reporting.inputs import Inputs
 
 INTRO = (
-    "The same parameters on the same kind of machine give the same bytes. The hashes name what was compared: two runs with the "
-    "same panel hash were evaluated on the same tasks, and a comparison across different panels is refused."
+    "The same parameters on the same type of machine give the same bytes. Runs with the same panel hash were evaluated on the "
+    "same tasks; runs with different ones are never compared."
 )
 
 
 def policy_hashes(inputs: Inputs) -> list[list[str]]:
-    """[domain, source, hash] of the policies that made the stored episodes, sorted."""
+    """[domain, source, hash] of the policies of the sample episodes, sorted."""
     found = {
         (domain, source, row["policy_hash"])
         for domain, given in inputs.domains.items()
@@ -30,7 +30,7 @@ def provenance_section(inputs: Inputs) -> Section:
     panels = [[domain, str(digest)] for domain, digest in sorted(inputs.evaluation["panels"].items())]
     policies = policy_hashes(inputs)
     section.blocks += [
-        Table("Parameters", ("what", "hash"), [["params.yaml, resolved", params_hash(inputs.params)]], text_columns=2),
+        Table("Parameters", ("file", "hash"), [["params.yaml, resolved", params_hash(inputs.params)]], text_columns=2),
         Table("Evaluation panels", ("domain", "hash"), panels, text_columns=2),
     ]
     models = sorted(
@@ -42,18 +42,15 @@ def provenance_section(inputs: Inputs) -> Section:
         }
     )
     if models:
-        section.blocks.append(
-            Table("Evaluated models", ("model", "hash of the weights"), [list(item) for item in models], text_columns=2)
-        )
+        rows = [list(item) for item in models]
+        section.blocks.append(Table("Evaluated models", ("model", "hash of the weights"), rows, text_columns=2))
     if policies:
         shown = 12
-        title = "Policies behind the stored episodes" + (
-            f" (the first {shown} of {len(policies)})" if len(policies) > shown else ""
-        )
+        title = "Policies of the episodes" + (f" (first {shown} of {len(policies)})" if len(policies) > shown else "")
         section.blocks.append(Table(title, ("domain", "source", "hash"), policies[:shown], text_columns=3))
     values = inputs.params.model_dump(mode="json")
-    # Domains in their order, so that the order of keys in the file does not show.
+    # Domains in the order of `domains`, whatever the order of keys in the file.
     values["per_domain"] = {domain: values["per_domain"][domain] for domain in inputs.params.domains}
     text = yaml.safe_dump(values, sort_keys=False, width=110)
-    section.blocks.append(Code("params.yaml as it resolves", text))
+    section.blocks.append(Code("params.yaml, resolved", text))
     return section

@@ -1,4 +1,4 @@
-"""Chapter on annotation: the search trees and the step-value model fitted on them."""
+"""Chapter on annotation: search trees and the step-value model fitted on them."""
 
 from __future__ import annotations
 
@@ -22,44 +22,43 @@ from stages.reporting.blocks import (
     slug,
 )
 from stages.reporting.figures.data import histogram, short
-from stages.reporting.figures.trees import most_visited_path, node_value, reliability, search_tree, telling_tree
+from stages.reporting.figures.trees import example_tree, most_visited_path, node_value, reliability, search_tree
 from stages.reporting.inputs import DomainInputs, Inputs
 from stages.reporting.sections.uses import use_blocks
-from stages.reporting.trees import Grown, forest
+from stages.reporting.trees import DomainTrees, forest
 
 INTRO = (
-    "Monte Carlo tree search from the fine-tuned policy: it returns to promising steps, tries other actions from there, and so "
-    "finds out what each step is worth. Its statistics become step values and preference pairs; a small model learns the values "
-    "and is checked for calibration."
+    "Monte Carlo tree search with the fine-tuned policy estimates the value of each step. Its statistics give step labels and "
+    "preference pairs; a step-value model is fitted on them and its calibration checked on held-out trees."
 )
 FACTS = (
     ("trees", "trees"),
-    ("middling_tasks", "trees of tasks solved sometimes"),
+    ("middling_tasks", "trees of tasks with intermediate success"),
     ("nodes", "nodes"),
-    ("ends.correct", "ends: solved"),
-    ("ends.wrong", "ends: failed"),
-    ("ends.truncated", "ends: cut off"),
-    ("root_success", "success of the policy's own rollouts"),
-    ("root_tree_value", "mean value of the search"),
+    ("ends.correct", "ends: success"),
+    ("ends.wrong", "ends: failure"),
+    ("ends.truncated", "ends: truncated"),
+    ("root_success", "success rate of the policy's rollouts"),
+    ("root_tree_value", "mean root value of the search"),
     ("labels.count", "labelled steps"),
     ("pairs.count", "preference pairs"),
     ("pairs.task_share", "share of trees with pairs"),
-    ("value_model.held_out_tasks", "held-out trees of the value model"),
-    ("value_model.calibration.brier", "Brier score"),
-    ("value_model.calibration.explained_variance", "explained variance"),
-    ("value_model.calibration.correlation", "correlation"),
-    ("value_model.calibration.ece", "expected calibration error"),
+    ("value_model.held_out_tasks", "value model: held-out trees"),
+    ("value_model.calibration.brier", "value model: Brier score"),
+    ("value_model.calibration.explained_variance", "value model: explained variance"),
+    ("value_model.calibration.correlation", "value model: correlation"),
+    ("value_model.calibration.ece", "value model: expected calibration error"),
     ("q_model.kind", "Q-model"),
-    ("q_model.held_out.pairs", "held-out pairs of actions for the Q-model"),
-    ("q_model.held_out.accuracy", "share that it orders right"),
-    ("q_model.held_out.correlation", "correlation of its differences with those of q"),
-    ("progress.held_out.explained_variance", "explained variance of returns by the progress estimator"),
+    ("q_model.held_out.pairs", "Q-model: held-out pairs"),
+    ("q_model.held_out.accuracy", "Q-model: pair accuracy"),
+    ("q_model.held_out.correlation", "Q-model: correlation of differences with q"),
+    ("progress.held_out.explained_variance", "progress estimator: explained variance of returns"),
 )
-"""Dotted key of reports/annotate/<domain>.json -> what it is."""
+"""Dotted key of reports/annotate/<domain>.json, label."""
 
 
 def at(report: Mapping[str, Any] | None, key: str) -> Any:
-    """The value under a dotted key; None where the way ends."""
+    """The value under a dotted key; None if it does not exist."""
     value: Any = report
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -67,19 +66,19 @@ def at(report: Mapping[str, Any] | None, key: str) -> Any:
 
 
 def calibration_bins(report: Mapping[str, Any] | None) -> list[tuple[float, float, float]]:
-    """(mean prediction, mean outcome, count) of each bin of the value model's held-out calibration; [] if the report has none."""
+    """(mean prediction, mean outcome, count) per bin of the value model's held-out calibration."""
     bins = at(report, "value_model.calibration.bins") or []
     return [(float(item["predicted"]), float(item["observed"]), float(item["count"])) for item in bins]
 
 
 def facts_table(reports: Mapping[str, Mapping[str, Any]]) -> Table | None:
-    """The main numbers of all domains side by side; None if no report has any of them."""
+    """The main numbers, a column per domain; None if there are none."""
     rows = []
     for key, label in FACTS:
         values = [at(report, key) for report in reports.values()]
         if any(value is not None for value in values):
             rows.append([label, *(number(round(value, 3) if isinstance(value, float) else value) for value in values)])
-    return Table("In numbers", ("", *reports), rows) if rows else None
+    return Table("Summary", ("", *reports), rows) if rows else None
 
 
 def _path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
@@ -93,7 +92,7 @@ def _path_table(tree: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for node in most_visited_path(tree)[1:]
     ]
-    return Table("Its most visited way", ("action", "depth", "visits", "mean value", "rollouts that succeed"), rows)
+    return Table("Its most visited path", ("action", "depth", "visits", "mean value", "successful rollouts"), rows)
 
 
 def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -> list[Drawing]:
@@ -103,17 +102,15 @@ def _node_figures(domain: str, index: int, nodes: Sequence[Mapping[str, Any]]) -
     drawings = []
     if inner:
         depths = [float(node["depth"]) for node in inner]
-        caption = f"{domain}: nodes by depth, the number of actions since the start."
+        caption = f"{domain}: nodes by depth."
         drawings.append(draw(f"depth-{name}", caption, histogram, depths, "Nodes by depth", index, "depth", "nodes"))
     if visited:
         visits = [float(node["N"]) for node in visited]
-        caption = f"{domain}: visits of a node; the scale of counts is logarithmic."
+        caption = f"{domain}: visits per node, log scale."
         drawings.append(draw(f"visits-{name}", caption, histogram, visits, "Nodes by visits", index, "visits", "nodes", log=True))
         values = [node_value(node) for node in visited]
-        caption = f"{domain}: mean value of visited nodes. Values between the ends are where steps differ in worth."
-        drawings.append(
-            draw(f"values-{name}", caption, histogram, values, "Nodes by mean value", index, "mean value W/N", "nodes")
-        )
+        caption, title = f"{domain}: mean value of visited nodes.", "Nodes by mean value"
+        drawings.append(draw(f"values-{name}", caption, histogram, values, title, index, "mean value W/N", "nodes"))
     return drawings
 
 
@@ -128,17 +125,17 @@ def _domain_blocks(domain: str, index: int, given: DomainInputs, limits: tuple[f
         blocks.append(missing(f"data/annotated/{domain}/nodes.parquet", f"annotate@{domain}"))
     bins = calibration_bins(given.annotate)
     if bins:
-        caption = f"{domain}: reliability of the step-value model on held-out trees, area by count. On the diagonal it is right."
+        caption = f"{domain}: reliability diagram of the step-value model on held-out trees, area by count."
         drawings.append(draw(f"calibration-{slug(domain)}", caption, reliability, bins, index))
     elif given.annotate is not None:
-        blocks.append(Text(f"reports/annotate/{domain}.json holds no calibration bins of the step-value model.", tone="note"))
+        blocks.append(Text(f"reports/annotate/{domain}.json has no calibration of the step-value model.", tone="note"))
     if drawings:
         blocks.append(Figures(drawings))
     if given.nodes:
-        tree = telling_tree(given.nodes, limits)
+        tree = example_tree(given.nodes, limits)
         caption = (
-            f"One tree ({tree[0]['task_id']}, {len(tree)} nodes). Left is the start; area is visits, fill the mean value (empty "
-            f"{limits[0]:g}, full {limits[1]:g}), squares end the task, the strong line is the most visited way."
+            f"Example tree ({tree[0]['task_id']}, {len(tree)} nodes), root at the left. Area: visits. Opacity: mean value, "
+            f"{limits[0]:g} to {limits[1]:g}. Squares: end of the episode. Bold line: most visited path."
         )
         blocks.append(Figures([draw(f"tree-{slug(domain)}", caption, search_tree, tree, index, limits)]))
         if len(most_visited_path(tree)) > 1:
@@ -152,13 +149,13 @@ def search_section(inputs: Inputs) -> Section:
     if facts is not None:
         section.blocks.append(facts)
     grown = {
-        domain: Grown(given.nodes, given.labels, given.pairs, inputs.params.section("annotate", domain))
+        domain: DomainTrees(given.nodes, given.labels, given.pairs, inputs.params.section("annotate", domain))
         for domain, given in inputs.domains.items()
         if given.nodes
     }
-    trees, asked = forest(grown, inputs.params.report.trees, inputs.tokenizer, inputs.params.seed)
+    trees, chosen = forest(grown, inputs.params.report.trees, inputs.tokenizer, inputs.params.seed)
     if trees:
-        section.blocks += [Heading("Walk through a tree"), TreeViewer(trees, asked)]
+        section.blocks += [Heading("Explore a tree"), TreeViewer(trees, chosen)]
     for index, (domain, given) in enumerate(inputs.domains.items()):
         annotate = inputs.params.section("annotate", domain)
         section.blocks += _domain_blocks(domain, index, given, (lowest_value(annotate), highest_value(annotate)))

@@ -53,7 +53,7 @@
   function showFacts() {
     facts.textContent = "";
     var rows = [["outcome", current.outcome], ["return", format(current.reward, 2)], ["turns", current.turns.length], ["tokens", current.ids.length],
-      ["ended by", current.stop], ["chosen as", current.pick], ["policy", current.policy], ["episode", current.id]];
+      ["stop reason", current.stop], ["selected as", current.pick], ["policy", current.policy], ["episode", current.id]];
     Object.keys(current.terms).sort().forEach(function (name) { rows.push([name, format(current.terms[name], 2)]); });
     rows.forEach(function (row, place) {
       if (place) facts.appendChild(document.createTextNode("  ·  "));
@@ -69,7 +69,7 @@
       var title = { assistant: "policy", user: "environment", system: "system" }[message[0]] || message[0];
       if (message[0] === "assistant") {
         var facts = current.turns[turn++];
-        if (facts) title += ", turn " + turn + (facts[0] ? "" : ", not understood") + (facts[1] ? ", reward " + format(facts[1], 2) : "");
+        if (facts) title += ", turn " + turn + (facts[0] ? "" : ", invalid action") + (facts[1] ? ", reward " + format(facts[1], 2) : "");
       }
       box.appendChild(element("b", "", title));
       box.appendChild(document.createTextNode(message[1]));
@@ -87,7 +87,7 @@
 
   function showKey(limit) {
     if (view === "owner") OWNERS.forEach(function (owner, place) { if (current.owner.indexOf(place) >= 0) swatch(owner[1], 40, owner[0]); });
-    if (view === "logprob") { swatch("--domain0", 8, "sure (probability near 1)"); swatch("--domain0", 45, "10 %"); swatch("--domain0", 90, "1 % or less"); }
+    if (view === "logprob") { swatch("--domain0", 8, "probability near 1"); swatch("--domain0", 45, "10 %"); swatch("--domain0", 90, "1 % or less"); }
     if (view === "advantage") { swatch("--sft", 70, "made more likely (up to +" + format(limit, 2) + ")"); swatch("--domain0", 70, "made less likely (down to −" + format(limit, 2) + ")"); }
   }
 
@@ -128,13 +128,13 @@
     var trained = current && current.advantage;
     Array.prototype.forEach.call(root.querySelectorAll("[data-view]"), function (button) {
       button.disabled = button.dataset.view === "advantage" && !trained;
-      button.title = button.disabled ? "Only episodes of RL training have advantages" : "";
+      button.title = button.disabled ? "Only RL episodes have advantages" : "";
       button.setAttribute("aria-pressed", String(button.dataset.view === view));
     });
-    if (!current) { content.appendChild(element("p", "note", "No episode matches these filters.")); return; }
+    if (!current) { content.appendChild(element("p", "note", "No episode matches the filters.")); return; }
     showFacts();
     if (view === "advantage" && !trained) {
-      content.appendChild(element("p", "note", "This episode was not trained on, so its tokens have no advantage. Choose another view, or a source from rl."));
+      content.appendChild(element("p", "note", "No advantages: this episode was not used for training. Choose another view or an rl source."));
     } else if (view === "chat") { showChat(); } else { showTokens(); }
   }
 

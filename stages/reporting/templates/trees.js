@@ -18,7 +18,7 @@
     tree.pairs.forEach(function (pair) { role[pair[0]] = (role[pair[0]] || 0) | 1; role[pair[1]] = (role[pair[1]] || 0) | 2; });
     onPath = {};
     tree.path.forEach(function (number) { onPath[number] = true; });
-    root.querySelector(".story").textContent = tree.story;
+    root.querySelector(".summary").textContent = tree.summary;
     root.querySelectorAll("[data-word]").forEach(function (place) { place.textContent = tree.words[place.dataset.word]; });
     current = 0;
     unfold("path");
@@ -55,7 +55,7 @@
     if (node.end) name.appendChild(element("span", "mark " + node.end, page.MARKS[node.end]));
     if (role[number] & 1) name.appendChild(element("span", "win", "▲"));
     if (role[number] & 2) name.appendChild(element("span", "lose", "▼"));
-    name.appendChild(element("span", "action", number ? node.action || "(nothing)" : "start"));
+    name.appendChild(element("span", "action", number ? node.action || "(empty)" : "start"));
     if (many && !open[number]) name.appendChild(element("span", "more", " +" + many));
     made.appendChild(name);
     var bar = element("span", "q"), fill = element("span");
@@ -116,7 +116,7 @@
     var node = tree.nodes[current], facts = element("dl"), steps = [], number;
     panel.textContent = "";
     for (number = current; number > 0; number = tree.nodes[number].parent) steps.unshift(number);
-    panel.appendChild(element("h4", "", current ? node.action || "(nothing)" : "Start of the task"));
+    panel.appendChild(element("h4", "", current ? node.action || "(empty)" : "Start of the task"));
     if (steps.length > 1) {
       var way = element("p", "crumbs", "after ");
       steps.slice(0, -1).forEach(function (step, place) {
@@ -125,19 +125,19 @@
       });
       panel.appendChild(way);
     }
-    if (node.end) panel.appendChild(element("p", "ending " + node.end, { success: "✓ The task is solved here.", failure: "✗ The task ends here, not solved.", truncated: "… Cut off here by a limit." }[node.end]));
+    if (node.end) panel.appendChild(element("p", "ending " + node.end, { success: "✓ success", failure: "✗ failure", truncated: "… truncated by a limit" }[node.end]));
     fact(facts, "visits N", String(node.N));
     if (node.Q !== undefined) fact(facts, "value Q", format(node.Q, 3) + " (" + tree.words.scale + ")");
-    if (node.q !== undefined) fact(facts, "label q", format(node.q, 3) + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " on that of the state before"));
-    if (node.rollouts) fact(facts, "policy alone", node.right + " of " + node.rollouts + " rollouts succeed" + (node.error ? " (standard error " + format(node.error, 2) + ")" : ""));
-    if (node.logprob !== undefined) fact(facts, "prior P", (node.prior === undefined ? "the one action tried here" : format(100 * node.prior, 0) + " % among " + children[node.parent].length + " tried") + "; log-probability " + format(node.logprob, 2) + " per token");
-    if (node.model !== undefined) fact(facts, "value model", format(node.model, 3) + " expected when the search came here");
-    if (node.process !== undefined) fact(facts, "process value", format(node.process, 3) + ", by the steps to a success");
+    if (node.q !== undefined) fact(facts, "label q", format(node.q, 3) + (node.advantage === undefined ? "" : ", " + (node.advantage < 0 ? "−" : "+") + Math.abs(node.advantage).toFixed(3) + " vs. the previous state"));
+    if (node.rollouts) fact(facts, "policy rollouts", node.right + " of " + node.rollouts + " succeed" + (node.error ? " (standard error " + format(node.error, 2) + ")" : ""));
+    if (node.logprob !== undefined) fact(facts, "prior P", (node.prior === undefined ? "only action tried" : format(100 * node.prior, 0) + " % of " + children[node.parent].length + " tried") + "; log-probability " + format(node.logprob, 2) + " per token");
+    if (node.model !== undefined) fact(facts, "value model", format(node.model, 3));
+    if (node.process !== undefined) fact(facts, "process value", format(node.process, 3));
     if (node.away !== undefined) fact(facts, "nearest success", node.away === 1 ? "1 action away" : node.away + " actions away");
     if (node.reward !== undefined) fact(facts, "reward", format(node.reward, 2));
     panel.appendChild(facts);
     if (node.answer) {
-      panel.appendChild(element("h5", "", current ? "What the environment answered" : "What the policy sees first"));
+      panel.appendChild(element("h5", "", current ? "Observation" : "Prompt"));
       panel.appendChild(element("p", "answer", node.answer));
     }
     var mine = tree.pairs.filter(function (pair) { return pair[0] === current || pair[1] === current; });
@@ -145,8 +145,8 @@
     mine.forEach(function (pair) {
       var won = pair[0] === current, other = won ? pair[1] : pair[0], line = element("p", "pair");
       line.appendChild(element("span", won ? "win" : "lose", won ? "▲ preferred to " : "▼ rejected for "));
-      line.appendChild(link(other, tree.nodes[other].action || "(nothing)"));
-      line.appendChild(document.createTextNode(", label q " + format(node.q, 2) + " against " + format(tree.nodes[other].q, 2) + ": " + format(pair[2], 2) + " apart; counts " + format(pair[3], 2) + " in training"));
+      line.appendChild(link(other, tree.nodes[other].action || "(empty)"));
+      line.appendChild(document.createTextNode(", q " + format(node.q, 2) + " vs. " + format(tree.nodes[other].q, 2) + ", margin " + format(pair[2], 2) + ", weight " + format(pair[3], 2)));
       panel.appendChild(line);
     });
   }

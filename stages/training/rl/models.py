@@ -1,5 +1,5 @@
-"""The models of an RL run: the policy, the frozen reference it started from, critics of tokens or of utterances, and what
-annotate has fitted for step credit: the step-value model or the progress estimator."""
+"""The models of an RL run: policy, frozen reference, critics of tokens or turns, and the models that annotate fitted for step
+credit (step-value model or progress estimator)."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from stages.values.turn_critic import TWINS, TurnCriticModel
 
 @dataclass
 class Models:
-    """`reference` is the policy as it was when the run began; under LoRA it shares the policy's frozen weights."""
+    """`reference` is the start policy; under LoRA it shares the policy's frozen weights."""
 
     policy: Any
     reference: Any
     critic: Critic | None
-    utterances: TurnCriticModel | None
+    turn_critic: TurnCriticModel | None
     step_values: StepValueModel | None
     progress: ProgressEstimator | None
     tokens_per_batch: int
     whole_groups: bool
-    """Whether micro-batches are made of whole groups."""
+    """Whether micro-batches consist of whole groups."""
     sharing: bool
-    """Whether tokens that episodes have in common at their start are read once for all of them."""
+    """Whether common prefixes of episodes are computed once (shared_prefixes.py)."""
     processes: Processes
     player: Any
-    """The policy as the engine plays it: `policy` itself, or under FSDP a whole copy (see `refresh_player`)."""
+    """The policy that the engine plays: `policy` itself, or under FSDP an unsharded copy (see `refresh_player`)."""
 
     @classmethod
     def make(
         cls, algorithm: Algorithm, policy: Any, annotated: Path | None, processes: Processes, tokens_per_batch: int, seed: int = 0
     ) -> Models:
-        """Models for `algorithm` from the start policy; `annotated`: the folder of what annotate has fitted, for step credit and
-        for critics to start from; `seed`: of a critic's random layers.
+        """Models for `algorithm` from the start policy.
 
-        Raises FileNotFoundError if what is wanted from that folder is not whole there; ValueError if a critic cannot start from
+        annotated: the folder of annotate's models, for step credit and to initialise critics. seed: of a critic's random layers.
+        Raises FileNotFoundError if a required model is missing from that folder, and ValueError if a critic cannot start from
         it, or under FSDP for a critic with a target network.
         """
         device = processes.device
@@ -67,26 +67,24 @@ class Models:
         reference = reference_of(policy)
         sharing = algorithm.rl.share_prefixes and can_share(policy)
         states = sharing_states if sharing else predicting_states
-        critic, utterances = make_critics(algorithm, policy, annotated, states, seed)
-        if utterances is not None and processes.sharded:
+        critic, turn_critic = make_critics(algorithm, policy, annotated, states, seed)
+        if turn_critic is not None and processes.sharded:
             raise ValueError(
-                "rl.advantage.estimator: utterance keeps a target network beside the critic, and FSDP splits networks over "
-                "processes: use profiles/accelerate/ddp.yaml"
+                "rl.advantage.estimator: utterance needs a target network, which FSDP does not support here: use "
+                "profiles/accelerate/ddp.yaml"
             )
         step_values = progress = None
         if annotated is not None and algorithm.rl.credit.kind == "annotated":
             step_values = StepValueModel.load(annotated / "value_model", str(device))
         if annotated is not None and algorithm.needs_progress:
             progress = ProgressEstimator.load(annotated / "progress_model", str(device))
-        player = processes.replica(policy)
-        whole = algorithm.whole_groups
         return cls(
-            *(policy, reference, critic, utterances, step_values, progress),
-            *(tokens_per_batch, whole, sharing, processes, player),
+            *(policy, reference, critic, turn_critic, step_values, progress),
+            *(tokens_per_batch, algorithm.whole_groups, sharing, processes, processes.replica(policy)),
         )
 
     def refresh_player(self) -> None:
-        """Let the engine play with the policy's present weights; the same call in every process."""
+        """Give the engine the policy's current weights. Every process must make this call."""
         self.processes.refresh(self.player, self.policy)
 
     @property
@@ -95,19 +93,19 @@ class Models:
         return sharing_states if self.sharing else predicting_states
 
     def plan_training(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
-        """Rows of the batch in the micro-batches of an update of the policy: `plan`, or whole groups where the method's loss
-        compares the episodes of a group."""
+        """Rows of the batch in micro-batches for a policy update: whole groups if the method's loss compares the episodes of a
+        group, otherwise as `plan`."""
         if self.whole_groups:
             return plan_whole_groups(batch.group, rows, partial(self.plan, batch, least=1))
         return self.plan(batch, rows)
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
-        """Rows of the batch in micro-batches: of rows that share tokens, or of similar length; with sharing at least `least` of
-        them, by default one for each process."""
+        """Rows of the batch in micro-batches: with prefix sharing, rows with common prefixes, and at least `least` micro-batches
+        (by default one per process); otherwise rows of similar length."""
         return self.plan_reads(batch.token_ids, batch.mask, rows, least)
 
     def plan_reads(self, token_ids: Tensor, mask: Tensor, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
-        """`plan` for any rows token_ids, mask [B, T] that are read up to their last place in the mask."""
+        """`plan` for any token_ids, mask [B, T] that are read up to the last place in the mask."""
         if not self.sharing or not rows:
             return self._plan_lengths(mask, rows)
         least = self.processes.count if least is None else least
@@ -138,19 +136,19 @@ class Models:
         fitted: bool = False,
         trained: bool = False,
     ) -> Tensor:
-        """`compute`, with `module`, on the micro-batches of `plan` put together as a tensor of `shape` on the CPU, 0 where there
-        is nothing. The processes share the micro-batches.
+        """`compute`, with `module`, on the micro-batches of `plan`, put together as a tensor of `shape` on the CPU, 0 elsewhere.
+        The processes share the micro-batches.
 
-        It runs in the precision that is trained in, since losses compare its numbers with those of their own passes; fitted: in
-        float32, as annotate has fitted the module. trained: by the very kernels of a pass with gradients.
+        It runs in the training precision, since losses compare its results with those of their own passes. fitted: in float32,
+        for models that annotate fitted. trained: with the kernels of a pass with gradients.
         """
         parts: list[tuple[Sequence[int], Tensor]] = []
-        run = self.processes.inside if fitted else self.processes.forward
+        run = self.processes.run_in_fsdp if fitted else self.processes.forward
         with torch.set_grad_enabled(trained):
-            for group, counts in self.processes.mine(plan):
+            for group, active in self.processes.shard(plan):
                 micro = take(batch, group, self.policy.device)
                 part = run(module, partial(compute, micro)).detach().float().cpu()
-                parts += [(group, part)] if counts else []
+                parts += [(group, part)] if active else []
         result = torch.zeros(shape)
         for group, part in self.processes.gather(parts):
             result[torch.tensor(group), : part.shape[1]] = part
@@ -165,10 +163,13 @@ class Models:
         return self._per_row(batch, self.plan(batch, rows), batch.mask.shape, compute, model)
 
     def reference_kl(self, batch: TrajectoryBatch, temperature: float) -> float:
-        """Mean k3 estimate of KL(policy || reference) per policy token, nats: over the whole batch if it carries reference
-        log-probabilities, otherwise over the first episode of each group, to spare the other forward passes. In mixed precision
-        over these in any case, with the policy's present log-probabilities where the batch has none of a training pass."""
-        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.policy_mask, self.processes.mixed
+        """Mean k3 estimate of KL(policy || reference) per policy token, nats.
+
+        Over the whole batch if it has reference log-probabilities, otherwise over the first episode of each group, to save
+        forward passes. In mixed precision always over the latter, with the policy's current log-probabilities unless the batch
+        has those of a training pass.
+        """
+        old, reference, mask, mixed = batch.logprobs_old, batch.logprobs_ref, batch.policy_mask, self.processes.mixed_precision
         if reference is None or mixed:
             first = {group: row for row, group in reversed(list(enumerate(batch.group.tolist())))}
             rows = sorted(row for row in first.values() if bool(mask[row].any()))
@@ -180,22 +181,24 @@ class Models:
         return float((values * mask).sum() / mask.sum().clamp(min=1))
 
     def _with_external(self, batch: TrajectoryBatch, rows: Sequence[int], temperature: float) -> TrajectoryBatch:
-        """The batch with the policy's present log-probabilities as `logprobs_old` of external tokens, which it did not draw."""
+        """The batch with the policy's current log-probabilities as `logprobs_old` of external tokens."""
         assert batch.external is not None
-        shown = batch.external.any(1)
-        found = self.logprobs(self.policy, batch, [row for row in rows if shown[row]], temperature)
+        has_external = batch.external.any(1)
+        found = self.logprobs(self.policy, batch, [row for row in rows if has_external[row]], temperature)
         old = torch.where(batch.external, found, batch.logprobs_old)
         return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
 
     def rescored(
         self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
     ) -> TrajectoryBatch:
-        """The batch with `logprobs_old`, and `mean_logprobs_old` where the method compares with it, of the rows in the
-        micro-batches of `plan` as the training pass computes them; trained: by the very kernels of that pass."""
-        whole, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
+        """The batch with `logprobs_old`, and `mean_logprobs_old` if the method uses it, of the rows in `plan` as the training
+        pass computes them. trained: with the kernels of that pass."""
+        vocabulary, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
 
         def compute(micro: TrajectoryBatch) -> Tensor:
-            scores = score_tokens(*(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=whole)
+            scores = score_tokens(
+                *(self.policy, micro.token_ids, micro.mask, temperature), states=self.states, vocabulary=vocabulary
+            )
             mean = torch.zeros_like(scores.logprobs) if scores.vocabulary is None else scores.vocabulary.mean
             return torch.stack([scores.logprobs, mean], -1)
 
@@ -205,37 +208,37 @@ class Models:
         chosen[[row for rows in plan for row in rows]] = True
         old = torch.where(chosen, old, batch.logprobs_old)
         drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
-        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if whole else None, logprobs_drawn=drawn)
+        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if vocabulary else None, logprobs_drawn=drawn)
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
-        """The batch with what the algorithm needs: the policy's `logprobs_old` on external tokens, or anew on all,
-        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotated `turn_values` and `turn_progress`.
+        """The batch with what the algorithm needs: the policy's `logprobs_old` (recomputed, or on external tokens only),
+        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotate's `turn_values` and `turn_progress`.
 
-        In mixed precision `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once it is known what goes into which
-        micro-batch; here it is then for the reward's KL penalty alone.
+        In mixed precision, `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once the micro-batches are known; here
+        they are recomputed for the reward's KL penalty alone.
         """
         rows = forward_rows(batch).tolist()
-        if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed else algorithm.needs_rescoring:
+        if bool(algorithm.rl.reward.kl_coef) if self.processes.mixed_precision else algorithm.needs_rescoring:
             batch = self.rescored(batch, self.plan(batch, rows), algorithm)
         if batch.external is not None:
             batch = self._with_external(batch, rows, algorithm.rl.sampling.temperature)
         if algorithm.needs_reference:
             reference = self.logprobs(self.reference, batch, rows, algorithm.rl.sampling.temperature)
             batch = batch.with_(logprobs_ref=reference)
-        critic, utterances, step_values, progress = self.critic, self.utterances, self.step_values, self.progress
+        critic, turn_critic, step_values, progress = self.critic, self.turn_critic, self.step_values, self.progress
         if critic is not None:
 
             def values(micro: TrajectoryBatch) -> Tensor:
                 return critic.values(micro.token_ids, micro.mask)
 
             batch = batch.with_(values=self._per_row(batch, self.plan(batch, rows), batch.mask.shape, values, critic))
-        if utterances is not None:
+        if turn_critic is not None:
 
             def twins(micro: TrajectoryBatch) -> Tensor:
-                return utterances.values(micro.token_ids, turn_boundaries(micro), turn_ends(micro))
+                return turn_critic.values(micro.token_ids, turn_boundaries(micro), turn_ends(micro))
 
             shape = torch.Size((*batch.turn_rewards.shape, 2 * TWINS))
-            found = self._per_row(batch, self.plan(batch, rows), shape, twins, utterances)
+            found = self._per_row(batch, self.plan(batch, rows), shape, twins, turn_critic)
             batch = batch.with_(turn_q=found[..., :TWINS], turn_v=found[..., TWINS:])
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
@@ -259,7 +262,7 @@ class Models:
 def make_critics(
     algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
 ) -> tuple[Critic | None, TurnCriticModel | None]:
-    """The critic of tokens and that of utterances, where the algorithm has them; see `Models.make`."""
+    """The critics of tokens and of turns that the algorithm needs; see `Models.make`."""
     params = algorithm.rl.critic
     head, start = params.head or HeadParams(), None
     if annotated is not None and params.init == "value_model" and learns_values(algorithm.rl):
@@ -269,13 +272,13 @@ def make_critics(
     if not algorithm.needs_turn_critic:
         return (Critic(policy, head, states, start) if algorithm.needs_critic else None), None
     backbone = twin(policy.base_model) if start is None else start.backbone
-    # The baseline of tokens learns advantages, which no step-value model knows and no support can be laid around.
+    # The token baseline learns advantages: no step-value model predicts these, and no fixed support fits them.
     baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None
     return baseline, TurnCriticModel(backbone, head, states, seed, start=start)
 
 
 def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
-    """The policy's learner and, where there are any, the critics', with learning rates of their own."""
+    """The learners of the policy and of the critics, which have their own learning rate."""
     processes = models.processes
 
     def learner(module: torch.nn.Module, learning_rate: float) -> Learner:
@@ -283,7 +286,7 @@ def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:
         return Learner(module, optimiser, warmup_constant(learning_rate, rl.warmup_steps), rl.max_grad_norm, processes)
 
     learners = {"policy": learner(models.policy, rl.learning_rate)}
-    for name, critic in (("critic", models.critic), ("utterances", models.utterances)):
+    for name, critic in (("critic", models.critic), ("turn_critic", models.turn_critic)):
         if critic is not None:
             learners[name] = learner(critic, rl.critic.learning_rate)
     return learners

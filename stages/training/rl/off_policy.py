@@ -1,13 +1,13 @@
-"""Learning from replayed episodes: the critic of utterances first, then the policy, each on draws of its own.
+"""Off-policy updates from the replay buffer: the turn critic first, then the policy, each on its own draws.
 
-After each update of the critic its target network follows. What V learns from, and the policy, may be actions that the policy
-draws anew after the histories of drawn episodes: those of a step's critic updates are drawn together, since the policy does not
-change meanwhile, those of each batch of the policy when its turn comes.
+The target network follows each critic update. V and the policy may learn from actions that the policy redraws at the states of
+drawn episodes. Those for all critic updates of a step are drawn together, since the policy does not change meanwhile; those for
+each policy batch when its turn comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,17 +20,16 @@ from stages.engine.engine import Engine, Sampling, Turn
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.seeding import key64
 from stages.training.adapters import trained_names, twin
-from stages.training.batches import padded, trajectory_batch
+from stages.training.batches import padded, trajectory_batch, turn_boundaries, turn_ends
 from stages.training.loop import Update
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
-from stages.training.rl.replay import Replay, as_turns
-from stages.values.turn_critic import losses, polyak_update
+from stages.training.rl.replay_buffer import ReplayBuffer
+from stages.values.turn_critic import Turns, losses, polyak_update
 
 
 def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
-    """An episode called `name` that ends after one turn: the history of `episode` before its turn `place`, and what was drawn
-    after it."""
+    """An episode called `name` of a single turn: the history of `episode` before its turn `place`, then `turn`."""
     start = episode.turns[place].start
     history = episode.token_ids[:start]
     labels = (episode.seed, episode.policy_hash, episode.params_hash, episode.temperature, episode.top_p, episode.top_k)
@@ -41,86 +40,108 @@ def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
     return made
 
 
+def as_turns(
+    episodes: Sequence[Episode], shape: Callable[[TrajectoryBatch], TrajectoryBatch], chat: Chat | None, max_length: int
+) -> Turns:
+    """Episodes as the turn critic reads them, with rewards shaped by `shape`.
+
+    chat: if given, the critic bootstraps from the state after a truncated episode, tokenized as the policy would have read it,
+    unless that exceeds `max_length` tokens.
+    """
+    batch = shape(trajectory_batch(episodes))
+    after = turn_ends(batch)
+    before = torch.cat([turn_boundaries(batch), torch.full((len(episodes), 1), -1)], 1)
+    rows = [list(episode.token_ids) for episode in episodes]
+    for row, episode in enumerate(episodes):
+        last = episode.turns[-1]
+        if chat is None or not episode.truncated:
+            continue
+        answer = episode.token_ids[last.start : last.end]
+        rows[row] = [*rows[row][: last.end], *chat.closing_tokens(answer), *chat.observation_tokens(last.observation)]
+        if len(rows[row]) <= max_length:
+            before[row, len(episode.turns)] = len(rows[row]) - 1
+    return Turns(padded(rows, 0, torch.int64), before, after, batch.turn_rewards)
+
+
 class OffPolicy:
-    """`maker` makes the policy's updates. `engine` draws the policy's turns, `width` of them at once; None where none are to be
-    drawn. `key`: of all random draws."""
+    """The updates of turn critic and policy. `engine` draws the policy's turns, `width` at once; None if none are redrawn. `key`
+    seeds all random draws."""
 
     def __init__(
         self,
         models: Models,
         algorithm: Algorithm,
-        maker: PolicyUpdates,
-        replay: Replay,
+        policy_updates: PolicyUpdates,
+        buffer: ReplayBuffer,
         engine: Engine | None,
         chat: Chat,
         width: int,
         max_length: int,
         *key: object,
     ) -> None:
-        assert models.utterances is not None
-        self.models, self.algorithm, self.maker, self.replay = models, algorithm, maker, replay
+        assert models.turn_critic is not None
+        self.models, self.algorithm, self.policy_updates, self.buffer = models, algorithm, policy_updates, buffer
         self.engine, self.chat, self.width, self.max_length, self.key = engine, chat, width, max_length, key
-        self.critic = models.utterances
+        self.critic = models.turn_critic
         self.target = twin(self.critic).requires_grad_(False).eval()
         self.batch: TrajectoryBatch | None = None
-        """The last that the policy learnt from."""
+        """The policy's last batch."""
 
     def updates(self, step: int, played: TrajectoryBatch | None = None) -> Iterator[Update]:
         """The optimiser updates of loop step `step`, from 0; played: the step's own episodes, with shaped rewards."""
         rl = self.algorithm.rl
         replay, key = rl.replay, (*self.key, step)
-        count, tau = replay.episodes, replay.tau
-        draws = [self.replay.draw(count, *key, "critic", number) for number in range(replay.critic_updates)]
+        draws = [self.buffer.draw(replay.episodes, *key, "critic", number) for number in range(replay.critic_updates)]
         fresh: list[list[Episode]] = []
         if replay.value_target == "policy":
-            fresh = self.drawn([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
+            fresh = self.redraw([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
         for number, episodes in enumerate(draws):
-            yield self._critic_update(episodes, fresh[number * count : (number + 1) * count])
-            polyak_update(self.target, self.critic, tau)
+            yield self._critic_update(episodes, fresh[number * replay.episodes : (number + 1) * replay.episodes])
+            polyak_update(self.target, self.critic, replay.tau)
         if step < rl.critic.warmup_steps:
             return
         for number in range(replay.policy_updates):
             on_policy = number == 0 or replay.actions != "played"
             if on_policy:
                 batch = played if replay.actions == "played" else self._policy_batch(*key, "policy", number)
-                assert batch is not None, "actions: played needs episodes that were played"
+                assert batch is not None, "rl.replay.actions: played needs played episodes"
                 prepared = self.algorithm.prepare(self.models.annotate(batch, self.algorithm))
-                self.batch = self.maker.rescored(prepared, step, (*key, number))
+                self.batch = self.policy_updates.rescored(prepared, step, (*key, number))
             assert self.batch is not None
-            yield from self.maker.updates(self.batch, step, (*key, number), on_policy)
+            yield from self.policy_updates.updates(self.batch, step, (*key, number), on_policy)
 
-    def drawn(self, episodes: Sequence[Episode], samples: int, *key: object) -> list[list[Episode]]:
-        """For each episode, turn by turn, `samples` turns that the policy as it is draws after the same history (see `one_turn`).
+    def redraw(self, episodes: Sequence[Episode], samples: int, *key: object) -> list[list[Episode]]:
+        """For each episode, turn by turn, `samples` turns that the current policy draws after the same history (see `one_turn`).
         The processes share the work."""
         assert self.engine is not None
         self.models.refresh_player()
-        wanted = [[place for place in range(len(episode.turns)) for _ in range(samples)] for episode in episodes]
-        asked = [
+        places = [[place for place in range(len(episode.turns)) for _ in range(samples)] for episode in episodes]
+        requests = [
             ContinuationRequest(
                 episode.token_ids,
-                [episode.turns[place].start for place in places],
-                [key64(*key, "fresh", number, which) for which in range(len(places))],
+                [episode.turns[place].start for place in of_episode],
+                [key64(*key, "fresh", number, which) for which in range(len(of_episode))],
             )
-            for number, (episode, places) in enumerate(zip(episodes, wanted, strict=True))
+            for number, (episode, of_episode) in enumerate(zip(episodes, places, strict=True))
         ]
         processes, sampling = self.models.processes, Sampling(**self.algorithm.rl.sampling.model_dump())
-        mine = range(processes.index, len(asked), processes.count)
-        own = sample_turns(self.engine, [asked[number] for number in mine], sampling, self.width)
-        found = dict(processes.gather(list(zip(mine, own, strict=True))))
+        mine = range(processes.index, len(requests), processes.count)
+        own = sample_turns(self.engine, [requests[number] for number in mine], sampling, self.width)
+        turns = dict(processes.gather(list(zip(mine, own, strict=True))))
         return [
             [
                 one_turn(episode, place, f"{episode.episode_id}/{number}/{which}", turn)
-                for which, (place, turn) in enumerate(zip(places, found[number], strict=True))
+                for which, (place, turn) in enumerate(zip(of_episode, turns[number], strict=True))
             ]
-            for number, (episode, places) in enumerate(zip(episodes, wanted, strict=True))
+            for number, (episode, of_episode) in enumerate(zip(episodes, places, strict=True))
         ]
 
     def _policy_batch(self, *key: object) -> TrajectoryBatch:
-        """What the policy learns from: drawn episodes, or what it does now where it stood in them."""
+        """What the policy learns from: drawn episodes, or its current actions at their states."""
         rl = self.algorithm.rl
-        episodes = self.replay.draw(rl.replay.episodes, *key)
+        episodes = self.buffer.draw(rl.replay.episodes, *key)
         if rl.replay.actions == "fresh":
-            return trajectory_batch([made for each in self.drawn(episodes, 1, *key) for made in each])
+            return trajectory_batch([made for each in self.redraw(episodes, 1, *key) for made in each])
         batch = self.algorithm.shape(trajectory_batch(episodes)).with_(external=None, group=torch.arange(len(episodes)))
         rows = list(range(batch.size))
         return batch.with_(logprobs_old=self.models.logprobs(self.models.policy, batch, rows, rl.sampling.temperature))
@@ -145,16 +166,16 @@ class OffPolicy:
             yield LossTerms(share, sums)
 
         padded_ids = torch.nn.functional.pad(turns.token_ids, (0, 1))
-        return Update("utterances", self.models.plan_reads(padded_ids, turns.reads, list(range(len(episodes)))), loss)
+        return Update("turn_critic", self.models.plan_reads(padded_ids, turns.reads, list(range(len(episodes)))), loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """The target's own weights, and what was played."""
-        present = self.target.state_dict()
+        """The target network's trained weights, and the played episodes."""
+        current = self.target.state_dict()
         return {
-            "replay": self.replay.state_dict(),
-            "target": {name: present[name] for name in sorted(trained_names(self.critic))},
+            "replay_buffer": self.buffer.state_dict(),
+            "target": {name: current[name] for name in sorted(trained_names(self.critic))},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.replay.load_state_dict(state["replay"])
+        self.buffer.load_state_dict(state["replay_buffer"])
         self.target.load_state_dict(state["target"], strict=False)

@@ -1,4 +1,4 @@
-"""Preference pairs to learn from: of search trees, token for token, and imported ones, which are text."""
+"""Preference pairs to learn from: those of search trees, as tokens, and imported ones, as text."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from stages.records.episode import Owner, read_rows
 
 
 def tree_pairs(folder: Path, level: str) -> list[Pair]:
-    """Those of `folder` (data/annotated/<domain>). Raises ValueError if there are none."""
-    stored = read_rows(folder / "pairs.parquet")
-    if not stored:
+    """The pairs in `folder` (data/annotated/<domain>). Raises ValueError if there are none."""
+    rows = read_rows(folder / "pairs.parquet")
+    if not rows:
         raise ValueError(
-            f"{folder / 'pairs.parquet'} holds no pairs to learn from; raise annotate.tasks or iterations, or lower "
+            f"{folder / 'pairs.parquet'} has no pairs to learn from; raise annotate.tasks or annotate.iterations, or lower "
             f"annotate.pairs.min_margin"
         )
-    return pair_tokens(read_rows(folder / "nodes.parquet"), stored, level)
+    return pair_tokens(read_rows(folder / "nodes.parquet"), rows, level)
 
 
 def _continuation(
-    chat: Chat, prompt: Sequence[Mapping[str, str]], said: Sequence[Mapping[str, str]], value: float
+    chat: Chat, prompt: Sequence[Mapping[str, str]], answer: Sequence[Mapping[str, str]], value: float
 ) -> Continuation:
     start = len(chat.encode(prompt).token_ids)
-    encoded = chat.encode([*prompt, *said])
+    encoded = chat.encode([*prompt, *answer])
     policy = tuple(owner == int(Owner.POLICY) for owner in encoded.owner[start:])
     return Continuation(tuple(encoded.token_ids[start:]), policy, value)
 
 
 def imported_pair(row: Mapping[str, Any], chat: Chat) -> Pair:
-    """A row of PREFERENCE_SCHEMA as tokens, laid out as a rollout of the same text."""
+    """A row of PREFERENCE_SCHEMA, tokenized as a rollout of the same text would be."""
     prompt = row["prompt"]
     win, lose = (_continuation(chat, prompt, row[side], row[f"{side}_value"]) for side in ("chosen", "rejected"))
     return Pair(row["task_id"] or row["pair_id"], tuple(chat.encode(prompt).token_ids), win, lose, row["weight"])
 
 
 def imported_pairs(folder: Path, chat: Chat, max_length: int) -> list[Pair]:
-    """Those of `folder` (data/curated/<domain>), in the order of their records. Raises ValueError if there are none, and naming
-    one of more than `max_length` tokens."""
+    """The pairs in `folder` (data/curated/<domain>), in order. Raises ValueError if there are none, and for one of more than
+    `max_length` tokens."""
     path = folder / "pairs.parquet"
     if not path.exists():
         raise ValueError(
-            f"{path} does not exist: the files of curate.imports held no preference pairs for {folder.name} that could stay"
+            f"{path} does not exist: the files in curate.imports have no usable preference pairs for {folder.name}; see "
+            f"reports/curate/{folder.name}.json"
         )
     pairs = []
     for row in read_rows(path):
@@ -52,8 +53,8 @@ def imported_pairs(folder: Path, chat: Chat, max_length: int) -> list[Pair]:
         length = len(pair.history) + max(len(side.token_ids) for side in (pair.win, pair.lose))
         if length > max_length:
             raise ValueError(
-                f"imported pair {row['pair_id']} has {length} tokens, over model.max_length ({max_length}); raise that, or take "
-                "the record out"
+                f"imported pair {row['pair_id']} has {length} tokens, over model.max_length ({max_length}); raise "
+                "model.max_length, or remove the record"
             )
         pairs.append(pair)
     return pairs

@@ -1,4 +1,4 @@
-"""The RL side of the training loop: one batch of episodes becomes the optimiser updates of policy and critic."""
+"""From a batch of episodes to the optimiser updates of policy and critic."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from stages.training.loop import Sums, Update
 from stages.training.rl.models import Models
 
 LOGPROB_TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1}
-"""By resources.precision: sampling and training log-probs agree if they differ by no more than this on average; tokens beyond it
-are counted ..."""
+"""By resources.precision: the largest accepted mean difference of sampling and training log-probs; tokens that differ by more are
+counted ..."""
 LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2.0}
-"""... and may differ by no more than this. In float32 either forward pass is up to about 1e-5 away from float64. In bfloat16 the
-engine plays with the weights as they are stored and training computes under autocast: with the shipped model log-probs differ by
-0.010 to 0.019 on average and 0.2 at the most; a wrong temperature, position or weight costs more than the bounds."""
+"""... and the largest accepted difference of a token. In float32, either forward pass is within about 1e-5 of float64. In
+bfloat16, the engine plays with the stored weights and training runs under autocast: with the shipped model, log-probs differ by
+0.010 to 0.019 on average and by 0.2 at most. A wrong temperature, position or weight exceeds these bounds."""
 RESCORING_TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-4}
-"""Log-probs from before a step's first update, where the training pass computes them, and those of that update differ by no more
-than this on average: equal weights, equal kernels. A third of the range in which GSPO does not clip."""
+"""The largest accepted mean difference of the training pass's log-probs before and in a step's first update: same weights, same
+kernels. A third of the range in which GSPO does not clip."""
 
 
 class PolicyUpdates:
-    """Makes the updates of one training step; see `updates`. `constant_length`: the divisor of loss.aggregation constant."""
+    """Makes the updates of a training step. `constant_length`: the divisor of loss.aggregation: constant."""
 
     def __init__(self, models: Models, algorithm: Algorithm, ledger: Ledger, constant_length: int) -> None:
         self.models, self.algorithm, self.ledger = models, algorithm, ledger
-        self.precision = "bfloat16" if models.processes.mixed else "float32"
+        self.precision = "bfloat16" if models.processes.mixed_precision else "float32"
         self.constant_length = float(constant_length)
 
     def rescored(self, batch: TrajectoryBatch, step: int, key: Sequence[object]) -> TrajectoryBatch:
-        """The prepared batch as `updates` is to have it. In mixed precision, for losses that compare, `logprobs_old` are computed
-        anew: for each row in the micro-batch, and by the kernels, in which the first epoch trains it. The engine's would be off
-        by more than a ratio of whole episodes may move, and so would those of another micro-batch."""
-        if not (self.models.processes.mixed and self.algorithm.compares_with_old and self._policy_learns(step)):
+        """The prepared batch for `updates`.
+
+        In mixed precision, `logprobs_old` are recomputed for losses that compare with them: each row in the micro-batch, and with
+        the kernels, of its first training pass. Those of the engine or of another micro-batch would differ by more than the clip
+        range of sequence-level ratios.
+        """
+        if not (self.models.processes.mixed_precision and self.algorithm.compares_with_old and self._policy_learns(step)):
             return batch
         kept, plan = set(self.algorithm.forward_rows(batch).tolist()), []
         for rows in self._minibatches(batch, 0, key):
@@ -55,17 +58,17 @@ class PolicyUpdates:
         return self.models.critic is None or step >= self.algorithm.rl.critic.warmup_steps
 
     def _minibatches(self, batch: TrajectoryBatch, epoch: int, key: Sequence[object]) -> list[list[int]]:
-        # Groups that count nowhere would leave some minibatches with nothing to learn from, and cost their optimiser steps.
+        # Groups with weight 0 could leave a minibatch without anything to learn from, at the cost of an optimiser step.
         groups = list(dict.fromkeys(batch.group[forward_rows(batch)].tolist()))
         count = self.algorithm.rl.minibatches
         return minibatches(batch.group, count, permutation(groups, *key, epoch) if count > 1 else groups)
 
     def updates(self, batch: TrajectoryBatch, step: int, key: Sequence[object], on_policy: bool = True) -> Iterator[Update]:
-        """Epochs of minibatches of whole groups (those that count) over a prepared batch: for each the critic's update, then the
-        policy's, unless `critic.warmup_steps` are not over. `key` orders the groups when there are several minibatches.
+        """Epochs over a prepared batch in minibatches of whole groups with weight: for each, the critic's update, then the
+        policy's (after `critic.warmup_steps`). `key` orders the groups if there are several minibatches.
 
-        Denominators are each minibatch's, dropped groups included (but not rows of weight 0). The first policy update, unless
-        `on_policy` is False, has the weights that the batch is from; it measures how sampling and training log-probs differ (see
+        Denominators are those of the minibatch, including dropped groups but not rows of weight 0. If `on_policy`, the first
+        policy update has the weights that drew the batch, and measures how sampling and training log-probs differ (see
         `agreement`).
         """
         rl = self.algorithm.rl
@@ -78,9 +81,9 @@ class PolicyUpdates:
                 self.ledger.open(batch.mask, dropped, batch.external)
             for rows in self._minibatches(batch, epoch, key):
                 total = denominators(batch.rows(torch.tensor(rows)), self.constant_length)
-                judged = [row for row in rows if row in valued]
-                if self.models.critic is not None and judged:
-                    yield self._critic_update(batch, self.models.plan(batch, judged), total)
+                critic_rows = [row for row in rows if row in valued]
+                if self.models.critic is not None and critic_rows:
+                    yield self._critic_update(batch, self.models.plan(batch, critic_rows), total)
                 trained = [row for row in rows if row in kept]
                 if policy_learns and trained:
                     yield self._policy_update(batch, trained, total, on_policy)
@@ -93,7 +96,6 @@ class PolicyUpdates:
         model = self.models.policy
 
         def loss(rows: list[int]) -> Iterator[LossTerms]:
-            """The rows' share of the loss."""
             micro = take(batch, rows, model.device)
             scores = score_tokens(
                 *(model, micro.token_ids, micro.mask, temperature),
@@ -110,11 +112,11 @@ class PolicyUpdates:
                 terms.sums.update(self._differences(logprobs.detach(), micro))
             yield terms
 
-        return Update("policy", self.models.plan_training(batch, rows), loss, self.ledger.saw)
+        return Update("policy", self.models.plan_training(batch, rows), loss, self.ledger.record)
 
     def _differences(self, logprobs: Tensor, micro: TrajectoryBatch) -> dict[str, Tensor]:
-        """How log-probabilities [b, T] of the step's first update differ from those that the engine drew with, and from those of
-        an earlier training pass where there was one: the sums that `agreement` reads."""
+        """How log-probabilities [b, T] of the step's first update differ from the engine's, and from those of an earlier training
+        pass if there was one, as sums for `agreement`."""
         drawn = micro.logprobs_old if micro.logprobs_drawn is None else micro.logprobs_drawn
         difference = ((logprobs - drawn) * micro.policy_mask).abs()
         sums = {"max_logprob_difference": difference.max(), "logprob_difference": difference.sum()}
@@ -146,9 +148,11 @@ class PolicyUpdates:
 
 
 def agreement(policy: Mapping[str, float]) -> dict[str, float]:
-    """How far sampling and training log-probs of the same weights are apart, from the policy's statistics of one step: the
-    largest and the mean absolute difference, and the share of tokens that differ by more than LOGPROB_TOLERANCE; and, where the
-    training pass has computed log-probs anew, how far these are from the first update's."""
+    """How sampling and training log-probs of the same weights differ, from the policy's statistics of one step.
+
+    The largest and the mean absolute difference, and the fraction of tokens that differ by more than LOGPROB_TOLERANCE; and, if
+    the training pass recomputed log-probs, how these differ from the first update's.
+    """
     tokens = max(policy.get("logprob_tokens", 0.0), 1.0)
     found = {
         "max_logprob_difference": policy.get("max_logprob_difference", 0.0),
@@ -162,29 +166,28 @@ def agreement(policy: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_agreement(measured: Mapping[str, float], precision: str, step: int) -> None:
-    """Raise ValueError if log-probs of the same weights differ by more than rounding in `precision` explains: those of sampling
-    from those of training, or those of two training passes; `measured` is what `agreement` returns."""
+    """Raise ValueError if `agreement`'s measurements exceed what rounding in `precision` explains."""
     mean, largest = measured["mean_logprob_difference"], measured["max_logprob_difference"]
     tolerance, limit = LOGPROB_TOLERANCE[precision], LARGEST_DIFFERENCE[precision]
-    # Written so that numbers that are none fail, too.
+    # Negated so that NaN fails, too.
     if not (mean <= tolerance and largest <= limit):
         raise ValueError(
-            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (at most {tolerance:g}) "
-            f"and by {largest:.2g} at the most (at most {limit:g}), {measured['logprobs_apart']:.2%} of the tokens "
-            f"by more than {tolerance:g}: the engine and the training pass must compute the same model: check that "
-            f"both use the same weights and temperature, and that the model has no dropout or state of its own"
+            f"step {step + 1}: sampling and training log-probs differ by {mean:.2g} on average (limit {tolerance:g}) and by "
+            f"{largest:.2g} at most (limit {limit:g}), {measured['logprobs_apart']:.2%} of the tokens by more than "
+            f"{tolerance:g}; check that the engine and the training pass use the same weights and temperature, and that the "
+            f"model has no dropout or internal state"
         )
     again = measured.get("mean_rescored_difference", 0.0)
     if not again <= RESCORING_TOLERANCE[precision]:
         raise ValueError(
-            f"step {step + 1}: log-probs that the training pass has computed before the step's first update differ by "
-            f"{again:.2g} on average (at most {RESCORING_TOLERANCE[precision]:g}) from those of that update, which has the same "
-            f"weights: check that the model has no dropout or state of its own, or set resources.precision to float32"
+            f"step {step + 1}: log-probs recomputed by the training pass differ by {again:.2g} on average (limit "
+            f"{RESCORING_TOLERANCE[precision]:g}) from those of the first update, which has the same weights; check that the "
+            f"model has no dropout or internal state, or set resources.precision to float32"
         )
 
 
 def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
-    """The history's columns about the optimiser's work, from one step's statistics by learner."""
+    """The optimiser's columns of the history, from one step's statistics by learner."""
     row: dict[str, float] = {}
     policy = sums.get("policy")
     if policy:
@@ -199,14 +202,14 @@ def policy_row(sums: Mapping[str, Sums]) -> dict[str, float]:
         }
         if policy.get("external_tokens"):
             row["external_probability"] = policy["external_probability"] / policy["external_tokens"]
-    utterances = sums.get("utterances")
-    if utterances:
-        turns = max(utterances["turns"], 1.0)
+    turn_critic = sums.get("turn_critic")
+    if turn_critic:
+        turns = max(turn_critic["turns"], 1.0)
         row |= {
-            "utterance_loss": utterances["loss"] / utterances["updates"],
-            "utterance_grad_norm": utterances["grad_norm"] / utterances["updates"],
-            "td_error": utterances["td_error"] / turns,
-            "utterance_clamped": utterances["outside"] / turns,
+            "utterance_loss": turn_critic["loss"] / turn_critic["updates"],
+            "utterance_grad_norm": turn_critic["grad_norm"] / turn_critic["updates"],
+            "td_error": turn_critic["td_error"] / turns,
+            "utterance_clamped": turn_critic["outside"] / turns,
         }
     critic = sums.get("critic")
     if critic:

@@ -1,4 +1,4 @@
-"""Learning from preference pairs as a job of the training loop: a step is one optimiser update over some of the stored pairs."""
+"""The job of preference methods: each step is one optimiser update over some of the preference pairs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms
 from stages.algorithms.parts.preference import LOSSES, REFERENCE_FREE, PairScores, margin
 from stages.annotation.continuations import Continuation, Pair
-from stages.records.sections import seed_of
+from stages.environments.protocol import Domain
 from stages.training.batches import padded, plan_micro_batches
-from stages.training.ledger import Ledger
 from stages.training.loop import Sums, Update
 from stages.training.processes import Processes
+from stages.training.rl.job import History, RlJob
 from stages.training.rl.models import Models, make_learners
 from stages.training.rl.pairs import imported_pairs, tree_pairs
-from stages.training.rl.sampler import Dealer
+from stages.training.rl.sampler import EpochSampler
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Documents:
-    """D histories with a continuation each, padded on the right to T tokens."""
+    """D histories, each with a continuation, padded on the right to T tokens."""
 
     token_ids: Tensor
     """[D, T] int64."""
@@ -42,9 +41,9 @@ class Documents:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[tuple[int, ...], Continuation]]) -> Documents:
-        """From (history, continuation) in the order given."""
-        tokens = [[*history, *after.token_ids] for history, after in parts]
-        mask = [[*([False] * len(history)), *after.policy] for history, after in parts]
+        """Documents of (history, continuation), in order."""
+        tokens = [[*history, *continuation.token_ids] for history, continuation in parts]
+        mask = [[*([False] * len(history)), *continuation.policy] for history, continuation in parts]
         return cls(padded(tokens, 0, torch.int64), padded(mask, False, torch.bool))
 
     def rows(self, index: Sequence[int]) -> Documents:
@@ -59,54 +58,51 @@ def summed_logprobs(model: Any, documents: Documents) -> Tensor:
     return token_logprobs(model, documents.token_ids.to(model.device), documents.mask.to(model.device)).sum(1)
 
 
-class PreferenceJob:
-    """See stages.training.loop.Job. Pairs are dealt in an order drawn for each pass over them; a pair's loss has its weight."""
+class PreferenceJob(RlJob):
+    """See `RlJob`. Each pair's loss is multiplied by its weight."""
 
-    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes) -> None:
-        assert context.domain is not None
-        params, rl = context.params, algorithm.rl
-        self.algorithm, self.rl, self.preference = algorithm, rl, rl.preference
-        self.tokens_per_batch = params.resources.tokens_per_batch
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
+    ) -> None:
+        super().__init__(context, algorithm, policy, processes, domain)
+        self.preference = self.rl.preference
         source = self.preference.source or "trees"
         self.pairs: list[Pair] = []
         if source != "imported":
-            self.pairs += tree_pairs(context.data / "annotated" / context.domain, self.preference.level or "trajectory")
+            self.pairs += tree_pairs(self.annotated, self.preference.level or "trajectory")
         if source != "trees":
-            folder = context.data / "curated" / context.domain
-            self.pairs += imported_pairs(folder, Chat(policy.tokenizer, params.model.thinking), params.model.max_length)
+            self.pairs += imported_pairs(self.curated, self.chat, self.max_length)
         if self.preference.loss == "kto" and len({pair.history for pair in self.pairs}) < 2:
             raise ValueError(
-                f"the {len(self.pairs)} stored pairs of {context.domain} have one history, and rl.preference.loss: kto compares "
-                f"each with continuations of another; raise annotate.tasks, or set rl.algorithm to dpo"
+                f"the {len(self.pairs)} preference pairs of {context.domain} share one history, and rl.preference.loss: kto "
+                f"compares each with continuations of another; raise annotate.tasks, or set rl.algorithm to dpo"
             )
         self.per_step = min(self.preference.pairs_per_step, len(self.pairs))
-        self.dealer = Dealer(len(self.pairs), self.per_step, seed_of(params, rl), f"pairs@{context.domain}")
+        self.sampler = EpochSampler(len(self.pairs), self.per_step, self.seed, f"pairs@{context.domain}")
         self.documents = Documents.of([(pair.history, side) for pair in self.pairs for side in (pair.win, pair.lose)])
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
-        self.learners = make_learners(self.models, rl)
-        self.ledger = Ledger()
+        self.learners = make_learners(self.models, self.rl)
         self.reference = torch.zeros(len(self.pairs) * 2)
         if self.preference.loss not in REFERENCE_FREE:
             self.reference = self.scores(self.models.reference, self.documents)
 
     def plan(self, documents: Documents, together: int) -> list[list[int]]:
-        """Documents in micro-batches of similar length; each run of `together` stays in one."""
+        """Documents in micro-batches of similar length; each run of `together` documents stays in one."""
         lengths = (documents.mask * torch.arange(1, documents.mask.shape[1] + 1)).amax(1).reshape(-1, together)
         plan = plan_micro_batches((lengths.amax(1) * together).tolist(), self.tokens_per_batch)
         return [[place * together + member for place in places for member in range(together)] for places in plan]
 
     @torch.no_grad()
     def scores(self, model: Any, documents: Documents) -> Tensor:
-        """`summed_logprobs` of many documents in micro-batches, [D] on the CPU; the same in every process."""
+        """`summed_logprobs` of all documents, [D] on the CPU; the same in every process."""
         result = torch.zeros(len(documents.mask))
         for rows in self.plan(documents, 1):
-            scores = self.models.processes.forward(model, partial(summed_logprobs, model, documents.rows(rows)))
+            scores = self.processes.forward(model, partial(summed_logprobs, model, documents.rows(rows)))
             result[torch.tensor(rows)] = scores.cpu()
         return result
 
     def mismatches(self, chosen: Sequence[int]) -> list[int]:
-        """For each of the chosen pairs one whose continuations do not belong to its history: the next of another history, of the
-        chosen ones if there is one, otherwise of all. A pair dealt twice, or two pairs of one node, are no mismatch."""
+        """For each chosen pair, a pair with another history: the next chosen one if there is any, otherwise the next of all."""
         found = []
         for place, pair in enumerate(chosen):
             others = chain(chosen[place + 1 :], chosen[:place], range(pair + 1, len(self.pairs)), range(pair))
@@ -114,7 +110,7 @@ class PreferenceJob:
         return found
 
     def mismatched(self, chosen: Sequence[int]) -> float:
-        """KTO's z0: max(0, mean h) of each pair's history with another pair's continuations, under the policy as it is."""
+        """KTO's z0: max(0, mean h) of each pair's history with another pair's continuations, under the current policy."""
         parts = [
             (self.pairs[pair].history, side)
             for pair, other in zip(chosen, self.mismatches(chosen), strict=True)
@@ -125,7 +121,7 @@ class PreferenceJob:
         return max(0.0, float(h.mean()))
 
     def updates(self, step: int) -> Iterator[Update]:
-        chosen = self.dealer.dealt(step)
+        chosen = self.sampler.batch(step)
         documents = self.documents.rows([2 * pair + side for pair in chosen for side in (0, 1)])
         reference = self.reference[torch.tensor([2 * pair + side for pair in chosen for side in (0, 1)])]
         weights = torch.tensor([self.pairs[pair].weight for pair in chosen])
@@ -144,7 +140,7 @@ class PreferenceJob:
             terms = self.terms(pairs, weights[torch.tensor(rows[0::2]) // 2].to(sums.device))
             yield replace(terms, trained=(torch.tensor(rows), micro.mask))
 
-        yield Update("policy", self.plan(documents, 2), loss, self.ledger.saw)
+        yield Update("policy", self.plan(documents, 2), loss, self.ledger.record)
         self.ledger.close()
 
     def terms(self, pairs: PairScores, weights: Tensor) -> LossTerms:
@@ -182,11 +178,12 @@ class PreferenceJob:
             "lr": self.learners["policy"].schedule(step),
         }
 
-    def finished(self) -> bool:
-        return False
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.ledger.load_state_dict(state["ledger"])
+    def report(self, history: History) -> dict[str, Any]:
+        return {
+            "environment_steps": 0,
+            "pairs": len(self.pairs),
+            "passes": len(history) * self.per_step / len(self.pairs),
+            "pair_accuracy_first": history[0]["pair_accuracy"],
+            "pair_accuracy_last": history[-1]["pair_accuracy"],
+            **self.ledger.metrics(),
+        }

@@ -1,24 +1,24 @@
-"""What a step takes of a pool that is there from the start, such as stored pairs or episodes."""
+"""Which items of a fixed pool, such as preference pairs or offline episodes, each step uses."""
 
 from __future__ import annotations
 
 from stages.seeding import permutation
 
 
-class Dealer:
-    """Deals places of a pool of `size`, `count` in each step, every one of them once a pass, in an order drawn for each pass."""
+class EpochSampler:
+    """Batches of `count` indices into a pool of `size`: each index once per epoch, in an order drawn anew for each epoch."""
 
     def __init__(self, size: int, count: int, *key: object) -> None:
         self.size, self.count, self.key = size, count, key
         self._orders: dict[int, list[int]] = {}
 
-    def _order(self, number: int) -> list[int]:
-        if number not in self._orders:
-            self._orders = {**dict(list(self._orders.items())[-1:]), number: permutation(range(self.size), *self.key, number)}
-        return self._orders[number]
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: permutation(range(self.size), *self.key, epoch)}
+        return self._orders[epoch]
 
-    def dealt(self, step: int) -> list[int]:
-        """Places of a step, whatever was dealt before."""
+    def batch(self, step: int) -> list[int]:
+        """The indices of a step, independent of earlier calls."""
         if not self.count:
             return []
         return [self._order(place // self.size)[place % self.size] for place in range(step * self.count, (step + 1) * self.count)]

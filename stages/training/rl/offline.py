@@ -1,7 +1,7 @@
-"""Learning from stored episodes as a job of the training loop: nothing is played, a step is one update over some of them.
+"""The job of token-level offline methods: each step is one update on some episodes of the offline dataset.
 
-Where the method has a value network, it learns alone for the first steps, and the policy in those after. The frozen SFT policy is
-asked about each episode once, before the first step.
+If the method has a value network, it is trained alone in the first steps, and the policy in the steps after. The frozen SFT
+policy scores each episode once, before the first step.
 """
 
 from __future__ import annotations
@@ -9,108 +9,74 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from stages.agent.chat import Chat
 from stages.agent.logprobs import predicting_states, token_scores
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, next_token_values
 from stages.algorithms.parts.offline import Scores, StoredBatch, asked
+from stages.environments.protocol import Domain
 from stages.records.episode import read_tasks
-from stages.records.sections import seed_of
 from stages.seeding import seed_torch
 from stages.training.batches import padded, plan_micro_batches
-from stages.training.ledger import Ledger
 from stages.training.loop import Learner, Sums, Update
 from stages.training.optimiser import make_optimiser, warmup_constant
 from stages.training.processes import Processes
 from stages.training.rl.critic import Critic
+from stages.training.rl.dueling import Dueling, read_policy, read_reference, scattered
+from stages.training.rl.job import History, RlJob, window_means
 from stages.training.rl.models import Models, make_learners
-from stages.training.rl.sampler import Dealer
-from stages.training.rl.stored_episodes import KINDS, returns_by_task, shares, stored_episodes
+from stages.training.rl.offline_episodes import KINDS, kind_counts, mean_returns, offline_episodes
+from stages.training.rl.sampler import EpochSampler
 from stages.values.settings import HeadParams
-from stages.values.token_q import Scale, TokenQ, advantages, bounded, raw_of, recovered, standing
+from stages.values.token_q import Scale, TokenQ, advantages, bounded, raw_of, recovered
 
 if TYPE_CHECKING:
     from stages.runtime.stage import StageContext
 
 
-class Dueling(nn.Module):
-    """The policy, and what its learner adds to the value network's output: a linear head on its last hidden states that starts
-    at 0."""
+class OfflineJob(RlJob):
+    """See `RlJob`."""
 
-    def __init__(self, policy: Any) -> None:
-        super().__init__()
-        self.policy, self.residual = policy, nn.Linear(policy.config.hidden_size, 1)
-        nn.init.zeros_(self.residual.weight)
-        nn.init.zeros_(self.residual.bias)
-
-
-def read_reference(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """As `standing`, and the likeliest token itself: the lowest of equals."""
-    return *standing(logits, targets), (logits == logits.amax(-1, keepdim=True)).int().argmax(-1).float()
-
-
-def read_policy(logits: Tensor, targets: Tensor, greedy: Tensor) -> tuple[Tensor, ...]:
-    """As `standing`, and the log-probability of `greedy`."""
-    logs = logits.log_softmax(-1)
-    return logs.gather(-1, targets[:, None])[:, 0], logs.amax(-1), logs.gather(-1, greedy[:, None])[:, 0]
-
-
-def scattered(numbers: Tensor, mask: Tensor) -> Tensor:
-    """numbers [n] on the mask [d, T], in its order, 0 elsewhere."""
-    return torch.zeros(mask.shape, dtype=numbers.dtype, device=numbers.device).masked_scatter(mask, numbers)
-
-
-class StoredJob:
-    """See stages.training.loop.Job. `domain`: where the policy is to act, which may know the returns of some actions."""
-
-    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Any) -> None:
-        assert context.domain is not None
-        params, rl = context.params, algorithm.rl
+    def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain) -> None:
+        super().__init__(context, algorithm, policy, processes, domain)
         assert algorithm.method.stored is not None
-        self.algorithm, self.rl, self.losses = algorithm, rl, algorithm.method.stored
-        self.settings, self.processes = rl.settings, processes
-        self.tokens_per_batch = params.resources.tokens_per_batch
-        self.warmup = self.settings.warmup(rl.steps) if self.losses.value else 0
-        """Steps of the value network."""
-        tasks = read_tasks(context.data / "curated" / context.domain / "tasks.parquet", "train")
-        known = {task.task_id: task for task in tasks}
-        self.stored = stored_episodes(
-            context.data, context.domain, domain, known, Chat(policy.tokenizer, params.model.thinking), params.model.max_length
-        )
-        seed = seed_of(params, rl)
-        self._deal(seed, f"stored@{context.domain}")
+        self.losses, self.settings = algorithm.method.stored, self.rl.settings
+        self.value_steps = self.settings.warmup(self.rl.steps) if self.losses.value else 0
+        """Steps that train the value network."""
+        tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
+        self.dataset = offline_episodes(context.data, str(context.domain), domain, tasks, self.chat, self.max_length)
+        self._draw_steps(f"stored@{context.domain}")
         self.models = Models.make(algorithm, policy.model, None, processes, self.tokens_per_batch)
-        self._ask_reference()
+        self._score_with_reference()
         self.value: Critic | None = None
         self.trained: nn.Module = policy.model
-        self._make_learners(seed)
-        self.ledger = Ledger()
+        self._make_learners()
         self.base: Tensor | None = None
-        """The value network's output on all tokens, once it has learnt."""
+        """The trained value network's output on all tokens."""
 
-    def _deal(self, seed: int, stream: str) -> None:
-        """Decide which episodes each step takes; those that no step takes are forgotten."""
-        settings, sizes = self.settings, {kind: len(self.stored[kind]) for kind in KINDS}
-        counts = shares(sizes, settings.per_step, settings.real_share, settings.other_share)
-        dealers = {kind: Dealer(sizes[kind], counts[kind], seed, stream, kind) for kind in KINDS}
+    def _draw_steps(self, stream: str) -> None:
+        """Draw the episodes of each step; `episodes` are those that some step uses."""
+        settings, sizes = self.settings, {kind: len(self.dataset[kind]) for kind in KINDS}
+        counts = kind_counts(sizes, settings.per_step, settings.real_share, settings.other_share)
+        samplers = {kind: EpochSampler(sizes[kind], counts[kind], self.seed, stream, kind) for kind in KINDS}
         steps = [
-            [self.stored[kind][place] for kind in KINDS for place in dealers[kind].dealt(step)] for step in range(self.rl.steps)
+            [self.dataset[kind][place] for kind in KINDS for place in samplers[kind].batch(step)] for step in range(self.rl.steps)
         ]
         self.episodes = list(dict.fromkeys(episode for step in steps for episode in step))
         places = {episode: place for place, episode in enumerate(self.episodes)}
-        self.dealt = [[places[episode] for episode in step] for step in steps]
+        self.step_rows = [[places[episode] for episode in step] for step in steps]
 
-    def _ask_reference(self) -> None:
-        """All episodes as a batch, with what the frozen SFT policy says of their tokens; weights are each step's own."""
-        by_task = returns_by_task(self.stored["own"])
+    def _score_with_reference(self) -> None:
+        """Make the batch of all episodes, with the frozen SFT policy's scores of their tokens; weights are set by each step."""
+        by_task = mean_returns(self.dataset["own"])
         mean = sum(by_task.values()) / len(by_task) if by_task else 0.0
-        nothing = torch.zeros(len(self.episodes))
+        no_weight = torch.zeros(len(self.episodes))
         mask = padded([episode.mask for episode in self.episodes], False, torch.bool)
         self.batch = StoredBatch(
             token_ids=padded([episode.token_ids for episode in self.episodes], 0, torch.int64),
@@ -118,8 +84,8 @@ class StoredJob:
             rewards=padded([episode.rewards for episode in self.episodes], 0.0, torch.float32),
             real=torch.tensor([episode.kind == "real" for episode in self.episodes]),
             baseline=torch.tensor([by_task.get(episode.task_id, mean) for episode in self.episodes]),
-            weight=nothing,
-            real_weight=nothing,
+            weight=no_weight,
+            real_weight=no_weight,
             logprobs_ref=torch.zeros(mask.shape),
             best_ref=torch.zeros(mask.shape),
             greedy=torch.zeros(mask.shape, dtype=torch.int64),
@@ -132,8 +98,8 @@ class StoredJob:
         found = self._per_episode(compute, reference, 3)
         self.batch = replace(self.batch, logprobs_ref=found[..., 0], best_ref=found[..., 1], greedy=found[..., 2].round().long())
 
-    def _make_learners(self, seed: int) -> None:
-        """The policy's learner and, where there is a value network, that one's, which starts at the mean return of the data."""
+    def _make_learners(self) -> None:
+        """The learners of the policy and of the value network, if any, which starts at the mean return of the data."""
         self.learners: dict[str, Learner] = {}
         if self.losses.value is None:
             self.learners = make_learners(self.models, self.rl)
@@ -143,16 +109,16 @@ class StoredJob:
         mean, largest = float(self.batch.returns.mean()), float(self.batch.returns.max())
         if largest > settings.r_max + 1e-6:
             raise ValueError(
-                f"rl.settings.r_max ({settings.r_max:g}) bounds values from above, and a stored episode has a return of "
-                f"{largest:g}; set it to the largest return that there is"
+                f"rl.settings.r_max ({settings.r_max:g}) is the upper bound of values, but an offline episode has a return of "
+                f"{largest:g}; set it to the largest possible return"
             )
         nn.init.constant_(self.value.output.bias, raw_of(mean, settings.r_max))
-        self.kept_value = self.processes.replica(self.value)
+        self.value_replica = self.processes.replica(self.value)
         if not settings.init_from_lm:
-            seed_torch(seed, "b_coder")
+            seed_torch(self.seed, "b_coder")
             policy.load_state_dict(type(policy)(policy.config).state_dict())
         self.trained = Dueling(policy)
-        self.kept = self.processes.replica(self.trained)
+        self.trained_replica = self.processes.replica(self.trained)
         for name, module, rate in (
             ("policy", self.trained, rl.learning_rate),
             ("value", self.value, settings.value_learning_rate),
@@ -168,29 +134,29 @@ class StoredJob:
 
     @torch.no_grad()
     def _per_episode(self, compute: Callable[[StoredBatch, list[int]], Tensor], module: nn.Module, numbers: int) -> Tensor:
-        """`compute` (of some episodes and their rows) [d, T, numbers], with `module`, of all episodes on the CPU, 0 where there
-        is nothing; the same in every process."""
+        """`compute` (some episodes, their rows) -> [d, T, numbers], run with `module` on all episodes and put together on the
+        CPU, 0 elsewhere; the same in every process."""
         parts = []
-        for rows, counts in self.processes.mine(self.plan(range(len(self.episodes)))):
+        for rows, active in self.processes.shard(self.plan(range(len(self.episodes)))):
             batch = self.batch.rows(rows, self.models.policy.device)
             part = self.processes.forward(module, partial(compute, batch, rows)).float().cpu()
-            parts += [(rows, part)] if counts else []
+            parts += [(rows, part)] if active else []
         result = torch.zeros((*self.batch.mask.shape, numbers))
         for rows, part in self.processes.gather(parts):
             result[torch.tensor(rows), : part.shape[1]] = part
         return result
 
     def step_batch(self, step: int) -> StoredBatch:
-        """All episodes, those of the step with the weights of their tokens; one that is dealt twice counts twice."""
+        """All episodes, with the token weights of a step; an episode that the step uses twice has twice the weight."""
         times = torch.zeros(len(self.episodes))
-        times.index_add_(0, torch.tensor(self.dealt[step]), torch.ones(len(self.dealt[step])))
+        times.index_add_(0, torch.tensor(self.step_rows[step]), torch.ones(len(self.step_rows[step])))
         tokens, real = self.batch.mask.sum(1).clamp(min=1), times * self.batch.real
         weight, real_weight = times / times.sum() / tokens, real / real.sum().clamp(min=1) / tokens
         return replace(self.batch, weight=weight, real_weight=real_weight)
 
     def updates(self, step: int) -> Iterator[Update]:
-        batch, rows = self.step_batch(step), list(dict.fromkeys(self.dealt[step]))
-        if step < self.warmup:
+        batch, rows = self.step_batch(step), list(dict.fromkeys(self.step_rows[step]))
+        if step < self.value_steps:
             yield Update("value", self.plan(rows), partial(self._value_loss, batch))
             return
         if self.value is not None and self.base is None:
@@ -198,7 +164,7 @@ class StoredJob:
             self.base = self._per_episode(lambda one, _: self._raw(value, one)[..., None], value, 1)[..., 0]
         self.ledger.open(self.batch.mask[torch.tensor(rows)])
         places = {row: place for place, row in enumerate(rows)}
-        yield Update("policy", self.plan(rows), partial(self._policy_loss, batch, places), self.ledger.saw)
+        yield Update("policy", self.plan(rows), partial(self._policy_loss, batch, places), self.ledger.record)
         self.ledger.close()
 
     def _raw(self, value: Critic, batch: StoredBatch) -> Tensor:
@@ -211,7 +177,7 @@ class StoredJob:
         yield self.losses.value(Scores(value=self._raw(self.value, micro)), micro, self.rl)
 
     def policy_scores(self, batch: StoredBatch, rows: Sequence[int], trained: nn.Module) -> Scores:
-        """What `trained` (the policy, or that and its residual) says of some episodes, `batch` holding these alone."""
+        """The scores of the episodes `rows`, which are those in `batch`, under `trained` (the policy, or `Dueling`)."""
         policy = trained.policy if isinstance(trained, Dueling) else trained
         states = predicting_states(policy, batch.token_ids, batch.mask)
         logprobs, best, greedy = token_scores(
@@ -229,41 +195,47 @@ class StoredJob:
         yield replace(terms, trained=(torch.tensor([places[row] for row in rows]), micro.mask))
 
     def finish(self, step: int, sums: Mapping[str, Sums]) -> dict[str, float]:
-        ((name, of),) = sums.items()
-        columns = {key: number for key, number in of.items() if key not in ("grad_norm", "updates")}
+        ((name, statistics),) = sums.items()
         prefix = "value_" if name == "value" else ""
-        told = {f"{prefix}{key}" if key != "value" else key: number for key, number in columns.items()}
+        row = {
+            f"{prefix}{key}" if key != "value" else key: number
+            for key, number in statistics.items()
+            if key not in ("grad_norm", "updates")
+        }
         rate = self.learners[name].schedule(self.learners[name].updates - 1)
-        return {**told, "stored": float(len(self.dealt[step])), f"{prefix}grad_norm": of["grad_norm"], f"{prefix}lr": rate}
+        row |= {"stored": float(len(self.step_rows[step])), f"{prefix}grad_norm": statistics["grad_norm"], f"{prefix}lr": rate}
+        return row
 
-    def finished(self) -> bool:
-        return False
+    def gather_weights(self) -> None:
+        super().gather_weights()
+        if self.value is not None:
+            self.processes.refresh(self.trained_replica, self.trained)
+            self.processes.refresh(self.value_replica, self.value)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"ledger": self.ledger.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.ledger.load_state_dict(state["ledger"])
-
-    def token_q(self) -> TokenQ | None:
-        """Policy and value network together, to rank actions with; None for a method without values."""
+    def save_values(self, folder: Path) -> None:
+        """Save policy and value network together, to rank actions with, if the method has values."""
         if self.value is None:
-            return None
-        self.processes.refresh(self.kept, self.trained)
-        self.processes.refresh(self.kept_value, self.value)
+            return
         scale = Scale(self.settings.alpha, self.settings.gamma, self.settings.r_max)
-        value, dueling = self.kept_value, self.kept
-        return TokenQ(dueling.policy, value.backbone, value.output, dueling.residual, scale)
+        value, dueling = self.value_replica, self.trained_replica
+        TokenQ(dueling.policy, value.backbone, value.output, dueling.residual, scale).save(folder)
 
-    def report(self) -> dict[str, Any]:
-        """What was learnt from, and, of a method with values, how R~ orders the SFT policy's own episodes."""
+    def report(self, history: History) -> dict[str, Any]:
+        """The episodes and tokens used, and, for a method with values, how R~ ranks the SFT policy's own episodes."""
         used = {kind: sum(episode.kind == kind for episode in self.episodes) for kind in KINDS}
-        told: dict[str, Any] = {"environment_steps": 0, "stored": {kind: len(self.stored[kind]) for kind in KINDS}, "used": used}
-        return {**told, **self.ledger.metrics(), **({"recovered": self.recovered()} if self.value is not None else {})}
+        return {
+            "environment_steps": 0,
+            "stored": {kind: len(self.dataset[kind]) for kind in KINDS},
+            "used": used,
+            **self.ledger.metrics(),
+            **({"recovered": self.recovered()} if self.value is not None else {}),
+            **window_means(history, "value_td"),
+            **window_means(history, "td"),
+        }
 
     def recovered(self) -> dict[str, Any]:
-        """Mean R~ and mean summed advantage by return (`by_return`), of the SFT policy's own episodes that were learnt from; and
-        how often R~, as it is and per token, is larger for the better of two of them at one task, ties counting half."""
+        """Mean R~ and mean summed advantage by return (`by_return`), over the SFT policy's own training episodes; and how often
+        R~, in total and per token, is larger for the better of two episodes of a task, ties counting half."""
         settings = self.settings
 
         def compute(batch: StoredBatch, rows: Sequence[int]) -> Tensor:
@@ -275,27 +247,22 @@ class StoredJob:
 
         sums = self._per_episode(compute, self.trained, 2).sum(1)
         own = [row for row, episode in enumerate(self.episodes) if episode.kind == "own"]
-        total, returns = sums[:, 0].tolist(), self.batch.returns.tolist()
-        tokens = self.batch.mask.sum(1).tolist()
+        returns = self.batch.returns.tolist()
         by_return: dict[str, dict[str, float]] = {}
         for value in sorted({round(returns[row], 6) for row in own}):
-            rows = torch.tensor([row for row in own if round(returns[row], 6) == value])
-            reward, advantage = sums[rows].mean(0).tolist()
+            rows = [row for row in own if round(returns[row], 6) == value]
+            reward, advantage = sums[torch.tensor(rows)].mean(0).tolist()
             by_return[f"{value:g}"] = {"reward": reward, "advantage": advantage, "episodes": len(rows)}
-        groups: dict[str, list[int]] = {}
+        total = sums[:, 0].tolist()
+        per_token = [reward / count for reward, count in zip(total, self.batch.mask.sum(1).tolist(), strict=True)]
+        by_task: dict[str, list[int]] = {}
         for row in own:
-            groups.setdefault(self.episodes[row].task_id, []).append(row)
-        per_token = [reward / count for reward, count in zip(total, tokens, strict=True)]
-        pairs, (plain, scaled) = 0, (0.0, 0.0)
-        for rows_of_task in groups.values():
-            better = [(a, b) for a in rows_of_task for b in rows_of_task if returns[a] > returns[b] + 1e-6]
-            pairs += len(better)
-            plain += sum(ordered(total[a], total[b]) for a, b in better)
-            scaled += sum(ordered(per_token[a], per_token[b]) for a, b in better)
-        right = {"accuracy": plain / pairs, "accuracy_per_token": scaled / pairs} if pairs else {}
-        return {"by_return": by_return, "pairs": pairs, **right}
+            by_task.setdefault(self.episodes[row].task_id, []).append(row)
+        pairs = [(a, b) for rows in by_task.values() for a in rows for b in rows if returns[a] > returns[b] + 1e-6]
+        accuracies = {"accuracy": accuracy(total, pairs), "accuracy_per_token": accuracy(per_token, pairs)} if pairs else {}
+        return {"by_return": by_return, "pairs": len(pairs), **accuracies}
 
 
-def ordered(better: float, worse: float) -> float:
-    """1 if the better one scores higher, half if both score the same."""
-    return 0.5 if better == worse else float(better > worse)
+def accuracy(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:
+    """Share of (better, worse) pairs whose better item scores higher, ties counting half."""
+    return sum(0.5 if scores[a] == scores[b] else float(scores[a] > scores[b]) for a, b in pairs) / len(pairs)

@@ -21,9 +21,10 @@ from stages.algorithms.registry import composition, names
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Episode, Owner, read_tasks, write_episodes
 from stages.training.loop import make_processes
-from stages.training.rl.sampler import Dealer
-from stages.training.rl.stored import StoredJob, read_reference
-from stages.training.rl.stored_episodes import StoredEpisode, shares, stored_episodes
+from stages.training.rl.dueling import read_reference
+from stages.training.rl.offline import OfflineJob
+from stages.training.rl.offline_episodes import OfflineEpisode, kind_counts, offline_episodes
+from stages.training.rl.sampler import EpochSampler
 from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
@@ -120,14 +121,14 @@ def test_a_killed_run_ends_with_the_same_bytes(make_context, name: str, step: in
     assert outputs(killed.root) == outputs(plain.root)
 
 
-def job_of(make_context, name: str, tokens_per_batch: int = 512, folder: str = "run", **settings: Any) -> StoredJob:
+def job_of(make_context, name: str, tokens_per_batch: int = 512, folder: str = "run", **settings: Any) -> OfflineJob:
     context = made(make_context, folder, algorithm=name, settings={"per_step": 8, **settings})
     resources = context.params.resources.model_copy(update={"tokens_per_batch": tokens_per_batch})
     context.params = context.params.model_copy(update={"resources": resources})
     policy = load_policy(context.root / "data/models/sft", attention="sdpa")
     algorithm = resolve(Rl(**{**RL, "algorithm": name, "settings": {"per_step": 8, **settings}}))
     domain = SimpleNamespace(make=lambda worlds: FirstLetterEnvironment())
-    return StoredJob(context, algorithm, policy, make_processes(resources), domain)
+    return OfflineJob(context, algorithm, policy, make_processes(resources), domain)
 
 
 @pytest.mark.parametrize(("name", "step"), [("b_coder", 0), ("b_coder", 3), ("stored_pg", 0)])
@@ -220,7 +221,7 @@ def test_what_is_stored(make_context):
     chat = Chat(load_policy(root / "data/models/sft").tokenizer)
     known = {first: [("take the lamp", 1.0), ("put the key", -0.3), ("put the key", -0.3)]}
     domain = SimpleNamespace(make=lambda worlds: FirstLetterEnvironment(), known_actions=lambda task: known.get(task.task_id, []))
-    found = stored_episodes(root / "data", "toy", domain, tasks, chat, 128)
+    found = offline_episodes(root / "data", "toy", domain, tasks, chat, 128)
     assert {kind: len(all_) for kind, all_ in found.items()} == {"real": 15, "other": 3, "own": 24}
     returns = Counter(sum(one.rewards) for one in found["other"])
     assert returns == {1.0: 1, -0.3: 1, 0.0: 1}
@@ -231,17 +232,17 @@ def test_what_is_stored(make_context):
         assert episode.token_ids[-1] == chat.end_of_turn
     one = next(one for one in found["real"] if len(one.token_ids) < 40 and "lamp" in chat.tokenizer.decode(one.token_ids))
     assert chat.tokenizer.decode(one.token_ids).startswith("<|user|>take the key\nyou are in room 0")
-    short = stored_episodes(root / "data", "toy", domain, tasks, chat, len(one.token_ids))
+    short = offline_episodes(root / "data", "toy", domain, tasks, chat, len(one.token_ids))
     assert 0 < sum(map(len, short.values())) < sum(map(len, found.values()))
     with pytest.raises(ValueError, match=r"raise curate\.expert_demonstrations"):
-        stored_episodes(root / "data", "toy", domain, {}, chat, 128)
+        offline_episodes(root / "data", "toy", domain, {}, chat, 128)
 
 
 def test_an_episode_that_was_cut_ends_there():
     """Contract: with no token after its last chosen one, and its reward there."""
     episode = make_episode("0", "a", [2, 3], 0.5)
     episode.append([7, 8], Owner.ENVIRONMENT, 1)
-    stored = StoredEpisode.of(episode, "own")
+    stored = OfflineEpisode.of(episode, "own")
     assert len(stored.token_ids) == 2 + 2 + 1 + 3
     assert stored.rewards == (0.0,) * 7 + (0.5,)
     assert stored.mask == (False, False, True, True, False, True, True, True)
@@ -250,18 +251,18 @@ def test_an_episode_that_was_cut_ends_there():
 def test_shares_of_a_step() -> None:
     """By hand: 64 as 32, 16, 16; places of kinds that are empty go to the others; none is lost by rounding."""
     every = {"real": 9, "other": 9, "own": 9}
-    assert shares(every, 64, 0.5, 0.25) == {"real": 32, "other": 16, "own": 16}
-    assert shares({**every, "other": 0}, 64, 0.5, 0.25) == {"real": 43, "other": 0, "own": 21}
-    assert shares({**every, "real": 0, "own": 0}, 7, 0.5, 0.25) == {"real": 0, "other": 7, "own": 0}
-    assert shares({**every, "real": 0}, 7, 1.0, 0.0) == {"real": 0, "other": 4, "own": 3}
+    assert kind_counts(every, 64, 0.5, 0.25) == {"real": 32, "other": 16, "own": 16}
+    assert kind_counts({**every, "other": 0}, 64, 0.5, 0.25) == {"real": 43, "other": 0, "own": 21}
+    assert kind_counts({**every, "real": 0, "own": 0}, 7, 0.5, 0.25) == {"real": 0, "other": 7, "own": 0}
+    assert kind_counts({**every, "real": 0}, 7, 1.0, 0.0) == {"real": 0, "other": 4, "own": 3}
     for size in range(1, 20):
-        assert sum(shares(every, size, 0.5, 0.3).values()) == size
+        assert sum(kind_counts(every, size, 0.5, 0.3).values()) == size
 
 
 def test_every_episode_is_dealt_once_a_pass() -> None:
-    dealer = Dealer(6, 4, "key")
-    dealt = [place for step in range(6) for place in dealer.dealt(step)]
+    dealer = EpochSampler(6, 4, "key")
+    dealt = [place for step in range(6) for place in dealer.batch(step)]
     assert [sorted(dealt[start : start + 6]) for start in range(0, 24, 6)] == [list(range(6))] * 4
-    assert Dealer(6, 4, "key").dealt(4) == dealt[16:20]
+    assert EpochSampler(6, 4, "key").batch(4) == dealt[16:20]
     assert dealt[:6] != dealt[6:12]
-    assert Dealer(0, 0).dealt(3) == []
+    assert EpochSampler(0, 0).batch(3) == []

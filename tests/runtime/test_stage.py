@@ -17,7 +17,7 @@ from stages.runtime import stage as runtime
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
 from stages.runtime.validation import ParamsError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_model_that_is_not_served_stops_the_first_stage(project: Path, capsys:
     assert stage_run(name, raising(AssertionError("must not run"))) == BAD_PARAMETERS
     told = capsys.readouterr().err
     assert "params.yaml: model.path:" in told
-    assert "does not serve BloomForCausalLM" in told
+    assert "does not support BloomForCausalLM" in told
 
 
 COMMANDS = ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "pretrain", "claim", "promote", "params"]

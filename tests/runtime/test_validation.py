@@ -42,7 +42,7 @@ def test_values_without_a_meaning_are_refused(changes: dict[str, Any], words: st
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("search", {"hops": {" 2": 1.0}}, "hops must not have the key ' 2'"),
+        ("search", {"hops": {" 2": 1.0}}, "hops has the invalid key ' 2'"),
         ("search", {"hops": {2: float("inf")}}, "'per_domain.search.environment.hops' holds inf"),
         ("code", {"sandbox": {"steps": 2**64}}, "'per_domain.code.environment.sandbox.steps' holds a number of 65 bits"),
         ("code_folder", {"folder": f"data/raw/{HALF}"}, "has half of a surrogate pair"),

@@ -1,0 +1,73 @@
+"""What the jobs of stage rl have in common, whatever data they learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stages.agent.chat import Chat
+from stages.agent.policy import Policy
+from stages.algorithms.algorithm import Algorithm
+from stages.environments.protocol import Domain
+from stages.records.sections import seed_of
+from stages.training.ledger import Ledger
+from stages.training.loop import Job
+from stages.training.processes import Processes
+from stages.training.rl.models import Models
+
+if TYPE_CHECKING:
+    from stages.runtime.stage import StageContext
+
+History = Sequence[Mapping[str, float]]
+
+
+class RlJob(Job):
+    """Base class: the settings, the token ledger, and defaults for jobs that write nothing but the policy."""
+
+    models: Models
+
+    def __init__(
+        self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain | None
+    ) -> None:
+        assert context.domain is not None
+        params = context.params
+        self.context, self.algorithm, self.rl = context, algorithm, algorithm.rl
+        self.processes, self.domain = processes, domain
+        self.seed = seed_of(params, algorithm.rl)
+        self.chat = Chat(policy.tokenizer, params.model.thinking)
+        self.max_length, self.tokens_per_batch = params.model.max_length, params.resources.tokens_per_batch
+        self.curated = context.data / "curated" / context.domain
+        self.annotated = context.data / "annotated" / context.domain
+        self.ledger = Ledger()
+        self.samples: list[dict[str, Any]] = []
+        """Sample episodes for the report, with step and advantages."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ledger.load_state_dict(state["ledger"])
+
+    def report(self, history: History) -> dict[str, Any]:
+        """The job's part of reports/rl/<domain>.json."""
+        raise NotImplementedError
+
+    def gather_weights(self) -> None:
+        """Copy sharded weights to where they are saved from. Every process must make this call."""
+        self.models.refresh_player()
+
+    def save_values(self, folder: Path) -> None:
+        """Save trained models other than the policy in the policy's folder; none by default."""
+
+    def close(self) -> None:
+        """Release what the job holds, such as environments; nothing by default."""
+
+
+def window_means(history: History, column: str) -> dict[str, float]:
+    """`<column>_first` and `<column>_last`: means over the first and last fifth of the rows that have the column, if any."""
+    values = [row[column] for row in history if column in row]
+    if not values:
+        return {}
+    window = max(1, len(values) // 5)
+    return {f"{column}_first": sum(values[:window]) / window, f"{column}_last": sum(values[-window:]) / window}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
 from stages.runtime.validation import Count, NonNegative, ParamsError
 
@@ -59,6 +60,17 @@ class Loss(Part):
                 f"rl.loss.kind: policy_gradient does not correct for off-policy data, and rl.epochs is {rl.epochs}, "
                 f"rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
             )
+
+
+@dataclass(frozen=True)
+class MeanLogprobs(Extra):
+    """For methods whose loss compares with it (`Composition.rescored`)."""
+
+    PER_TOKEN = ("old",)
+
+    old: Tensor
+    """[B, T] float32: mean over the vocabulary of the log-probabilities before each token, before the step's first update; 0 off
+    the mask."""
 
 
 def advantages_of(batch: TrajectoryBatch) -> Tensor:

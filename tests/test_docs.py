@@ -87,8 +87,8 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/curation/raw.py", "must be a non-empty string, not"),
         ("stages/runtime/checkpoints.py", "cannot be read"),
         ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
-        ("stages/reporting/keep.py", "nothing was added"),
-        ("stages/reporting/sections/cost.py", "No times yet: make keep keeps this run with what was measured."),
+        ("stages/reporting/keep.py", "nothing added"),
+        ("stages/reporting/sections/cost.py", "No times yet: 'make keep' stores this run with its measurements."),
         ("tests/browser/conftest.py", "left out: tests in a real browser"),
     ],
 )

@@ -32,7 +32,7 @@ def check(name: str, found: Findings) -> None:
     if algorithm is None or method.data != "episodes":
         return
     if algorithm.needs_critic or algorithm.needs_turn_critic or algorithm.needs_vocabulary or algorithm.needs_progress:
-        found.kept.append("pieces: not played here, since they need values that other models give")
+        found.passed.append("pieces: not played here, since they need values that other models give")
         return
     prepared = found.check(
         "pieces: a batch whose advantages are finite and 0 off the mask", at, lambda: _prepared(algorithm, method)

@@ -20,7 +20,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoo
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 
 LIMITS = {"gpu": 1}

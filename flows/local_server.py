@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from flows.auth import HOSTS
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 
 REPORT = "report.html"

@@ -26,7 +26,7 @@ import psutil
 
 from flows import auth
 from flows.pages import MLFLOW_URL, REPORT_URL
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 

@@ -33,6 +33,7 @@ EXEMPT = {
     "flows/overrides.py _check": "a scratch folder",
     "flows/overrides.py check_overrides": "a scratch folder",
     "flows/serve.py start": "the log of a process: nothing reads it but people",
+    "stages/runtime/workspace.py create": "a whole checkout that gets its name when it is complete",
     "stages/runtime/workspace.py copy_of": "a whole checkout that gets its name when it is complete",
     "stages/runtime/workspace.py _link": "a copy of the checkout, made again wherever something is missing",
     "stages/runtime/workspace.py update_code": "a copy of the checkout, compared with it before each use",

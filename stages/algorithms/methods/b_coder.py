@@ -27,7 +27,7 @@ CARD = Card(
     "an episode that was cut ends there; best_of.n up to 64 candidates (paper: 256)",
     reduces_to="settings beta_adv 0, beta_ce 0, operator optimality: dueling DQN; q_coef 0, beta_adv 0: supervised fine-tuning "
     "on the ground truth; the policy's own likeliest token for a^: the optimality operator",
-    tested_by="tests/algorithms/test_b_coder.py, tests/values/test_token_q.py, tests/training/test_stored.py",
+    tested_by="tests/algorithms/test_b_coder.py, tests/values/test_token_q.py, tests/training/test_offline.py",
     switch="rl.algorithm: b_coder",
 )
 

@@ -21,7 +21,7 @@ CARD = Card(
     "that others wrote were not drawn from pi_SFT, so that rho does not correct for them",
     reduces_to="settings.clip null: REINFORCE on stored episodes, as CodeRL has it; all returns equal to the baseline: "
     "supervised fine-tuning on the ground truth",
-    tested_by="tests/algorithms/test_b_coder.py, tests/training/test_stored.py",
+    tested_by="tests/algorithms/test_b_coder.py, tests/training/test_offline.py",
     switch="rl.algorithm: stored_pg",
 )
 

@@ -51,7 +51,7 @@ def test_the_template_package_goes_from_curate_to_a_merged_model(source: Path, t
     path = checkout.root / "params.yaml"
     values = yaml.safe_load(path.read_text())
     own = {name: {} for name in ("environment", "curate", "rollout", "annotate")}
-    own["rl"] = {"algorithm": "rank_pg", "settings": {"scale": 0.5}}
+    own["rl"] = {"algorithm": "rank_pg", "settings": {"scale": 0.5}, "tasks_per_step": 2}
     values |= {"domains": ["maze"], "per_domain": {"maze": own}, "merge": {"method": "largest"}}
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     ran, _ = checkout.repro("merge")

@@ -26,7 +26,7 @@ MOVES = {"east": (1, 0), "north": (0, 1), "south": (0, -1), "west": (-1, 0)}
 class MazeSettings(DomainSettings):
     """per_domain.maze.environment in params.yaml."""
 
-    size: Count = 4
+    size: Count = 7
 
 
 @dataclass(frozen=True)

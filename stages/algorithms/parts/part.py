@@ -62,7 +62,7 @@ class Part(Layered):
 
     switch: ClassVar[str] = "kind"
     """The key that is `own` where a method replaces the part by a function of its own."""
-    data: ClassVar[tuple[str, ...]] = ("episodes", "records")
+    data: ClassVar[tuple[str, ...]] = ("episodes", "offline_replay")
     """Which methods have this part, by `Composition.data`."""
     applies: ClassVar[Condition | None] = None
     """When any key of the part has an effect; None: always."""
@@ -126,7 +126,7 @@ def parts_of(rl: Rl) -> dict[str, Part]:
     return {name: value for name, value in rl if isinstance(value, Part)}
 
 
-SOURCES = {"pairs": "stored pairs", "stored": "recorded episodes"}
+SOURCES = {"pairs": "preference pairs", "offline": "an offline dataset"}
 """What methods without `pieces` for played episodes learn from, by `Composition.data`."""
 
 
@@ -142,7 +142,7 @@ def refuse_idle_parts(given: Rl, method: Composition) -> None:
             elif method.data in SOURCES:
                 why = f"learns from {SOURCES[method.data]}, not from what it plays; set it to null"
             else:
-                why = "learns from recorded episodes and plays none; set it to null"
+                why = "learns from an offline dataset and plays nothing; set it to null"
             raise ParamsError(f"rl.{name}.{key} has no effect: algorithm {slug} {why}")
 
 

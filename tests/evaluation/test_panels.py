@@ -163,7 +163,7 @@ def test_a_panel_that_was_changed_is_refused(curated: Path, tmp_path: Path) -> N
     shutil.copy(curated / "search" / "panel.json", path)
     world = next((tmp_path / "curated" / "search" / "worlds").iterdir())
     world.write_text(world.read_text() + " ")
-    with pytest.raises(PanelMismatchError, match=f"{world.name} missing or not what panel.json was frozen with"):
+    with pytest.raises(PanelMismatchError, match=f"{world.name} missing or changed since panel.json was frozen"):
         load_panels(tmp_path / "curated", ["search"])
     with pytest.raises(FileNotFoundError, match="curate@chess"):
         load_panels(tmp_path / "curated", ["chess"])

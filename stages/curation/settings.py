@@ -28,7 +28,7 @@ class Curate(Section):
     near_duplicate: Share = 0.97
     """Demonstrations of one task at least this similar (token sequence ratio) are duplicates."""
     imports: list[str] = []
-    """Files of conversations and preference pairs to import, below data/raw, which DVC tracks for curate."""
+    """Demonstrations and preference pairs from elsewhere: files below data/raw (docs/exchange.md)."""
 
     @field_validator("imports")
     @classmethod

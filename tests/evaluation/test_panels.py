@@ -435,7 +435,7 @@ def test_a_model_plays_the_panels_that_have_a_judge(context: StageContext, monke
     plotted = [line.split(",")[:2] for line in (context.reports / "evaluation.csv").read_text().splitlines()[1:]]
     assert [one for one in plotted if one[0] == f"sft+{judge}"] == [[f"sft+{judge}", "calculator"]]
     nobody = {**values, "per_domain": {"search": {}, "calculator": {}}}
-    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{judge} chooses by"):
+    with pytest.raises(ParamsError, match=rf"evaluate\.models: sft\+{judge} needs"):
         parse_params(nobody)
 
 

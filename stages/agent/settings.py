@@ -1,4 +1,4 @@
-"""Sections `model` and `rollout` of params.yaml, and what surrounds a model that is evaluated."""
+"""Sections `model`, `rollout` and `evaluate.scaffold` of params.yaml."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stages.runtime.validation import Count, Section
 
 
 class Lora(Section):
-    """Low-rank factors are trained beside frozen weights, through peft. Without dropout: sampling and training log-probs would
-    part."""
+    """Trains low-rank factors beside frozen weights, through peft. There is no dropout: with it, sampling and training log-probs
+    would differ."""
 
     rank: Annotated[int, Field(ge=0, le=1024)] = 0
-    """0: no LoRA, all weights are trained."""
+    """0: no LoRA; all weights are trained."""
     alpha: Count = 32
-    """Factors' product is scaled by alpha / rank."""
+    """The factors' product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get factors: all linear ones but the output layer, or those whose names end so."""
+    """Layers with factors: all linear layers except the output layer, or those whose names end with one of these."""
 
     @model_validator(mode="after")
     def _peft(self) -> Lora:
@@ -34,37 +34,36 @@ class Lora(Section):
 
 class Model(Section):
     path: str = "data/base"
-    """A local `save_pretrained` folder, or a hub name (`hub:org/name`), the only thing that may download."""
+    """A local `save_pretrained` folder, or a hub model (`hub:org/name`), the only setting that may download."""
     max_length: Annotated[int, Field(ge=64)] = 640
     """Longest episode in tokens."""
     gradient_checkpointing: bool = False
-    """Recompute layers in the backward pass: less memory, more time in training, the same gradient."""
+    """Recompute layers in the backward pass: less memory, slower training, the same gradient."""
     lora: Lora = Lora()
     thinking: Thinking | None = None
-    """For models that reason before they act: marks around the thought, which the environment does not get. null: none, a turn is
-    the action."""
+    """Marks around the thoughts of reasoning models, which are not passed to the environment. null: the entire turn is the
+    action."""
 
 
 class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     tasks: Count = 96
-    """Training tasks to try (all, if there are fewer)."""
+    """Training tasks to play (all, if there are fewer)."""
     chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
 
 
 class ScaffoldParams(Section):
-    """What surrounds the model while it is evaluated: stages/agent/scaffold.py."""
+    """The agent around the model in evaluation: stages/agent/scaffold.py."""
 
     window: Annotated[int, Field(ge=1)] | None = None
-    """Newest turns that the model sees, with the task; null: all."""
+    """Newest turns that the model sees, besides the task; null: all."""
     recall: Literal["none", "action", "task", "both"] = "none"
-    """What observations end with: the action that they answer, the task, or both."""
+    """Appended to observations: the action that they answer, the task, or both."""
     think: Literal["none", "plan", "reflect", "both"] = "none"
-    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or
-    both."""
+    """Turns for thinking, which are not played: one at the start (plan), one after each rejected action (reflect), or both."""
     note: str = ""
-    """What stands before every task."""
+    """Text before every task."""
     max_turns: Count | None = None
-    """Turns that the agent allows itself, thoughts included; null: as many as the environment does."""
+    """Maximum turns, thoughts included; null: the environment's limit."""

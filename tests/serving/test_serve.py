@@ -337,7 +337,7 @@ def test_choosing_in_front_of_another_server(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "mergd"], "there is no model 'mergd'; did you mean 'merged'?"),
+        (["--model", "mergd"], "unknown model 'mergd'; did you mean 'merged'?"),
         (["--model", "merged_linear"], "data/models/merged_linear does not exist"),
         (["--model", "models/mine"], "models/mine does not exist"),
         (

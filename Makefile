@@ -6,6 +6,7 @@
 # make test-all    the tests, slow ones too
 # make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
 # make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
+# make docs        write the generated pages: parameters and their schema, README's tables, methods, the board
 # make screenshots take the pictures of the pages in docs/ (Chromium and its driver; after make lifecycle)
 # make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
 # make claims      run the experiments of reports/claims that are not done (hours; METHOD=lite_ppo: one), write the board
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep screenshots bench claims lock clean
+.PHONY: help install lifecycle test test-all lint ui experiments plots serve serve-stop agent keep docs screenshots bench claims lock clean
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -104,6 +105,10 @@ agent: install
 keep: install
 	python -m stages.reporting.keep --note "$(NOTE)"
 	dvc --wait-for-lock repro report
+
+docs: install
+	python -m stages.params --docs
+	python -m stages.reporting.documents
 
 screenshots: install
 	python -m screenshots

@@ -115,7 +115,7 @@ def evaluate(step: Mapping[str, Any], on_gpu: bool) -> State:
     """Play one design. Its data: seconds, and why it could not be run, if so. Raises StageFailedError for outside reasons."""
     say, began = echo(), time.monotonic()
     with gpu(on_gpu):
-        code, said = run_quietly(["-m", "stages.evaluate"], Path(step["place"]), say)
+        code, said = run_quietly(["-m", "stages.evaluate"], Path(step["folder"]), say)
     told = "".join(f"\n    {line}" for line in said)
     if code not in (0, BAD_PARAMETERS):
         raise StageFailedError(f"evaluating '{step['label']}' failed (exit code {code}). It said:{told}", code)

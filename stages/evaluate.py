@@ -1,25 +1,23 @@
 """evaluate: base, sft, every specialist, the merge and the linear merge play the same frozen panels (or validation tasks:
-evaluate.split); those that choose among actions by what is learnt play the panels of the domains that have learnt it.
+evaluate.split). Models that select actions with a learnt scorer play the panels of the domains that have one.
 
-data/curated/<domain> (panel.json, tasks, worlds), the models and, for those that choose by it, data/models/q/<domain> or
-data/models/rl/<domain>/value -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
+data/curated/<domain> (panel.json, tasks, worlds), the models and their scorers (data/models/q/<domain>,
+data/models/rl/<domain>/value) -> data/evaluation/rows.parquet (one row per model, task and attempt), reports/evaluation.json,
 reports/evaluation.csv, reports/metrics.json.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 from stages import params
-from stages.agent.model_names import SELECTORS, model_folder, model_names
 from stages.agent.player import EngineSettings
 from stages.agent.scaffold import Scaffold
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.judges import judged
-from stages.evaluation.panels import EVALUATION_SCHEMA, BestOf, Job, Outcome, Settings, jobs_of, load_panels, play_each
+from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play_each
+from stages.evaluation.plan import model_folders, plan_jobs
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.records.episode import write_json, write_table
 from stages.runtime.checkpoints import Checkpoints
@@ -29,25 +27,8 @@ from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import flatten, open_tracker
 
 
-def model_folders(context: StageContext) -> dict[str, Path]:
-    """Name -> folder of every model that is evaluated (evaluate.models), in the order of the run, each before those that choose
-    among its actions."""
-    folders = {name: model_folder(name, context.root, context.params) for name in model_names(context.params.domains)}
-    wanted = context.params.evaluate.models or list(folders)
-    players = {
-        f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in SELECTORS))
-    }
-    return {name: folder for name, folder in players.items() if name in wanted}
-
-
-def choosing(context: StageContext, name: str) -> BestOf | None:
-    """How the model called `name` chooses among its actions, if it does."""
-    _, plus, by = name.partition("+")
-    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus else None
-
-
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
-    """Job name -> outcome: play what no checkpoint holds yet, and keep each finished job as a checkpoint."""
+    """Job name -> outcome; each finished job is a checkpoint that is not played again."""
     checkpoints = Checkpoints(context, classes=(Outcome,))
     outcomes: dict[str, Outcome] = {}
     resources = context.params.resources
@@ -70,7 +51,7 @@ def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict
 
 
 def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
-    """Numbers, files and a few of the merged model's episodes for MLflow."""
+    """Log metrics, files and a few of the merged model's episodes to MLflow."""
     for model, by_domain in evaluation["models"].items():
         for domain, values in by_domain.items():
             context.metric(f"success/{domain}/{model}", values["success"]["mean"])
@@ -92,56 +73,42 @@ def log(context: StageContext, evaluation: dict[str, Any], samples: dict[str, li
 
 
 def run(context: StageContext) -> None:
-    from stages.agent.policy import check_folder, policy_hash
-
     params, evaluate = context.params, context.params.evaluate
     if not context.shard:
         keep_only(context.root, params.domains, ["data/curated", "data/models/q", "data/models/rl", "data/packages/environments"])
-    curated = context.data / "curated"
-    panels = load_panels(curated, params.domains, evaluate.split)
-    for domain, panel in panels.items():  # here, since workers would say nothing of what they found
-        open_domain(domain, panel.environment)
+    panels = load_panels(context.data / "curated", params.domains, evaluate.split)
+    for domain, panel in panels.items():
+        open_domain(domain, panel.environment)  # fail here, not in a worker, if something is missing
 
-    # Models with the same weights are played once.
+    # Play: every model on the panels of its domains.
     folders = model_folders(context)
-    hashes, played = {}, {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
-    for name, folder in folders.items():
-        check_folder(folder)
-        best_of = choosing(context, name)
-        hashes[name] = best_of.hash(policy_hash(folder), played[name]) if best_of else policy_hash(folder)
-    jobs_by_hash = {}
-    for name, digest in hashes.items():
-        if digest in jobs_by_hash:
-            same = next(other for other in hashes if hashes[other] == digest)
-            print(f"evaluate: {name} is the same model as {same}; it is played once", file=sys.stderr)
-        else:
-            size, of_model = (evaluate.attempts, evaluate.chunk), {domain: panels[domain] for domain in played[name]}
-            jobs_by_hash[digest] = jobs_of(folders[name], digest, of_model, curated, *size, choosing(context, name))
+    domains = {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
+    jobs_by_model = plan_jobs(context, panels, folders, domains)
+    jobs = list({job.name: job for jobs in jobs_by_model.values() for job in jobs}.values())
+    if context.shard:
+        jobs = [job for number, job in enumerate(jobs) if context.shard.owns(number)]
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
         scaffold=Scaffold(**evaluate.scaffold.model_dump()),
     )
-    jobs = [job for of_model in jobs_by_hash.values() for job in of_model]
-    if context.shard:
-        play_all(context, [job for number, job in enumerate(jobs) if context.shard.owns(number)], settings)
-        return
     outcomes = play_all(context, jobs, settings)
+    if context.shard:
+        return
 
-    # One row per (model, task, attempt).
-    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in played[name]} for name in folders}
+    # Collect: one row per (model, task, attempt).
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {name: {domain: [] for domain in domains[name]} for name in folders}
     samples: dict[str, list[dict[str, Any]]] = {domain: [] for domain in panels}
-    for name, digest in hashes.items():
-        for job in jobs_by_hash[digest]:
+    for name, of_model in jobs_by_model.items():
+        for job in of_model:
             rows[name][job.domain] += [{"model": name, **row} for row in outcomes[job.name].rows]
             if name == "merged" and not samples[job.domain]:
                 samples[job.domain] = outcomes[job.name].samples
-    write_table(
-        context.data / "evaluation" / "rows.parquet",
-        EVALUATION_SCHEMA,
-        (row for by_domain in rows.values() for of_domain in by_domain.values() for row in of_domain),
-    )
+
+    # Summarise and write.
+    flat = (row for by_domain in rows.values() for of_domain in by_domain.values() for row in of_domain)
+    write_table(context.data / "evaluation" / "rows.parquet", EVALUATION_SCHEMA, flat)
     evaluation = report(
         rows,
         {domain: panel.hash for domain, panel in panels.items()},

@@ -1,8 +1,8 @@
-"""merge: the specialists of all domains become one model; beside it, the linear average to compare with.
+"""merge: the specialists of all domains become one model, and their linear average another, as a baseline.
 
-data/models/rl/<domain> for every domain, in their order -> data/models/merged (merge.method), data/models/merged_linear,
-reports/merge.json (method, what it resolved to, diagnostics of the task vectors). A specialist may be an adapter folder: its
-tensors are made from base and adapter one by one while they are read. With one domain the merge is that specialist.
+data/models/rl/<domain> of every domain, in order -> data/models/merged (merge.method), data/models/merged_linear and
+reports/merge.json (method, resolved parameters, diagnostics of the task vectors). A specialist may be a LoRA adapter, whose
+weights are merged into the base's tensor by tensor as they are read. With one domain, the merge is that specialist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def base_folder(context: StageContext) -> Path:
-    """The model deltas are taken against: the SFT policy, or the base model itself."""
+    """The model that task vectors are relative to: the SFT policy or the base model."""
     if context.params.merge.base == "sft":
         return context.data / "models" / "sft"
     path = context.params.model.path
@@ -55,8 +55,8 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, settin
 
 
 def remarks(method: str, settings: MergeSettings, result: MergeResult, changed: dict[str, float | None]) -> dict[str, Any]:
-    """What the method tells people of its first pass, for the report; what it warns of goes to standard error. `changed`: domain
-    -> share of its weights that count as changed."""
+    """The method's remarks on its first pass, for the report; its warnings go to standard error. `changed`: domain -> fraction of
+    its weights that changed."""
     from stages.merging.registry import bind, get_merger
 
     merger: Any = get_merger(method)
@@ -75,7 +75,7 @@ def run(context: StageContext) -> None:
     keep_only(context.root, domains, ["data/models/rl"])
     base = base_folder(context)
     settings = MergeSettings.of(merge, domains)
-    # What tunes another method (a factor on deltas, a missing division) means nothing to the average it is compared with.
+    # The baseline is the plain average: other methods' settings do not apply to it.
     average = replace(settings, given={}, own={})
     method = merge.method
     if len(domains) == 1:
@@ -110,9 +110,5 @@ def run(context: StageContext) -> None:
     context.artifact(path)
 
 
-def main() -> int:
-    return stage_run("merge", run, params, open_tracker)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(stage_run("merge", run, params, open_tracker))

@@ -1,14 +1,14 @@
-"""The shape of params.yaml: the only place that knows it.
+"""params.yaml: its sections, and the checks that need more than one of them.
 
-`python -m stages.params` checks the file and prints what it resolves to; `--apply FILE` writes an overlay into it.
-An unknown key fails with the nearest known name, a bad value with its range, a bad combination with the reason.
+`python -m stages.params` checks the file and prints what it resolves to; `--explain rl.loss` explains a key or a section,
+`--apply FILE` writes an overlay into the file, and `--migrate` updates a file of an earlier release.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,8 +30,10 @@ from stages.merging.section import Merge
 from stages.merging.settings import MergeError, MergeSettings
 from stages.records.sections import params_hash, section_of
 from stages.runtime.command import command
-from stages.runtime.overlay import overlaid, write_params
+from stages.runtime.files import atomic_text
+from stages.runtime.overlay import migrate, overlaid, write_params
 from stages.runtime.resources import Resources
+from stages.runtime.schema import explain_key, json_schema, page
 from stages.runtime.validation import ParamsError, Section, explain, parse_yaml
 from stages.training.settings import Sft
 
@@ -39,6 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Report(Section):
+    """What reports/report.html shows."""
+
     episodes: Annotated[int, Field(ge=0, le=1000)] = 24
     """Sample episodes per domain in the browser."""
     trees: Annotated[int, Field(ge=0, le=100)] = 3
@@ -46,18 +50,25 @@ class Report(Section):
 
 
 class PerDomain(Section):
-    """One domain's settings: its environment's own keys, and what it overrides in the shared sections."""
+    """Settings of one domain: of its environment, and overrides of the sections of the same name."""
 
     environment: dict[str, Any] = {}
+    """The environment's own keys: docs/environments.md."""
     curate: dict[str, Any] = {}
+    """Overrides of `curate`."""
     rollout: dict[str, Any] = {}
+    """Overrides of `rollout`."""
     annotate: dict[str, Any] = {}
+    """Overrides of `annotate`."""
     rl: dict[str, Any] = {}
+    """Overrides of `rl`, such as {steps: 40}."""
 
 
 class Params(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of all random draws; `rl.seed` can replace it for rl."""
     domains: Annotated[list[str], Field(min_length=1)]
+    """Environments that are trained and evaluated; each needs an entry in `per_domain`."""
     resources: Resources = Resources()
     model: Model = Model()
     curate: Curate = Curate()
@@ -84,32 +95,33 @@ class Params(Section):
             raise ValueError(f"merge.method slerp joins two models, and domains lists {len(self.domains)}")
         unknown = sorted(set(self.merge.weights) - set(self.domains))
         if unknown:
-            raise ValueError(f"merge.weights names {unknown}, not among domains {self.domains}")
-        models = model_names(self.domains)
-        players = [*models, *(f"{model}+{choice}" for model in models for choice in SELECTORS)]
-        strange = sorted(set(self.evaluate.models or []) - set(players))
-        if strange:
+            raise ValueError(f"merge.weights names {unknown}, which domains does not list: {self.domains}")
+        return self
+
+    @model_validator(mode="after")
+    def _models(self) -> Params:
+        models, selectors = model_names(self.domains), ", ".join(f"+{name}" for name in SELECTORS)
+        known = [*models, *(f"{model}+{name}" for model in models for name in SELECTORS)]
+        unknown = sorted(set(self.evaluate.models or []) - set(known))
+        if unknown:
+            raise ValueError(f"evaluate.models names {unknown}; there are {', '.join(models)}, each also with {selectors}")
+        best_of = next((model for model in self.evaluate.models or [] if "+" in model), None)
+        sampling, text = self.evaluate.sampling, self.resources.engine.text
+        if best_of and (sampling.temperature == 0.0 or sampling.top_k == 1):
             raise ValueError(
-                f"evaluate.models names {strange}; there are {', '.join(models)}, each also with "
-                f"{', '.join(f'+{choice}' for choice in SELECTORS)}"
+                f"evaluate.models: {best_of} chooses among {self.evaluate.best_of.n} actions, and evaluate.sampling with "
+                f"temperature {sampling.temperature:g} and top_k {sampling.top_k} draws the same one each time: set temperature "
+                f"above 0 and top_k other than 1"
             )
-        choosing = [model for model in self.evaluate.models or [] if "+" in model]
-        sampling = self.evaluate.sampling
-        if choosing and (sampling.temperature == 0.0 or sampling.top_k == 1):
+        if self.evaluate.scaffold.window is not None and text:
             raise ValueError(
-                f"evaluate.models: {choosing[0]} chooses among {self.evaluate.best_of.n} actions, and evaluate.sampling with "
-                f"temperature {sampling.temperature:g} and top_k {sampling.top_k} draws the same one each time: let temperature "
-                f"be above 0 and top_k other than 1"
+                "evaluate.scaffold.window needs token ids, which resources.engine.text: true does without; set window to null or "
+                "text to false"
             )
-        if self.evaluate.scaffold.window is not None and self.resources.engine.text:
+        if best_of and text:
             raise ValueError(
-                "evaluate.scaffold.window cuts an episode's tokens, and resources.engine.text makes do with text; set one to "
-                "null or the other to false"
-            )
-        if choosing and self.resources.engine.text:
-            raise ValueError(
-                "evaluate.models: choosing among actions needs their tokens and log-probabilities, and resources.engine.text "
-                f"makes do with text; set it to false, or name models without {', '.join(f'+{choice}' for choice in SELECTORS)}"
+                f"evaluate.models: {best_of} needs token ids and log-probabilities, which resources.engine.text: true does "
+                f"without; set text to false, or list models without {selectors}"
             )
         return self
 
@@ -128,8 +140,6 @@ def parse_params(values: Mapping[str, Any], source: str = "params.yaml") -> Para
 
 def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
     """`parse_params` for a subclass of Params, which adds sections."""
-    if "design" in values and "design" not in shape.model_fields:
-        raise ParamsError(f"{source}: the section 'design' is now the file reports/design/design.yaml; move it there")
     try:
         params = shape.model_validate(values)
     except ValidationError as error:
@@ -146,7 +156,7 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
         except ParamsError as error:
             raise ParamsError(f"{source}: in rl as per_domain.{domain} has it: {error}") from error
         cross_checks(params, domain, source)
-    check_judges(params, source)
+    check_selectors(params, source)
     try:
         bind(params.merge.method, MergeSettings.of(params.merge, params.domains))
     except MergeError as error:
@@ -155,65 +165,103 @@ def parse_as(shape: type[P], values: Mapping[str, Any], source: str) -> P:
 
 
 def cross_checks(params: Params, domain: str, source: str) -> None:
-    """Raise ParamsError where sections of `domain`, each right for itself, contradict one another."""
-    where = f"{source}: in per_domain.{domain}"
+    """Raise ParamsError where sections of `domain`, each valid by itself, contradict one another."""
+    for problem in (*_contradictions(params, domain), *_value_model_contradictions(params, domain)):
+        raise ParamsError(f"{source}: in per_domain.{domain}: {problem}")
+
+
+def _contradictions(params: Params, domain: str) -> Iterator[str]:
     method, rl = resolve_section(params.section("rl", domain), params.model.max_length)
     annotate = params.section("annotate", domain)
+    leaves, engine, lora = annotate.evaluation, params.resources.engine.kind, params.model.lora.rank
     if rl.credit.kind == "progress" and rl.credit.step_reward != "rloo_broadcast" and annotate.progress.kind == "none":
-        raise ParamsError(
-            f"{where}: rl.credit.kind: progress needs the estimator that annotate fits, and annotate.progress.kind is none: set "
-            f"it to spa"
-        )
-    _check_value_model(rl, annotate, params.model.lora.rank, where)
-    if learns_token_values(method) and params.model.lora.rank:
-        raise ParamsError(
-            f"{where}: rl.algorithm {method.card.slug} trains a whole value network beside the policy, and model.lora.rank is "
-            f"{params.model.lora.rank}: set it to 0"
-        )
-    leaves, engine = annotate.evaluation, params.resources.engine.kind
-    whole = method.data == "pairs" and rl.preference.level == "trajectory"
-    if whole and not leaves.keep_rollouts and leaves.kind != "value_model":
-        raise ParamsError(
-            f"{where}: rl.preference.level: trajectory learns from whole episodes, which "
-            f"annotate.evaluation.keep_rollouts: false does not keep: set that to true, or level to step"
+        yield "rl.credit.kind: progress needs the progress estimator, and annotate.progress.kind is none: set it to spa"
+    if learns_token_values(method) and lora:
+        yield f"rl.algorithm {method.card.slug} trains all weights of a value network, and model.lora.rank is {lora}: set it to 0"
+    full_episodes = method.data == "pairs" and rl.preference.level == "trajectory"
+    if full_episodes and not leaves.keep_rollouts and leaves.kind != "value_model":
+        yield (
+            "rl.preference.level: trajectory learns from full episodes, which annotate.evaluation.keep_rollouts: false does not "
+            "keep: set keep_rollouts to true, or level to step"
         )
     if uses_value_model(leaves) and leaves.backbone == "policy" and engine != "torch":
-        raise ParamsError(
-            f"{where}: annotate.evaluation.backbone 'policy' reads the hidden states of the torch "
-            f"engine, and resources.engine.kind is '{engine}': set backbone to own, or kind to torch"
+        yield (
+            f"annotate.evaluation.backbone 'policy' reads the hidden states of the torch engine, and resources.engine.kind is "
+            f"'{engine}': set backbone to own, or kind to torch"
         )
-    pairs_of = rl.preference.source
-    if pairs_of in ("imported", "all") and not params.section("curate", domain).imports:
-        raise ParamsError(
-            f"{where}: rl.preference.source is {pairs_of}, and curate.imports names no file that pairs could come from"
-        )
+    source = rl.preference.source
+    if source in ("imported", "all") and not params.section("curate", domain).imports:
+        yield f"rl.preference.source: {source} needs imported pairs, and curate.imports is empty: list a file there"
     if rl.selection.kind == "model_aware" and params.section("rollout", domain).attempts < 2:
-        raise ParamsError(
-            f"{where}: rl.selection.kind: model_aware keeps the tasks that are solved sometimes, "
-            f"and with rollout.attempts: 1 each is solved always or never; set that to at least 2 (the paper's: 8)"
+        yield (
+            "rl.selection.kind: model_aware selects tasks that are solved sometimes, which rollout.attempts: 1 can't show: set "
+            "attempts to at least 2 (the paper: 8)"
         )
 
 
-def check_judges(params: Params, source: str) -> None:
-    """Raise ParamsError where a model would choose by what no domain has."""
-    there = {
-        "q": any(params.section("annotate", domain).q_model.kind != "none" for domain in params.domains),
-        "value": any(learns_token_values(composition(params.section("rl", domain).algorithm)) for domain in params.domains),
+NO_RETURN = {"hard": "whether success is possible", "process": "the distance from success"}
+"""What values of labels.q measure in place of the return to go."""
+
+
+def _value_model_contradictions(params: Params, domain: str) -> Iterator[str]:
+    """Where rl uses the step-value model as an estimate of the undiscounted return to go, and it is none."""
+    rl = resolve_section(params.section("rl", domain), params.model.max_length)[1]
+    annotate = params.section("annotate", domain)
+    readers = {
+        "credit.kind: annotated": (rl.credit.kind == "annotated", "kind to outcome"),
+        "critic.init: value_model": (rl.critic.init == "value_model", "init to policy"),
+        "curriculum.kind: value": (rl.curriculum.kind == "value", "kind to difficulty"),
     }
-    algorithms = ", ".join(sorted({params.section("rl", domain).algorithm for domain in params.domains}))
-    lacking = {
-        "q": "the Q-model of a domain, and in every domain annotate.q_model.kind is none: set it to step_dpo or regression",
-        "value": "the values of tokens that rl learns in a domain, and rl.algorithm is "
-        f"{algorithms}: set it to b_coder, or leave out the models with +value",
-    }
+    for reader, instead in [(name, instead) for name, (reads, instead) in readers.items() if reads]:
+        if not q_is_return(annotate.labels):
+            q = annotate.labels.q
+            yield (
+                f"rl.{reader} needs values that estimate the return, and with annotate.labels.q '{q}' they estimate "
+                f"{NO_RETURN[q]}: set q to rollout, tree or best, or {instead}"
+            )
+        if annotate.gamma != 1.0:
+            yield f"rl.{reader} needs undiscounted values, and annotate.gamma is {annotate.gamma:g}: set it to 1, or {instead}"
+    if rl.curriculum.kind == "value" and annotate.returns != [0.0, 1.0]:
+        yield (
+            f"rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
+            f"{annotate.returns}: set kind to difficulty"
+        )
+    if rl.credit.kind == "annotated" and not rl.reward.environments_own:
+        yield (
+            "rl.credit.kind: annotated adds differences of expected environment rewards, and rl.reward replaces the "
+            "environment's rewards: set rl.reward.kind and density to environment and correct and wrong to null, or credit.kind "
+            "to outcome"
+        )
+    fitted, head = value_head(annotate), rl.critic.head
+    if rl.critic.init == "value_model" and head != fitted:
+        yield (
+            f"rl.critic.init: value_model starts from the model that annotate fits with head {fitted.model_dump()}, and "
+            f"rl.critic.head is {head.model_dump()}; make them equal"
+        )
+    if rl.critic.init == "value_model" and params.model.lora.rank:
+        yield (
+            f"rl.critic.init: value_model has weights of its own, and with model.lora.rank {params.model.lora.rank} the critic "
+            f"shares the policy's: set init to policy, or rank to 0"
+        )
+
+
+def check_selectors(params: Params, source: str) -> None:
+    """Raise ParamsError where a model of evaluate.models chooses actions by a model that no domain trains."""
+    sections = [(params.section("annotate", domain), params.section("rl", domain).algorithm) for domain in params.domains]
+    algorithms = ", ".join(sorted({algorithm for _, algorithm in sections}))
+    lacking = {}
+    if all(annotate.q_model.kind == "none" for annotate, _ in sections):
+        lacking["q"] = "a Q-model, and annotate.q_model.kind is none: set it to step_dpo or regression"
+    if not any(learns_token_values(composition(algorithm)) for _, algorithm in sections):
+        lacking["value"] = f"token values, and rl.algorithm is {algorithms}: set it to b_coder, or leave out models with +value"
     for model in params.evaluate.models or []:
-        choice = model.partition("+")[2]
-        if not there.get(choice, True):
-            raise ParamsError(f"{source}: evaluate.models: {model} chooses by {lacking[choice]}")
+        selector = model.partition("+")[2]
+        if selector in lacking:
+            raise ParamsError(f"{source}: evaluate.models: {model} needs {lacking[selector]}")
 
 
 def check_launch(params: Params, root: Path) -> None:
-    """Raise ParamsError if the file that `resources.launch` names is not there, or splits networks that must stay whole."""
+    """Raise ParamsError if the file that `resources.launch` names does not exist, or is FSDP's and rl can't use that."""
     config = params.resources.launch
     if config is None:
         return
@@ -222,76 +270,15 @@ def check_launch(params: Params, root: Path) -> None:
             f"params.yaml: resources.launch: {config} does not exist; name a file of `accelerate config`, such as "
             "profiles/accelerate/ddp.yaml, or null for one process"
         )
-    said = yaml.safe_load((root / config).read_text(encoding="utf-8"))
-    if not isinstance(said, dict) or said.get("distributed_type") != "FSDP":
+    values = yaml.safe_load((root / config).read_text(encoding="utf-8"))
+    if not isinstance(values, dict) or values.get("distributed_type") != "FSDP":
         return
     for domain in params.domains:
         if resolve_section(params.section("rl", domain))[1].advantage.estimator == "utterance":
             raise ParamsError(
-                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network beside the "
-                f"critic, and under resources.launch: {config} FSDP splits networks over processes: use "
-                f"profiles/accelerate/ddp.yaml"
+                f"params.yaml: in per_domain.{domain}: rl.advantage.estimator: utterance keeps a target network, which can't be "
+                f"sharded by FSDP, as resources.launch: {config} asks: use profiles/accelerate/ddp.yaml"
             )
-
-
-def _check_value_model(rl: Rl, annotate: Annotate, lora_rank: int, where: str) -> None:
-    """Raise ParamsError where rl would take the step-value model's word for something that it does not say."""
-    _check_meaning(rl, annotate, where)
-    critic = rl.critic
-    if critic.init != "value_model":
-        return
-    fitted = value_head(annotate)
-    if critic.head != fitted:
-        raise ParamsError(
-            f"{where}: rl.critic.init: value_model takes over the model that annotate fits with head "
-            f"{fitted.model_dump()}, and rl.critic.head is {critic.head.model_dump()}; make them equal"
-        )
-    if lora_rank:
-        raise ParamsError(
-            f"{where}: rl.critic.init: value_model is a model with weights of its own, and with "
-            f"model.lora.rank {lora_rank} the critic has adapters on the policy's: set init to policy, or rank to 0"
-        )
-
-
-NO_RETURN = {"hard": "whether a success is in reach", "process": "how near one is"}
-"""What the values of labels.q say that are no rewards still to come."""
-
-
-def _check_meaning(rl: Rl, annotate: Annotate, where: str) -> None:
-    """Raise ParamsError for a step-value model that is no reward still to come, or a discounted one, where rl adds it up with
-    rewards or compares it with returns."""
-    readers = {
-        "rl.credit.kind: annotated": ("outcome", rl.credit.kind == "annotated"),
-        "rl.critic.init: value_model": ("policy", rl.critic.init == "value_model"),
-        "rl.curriculum.kind: value": ("difficulty", rl.curriculum.kind == "value"),
-    }
-    for reader, (other, reads) in readers.items():
-        if not reads:
-            continue
-        instead = f"{reader.split(': ')[0].rpartition('.')[2]} to {other}"
-        if not q_is_return(annotate.labels):
-            said = NO_RETURN[annotate.labels.q]
-            raise ParamsError(
-                f"{where}: {reader} takes the step-value model's word for the reward still to come, and with "
-                f"annotate.labels.q '{annotate.labels.q}' it says {said}: set that to rollout, tree or best, or {instead}"
-            )
-        if annotate.gamma != 1.0:
-            raise ParamsError(
-                f"{where}: {reader} takes the step-value model's word for the undiscounted reward still to come, and "
-                f"annotate.gamma is {annotate.gamma:g}: set that to 1, or {instead}"
-            )
-    returns = annotate.returns
-    if rl.curriculum.kind == "value" and returns != [0.0, 1.0]:
-        raise ParamsError(
-            f"{where}: rl.curriculum.kind: value draws tasks by p (1 - p) of returns p in [0, 1], and annotate.returns is "
-            f"{returns}: set kind to difficulty"
-        )
-    if rl.credit.kind == "annotated" and not rl.reward.environments_own:
-        raise ParamsError(
-            f"{where}: rl.credit.kind: annotated adds differences of the environment's reward still to come to rewards, and "
-            f"rl.reward puts others in the place of the environment's: set rl.reward.kind and density to environment and correct "
-            f"and wrong to null, or credit.kind to outcome"
-        )
 
 
 def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
@@ -305,9 +292,8 @@ def load_params(path: Path | str = ROOT / "params.yaml") -> Params:
 
 
 def check_domains(params: Params) -> None:
-    """Raise ParamsError if a domain is not installed, its environment settings are wrong, rl.horizon goes beyond its turn limit,
-    the critic has no room for its returns or annotate counts on others (needs the domain's package). Domains of `per_domain`
-    that are not among `domains` are checked for all that needs no run: their names, environments and sections."""
+    """Raise ParamsError if a domain is not installed or its environment's settings are wrong, or if rl.horizon, the critic's head
+    or annotate.returns do not fit the environment. Domains that only `per_domain` lists are checked as far as they go without."""
     from stages.algorithms.parts.critic import check_returns
     from stages.environments.registry import load_domain, returns_of
 
@@ -330,8 +316,8 @@ def check_domains(params: Params) -> None:
 
 
 def check_model(params: Params) -> None:
-    """Raise ParamsError if `model.path` is a folder that lacks what a model needs, or a model that the torch engine, which rl
-    plays with, does not serve at `model.max_length`."""
+    """Raise ParamsError if `model.path` is an incomplete folder, or a model that the torch engine does not serve at
+    `model.max_length`."""
     from stages.agent.policy import HUB, check_folder
 
     try:
@@ -353,33 +339,14 @@ def check_architecture(params: Params, root: Path) -> None:
 
 
 def check_all(params: Params) -> None:
-    """What a stage would find wrong on this machine. Raises ParamsError."""
+    """All that a stage would find wrong on this machine. Raises ParamsError."""
     check_domains(params)
     check_model(params)
     check_launch(params, ROOT)
 
 
-@command
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Check params.yaml and print what it resolves to.")
-    parser.add_argument("--file", type=Path, default=ROOT / "params.yaml")
-    parser.add_argument(
-        "--apply", type=Path, help="write an overlay, e.g. profiles/one-gpu.yaml, into the file if the result is valid"
-    )
-    options = parser.parse_args()
-    try:
-        if options.apply:
-            text = overlaid(options.file, options.apply)
-            params = parse_params(parse_yaml(text.encode(), options.file), f"{options.file.name} with {options.apply}")
-            check_all(params)
-            write_params(options.file, text)
-        else:
-            params = load_params(options.file)
-            check_all(params)
-    except (ParamsError, OSError) as error:
-        unchanged = f"\n{options.file} is unchanged" if options.apply else ""
-        print(f"{error}{unchanged}", file=sys.stderr)
-        return 2 if isinstance(error, ParamsError) else 1
+def print_resolved(params: Params) -> None:
+    """Print what the file resolves to, for every domain, and its hash."""
     resolved = params.model_dump(mode="json", exclude={"per_domain"})
     for domain in params.domains:
         resolved[f"per_domain.{domain}"] = {
@@ -389,6 +356,46 @@ def main() -> int:
         }
     print(yaml.safe_dump(resolved, sort_keys=False, width=130), end="")
     print(f"# params hash {params_hash(params)}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """What the command line asks for. Raises ParamsError."""
+    path: Path = options.file
+    if options.explain:
+        print(explain_key(Params, options.explain, ROOT))
+    elif options.docs:
+        atomic_text(ROOT / "params.schema.json", json_schema(Params))
+        atomic_text(ROOT / "docs" / "params.md", page(Params))
+    elif options.migrate:
+        defaults = Params(domains=["any"], per_domain={"any": PerDomain()}).model_dump()
+        migrate(path, defaults, ROOT / "dvc.yaml", parse_params)
+    else:
+        text = overlaid(path, options.apply) if options.apply else None
+        named = f"{path.name} with {options.apply}"
+        params = load_params(path) if text is None else parse_params(parse_yaml(text.encode(), path), named)
+        check_all(params)
+        if text is not None:
+            write_params(path, text)
+        print_resolved(params)
+
+
+@command
+def main() -> int:
+    what = "Check params.yaml and print what it resolves to."
+    parser = argparse.ArgumentParser(prog="python -m stages.params", description=what)
+    parser.add_argument("--file", type=Path, default=ROOT / "params.yaml")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--apply", type=Path, metavar="OVERLAY", help="write an overlay, such as a profile, into the file")
+    other.add_argument("--explain", metavar="KEY", help="print values, defaults and readers of a key or section, such as rl.loss")
+    other.add_argument("--migrate", action="store_true", help="update a file of an earlier release, and print what changed")
+    other.add_argument("--docs", action="store_true", help="write docs/params.md and params.schema.json")
+    options = parser.parse_args()
+    try:
+        run(options)
+    except (ParamsError, OSError) as error:
+        unchanged = f"\n{options.file} is unchanged" if options.apply or options.migrate else ""
+        print(f"{error}{unchanged}", file=sys.stderr)
+        return 2 if isinstance(error, ParamsError) else 1
     return 0
 
 

@@ -19,10 +19,11 @@ Importing this imports neither torch nor transformers; import them inside functi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from stages.algorithms.card import Composition, Stored
+from stages.algorithms.batch import Extra, TrajectoryBatch, is_last_token, masked_mean, masked_whiten, next_token_values
+from stages.algorithms.card import Composition, OfflineLosses
+from stages.algorithms.parts.advantage import episode_advantages
+from stages.algorithms.parts.offline import OfflineBatch, OfflineSettings, Scores
+from stages.algorithms.parts.preference import PairScores
 from stages.environments.base_domain import Mix, RecipeDomain, check_fields, parse_record, splits_in_turn, world_by_world
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState, ValueEnvironment
 from stages.environments.protocol import Domain, DomainSettings, Environment, Observation, Step
@@ -33,18 +34,6 @@ from stages.records.card import Card
 from stages.records.task import SPLITS, SUCCESS_TERM, Split, Task
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive, Section, Share
 from stages.seeding import key64, permutation, stream
-
-if TYPE_CHECKING:
-    from stages.algorithms.batch import TrajectoryBatch, masked_mean, masked_whiten
-    from stages.algorithms.parts.advantage import episode_advantages
-
-_WITH_TORCH = {
-    "TrajectoryBatch": "stages.algorithms.batch",
-    "episode_advantages": "stages.algorithms.parts.advantage",
-    "masked_mean": "stages.algorithms.batch",
-    "masked_whiten": "stages.algorithms.batch",
-}
-"""Names whose modules import torch: found when they are asked for."""
 
 __all__ = [
     "SPLITS",
@@ -58,30 +47,37 @@ __all__ = [
     "Domain",
     "DomainSettings",
     "Environment",
+    "Extra",
     "MergeError",
     "MergeParams",
     "Merger",
     "Mix",
     "NonNegative",
     "Observation",
+    "OfflineBatch",
+    "OfflineLosses",
+    "OfflineSettings",
+    "PairScores",
     "ParamsError",
     "Positive",
     "RecipeDomain",
+    "Scores",
     "Section",
     "Share",
     "Split",
     "Step",
-    "Stored",
     "Task",
     "TrajectoryBatch",
     "ValueEnvironment",
     "check_fields",
     "combine",
     "episode_advantages",
+    "is_last_token",
     "kept_count",
     "key64",
     "masked_mean",
     "masked_whiten",
+    "next_token_values",
     "parse_record",
     "permutation",
     "splits_in_turn",
@@ -89,9 +85,3 @@ __all__ = [
     "task_vectors",
     "world_by_world",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
-    raise AttributeError(f"stages.plugins has no '{name}'; it has {', '.join(__all__)}")

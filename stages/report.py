@@ -1,8 +1,8 @@
-"""report: the story of the run on one self-contained page, reports/report.html.
+"""report: the results of the run on one self-contained page, reports/report.html.
 
-reports/*.json and histories, outcomes of the evaluation, kept runs (reports/runs.jsonl), tree nodes and sample episodes ->
-figures, tables and an episode browser. The page has no dates, no paths and loads nothing; the same inputs give the same bytes.
-Only reports/evaluation.json has to exist.
+reports/*.json and histories, evaluation rows, saved runs (reports/runs.jsonl), tree nodes and sample episodes -> figures, tables
+and an episode browser. Only reports/evaluation.json is required. The page contains no dates or paths and loads nothing; the same
+inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker
 
 FOLDERS = ["data/rollouts", "data/annotated", "data/rl", "reports/curate", "reports/rollout", "reports/annotate", "reports/rl"]
-"""Folders with an entry for each domain."""
+"""Folders with an entry per domain."""
 
 
 def run(context: StageContext) -> None:
@@ -26,7 +26,7 @@ def run(context: StageContext) -> None:
     keep_only(context.root, params.domains, FOLDERS)
     inputs = load_inputs(context.root, params)
 
-    # Chapters: every section reads what it needs and draws its own figures.
+    # Chapters: each builder reads its inputs and draws its figures.
     summary: list[Section] = []
     details: list[Section] = []
     with context.progress("chapters", len(SUMMARY) + len(DETAILS), "chapter") as bar:

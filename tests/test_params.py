@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 from stages import params
 from stages.params import check_architecture, check_domains, check_launch, load_params, parse_params
 from stages.records.sections import deep_merge, params_hash
-from stages.runtime.overlay import apply_overlay
+from stages.runtime import schema
+from stages.runtime.overlay import SCHEMA, apply_overlay
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +30,7 @@ MINIMAL: dict[str, Any] = {"domains": ["search", "textworld"], "per_domain": {"s
 def test_model_aware_selection_needs_tasks_that_are_solved_sometimes() -> None:
     said = complaint(rl={"selection": {"kind": "model_aware"}}, rollout={"attempts": 1})
     assert "per_domain.search: rl.selection.kind: model_aware" in said
-    assert "set that to at least 2" in said
+    assert "set attempts to at least 2" in said
     parse_params(deep_merge(MINIMAL, {"rl": {"selection": {"kind": "model_aware"}}, "rollout": {"attempts": 8}}))
 
 
@@ -101,7 +103,7 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ({"evaluate": {"models": ["sft+logprob"], "sampling": {"top_k": 1}}}, "draws the same one each time"),
         (
             {"evaluate": {"models": ["sft+logprob"]}, "resources": {"engine": {"kind": "openai", "text": True}}},
-            "choosing among actions needs their tokens",
+            "sft+logprob needs token ids and log-probabilities",
         ),
     ],
 )
@@ -383,7 +385,86 @@ def test_a_launcher_that_splits_networks_is_refused_before_the_first_stage_train
 
     for launch, algorithm in (("split.yaml", "ppo"), ("copies.yaml", "archer"), (None, "archer")):
         check(launch, algorithm)
-    with pytest.raises(ParamsError, match=r"resources.launch: split.yaml FSDP splits.*use profiles/accelerate/ddp.yaml"):
+    with pytest.raises(ParamsError, match=r"resources.launch: split.yaml.* use profiles/accelerate/ddp.yaml"):
         check("split.yaml", "archer")
     with pytest.raises(ParamsError, match=r"none\.yaml does not exist"):
         check("none.yaml", "grpo")
+
+
+def test_the_schema_and_the_page_of_parameters_are_up_to_date() -> None:
+    """Contract: both are written by `make docs` from the sections' fields and docstrings."""
+    assert (ROOT / "params.schema.json").read_text(encoding="utf-8") == schema.json_schema(params.Params), "run make docs"
+    assert (ROOT / "docs" / "params.md").read_text(encoding="utf-8") == schema.page(params.Params), "run make docs"
+    assert (ROOT / "params.yaml").read_text(encoding="utf-8").startswith(SCHEMA)
+
+
+def test_every_key_is_documented() -> None:
+    for place, section in schema.sections(params.Params):
+        lacking = [key.name for key in schema.keys(section, place) if not key.text and key.inner is None]
+        assert not lacking, f"{place}: no docstring for {', '.join(lacking)}"
+
+
+def test_editors_check_files_by_the_schema() -> None:
+    """Contract: the schema takes what the sections take, nulls of what a method chooses among it, and refuses other keys."""
+    import jsonschema
+
+    made = jsonschema.Draft202012Validator(json.loads((ROOT / "params.schema.json").read_text(encoding="utf-8")))
+    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    for values in (shipped, json.loads(json.dumps(parse_params(shipped).model_dump()))):
+        assert [error.message for error in made.iter_errors(values)] == []
+    for change in ({"rl": {"loss": {"clip_hi": 1}}}, {"per_domain": {"search": {"rl": {"stepz": 1}}}}, {"seed": -1}):
+        assert list(made.iter_errors(deep_merge(shipped, change)))
+
+
+def test_a_key_is_explained() -> None:
+    found = schema.explain_key(params.Params, "rl.loss", ROOT)
+    assert "stages/algorithms/parts/loss.py" in found
+    assert "clip_high: number > 0, ≤ 10, default 0.2" in found
+    assert "Needs loss.kind: ppo_clip, gspo or cispo." in found
+    assert "clip_high" in schema.explain_key(params.Params, "per_domain.search.rl.loss", ROOT)
+    one = schema.explain_key(params.Params, "annotate.selection.c", ROOT)
+    assert "read by the stages annotate" in one
+    assert "stages/annotation/selection.py" in one
+    assert "prior_temperature" not in one
+    for key, near in (("rl.los", "'loss'"), ("rl.steps.more", "no keys of its own"), ("what", "Known here")):
+        with pytest.raises(ParamsError, match=near):
+            schema.explain_key(params.Params, key, ROOT)
+
+
+def test_a_file_of_an_earlier_release_is_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Contract: an old file is refused with the new names and the command, which renames keys, moves sections, removes nested
+    defaults, keeps what the user set and the keys that DVC needs, and says so; a second time it changes nothing."""
+    path = tmp_path / "params.yaml"
+    old = load_params().model_dump()
+    old["rl"]["filling"] = {**old["rl"].pop("group_resampling"), "kind": "resample"}
+    old["per_domain"]["search"]["rl"]["filling"] = {"kind": "exclude"}
+    old["sft"]["warmup"], old["design"] = 0.25, {"budget": 9}
+    path.write_text("# mine\n" + yaml.safe_dump(old, sort_keys=False))
+    with pytest.raises(ParamsError) as error:
+        load_params(path)
+    assert "'rl.filling'. It is now 'rl.group_resampling'" in str(error.value)
+    assert "'design'. It is now the file reports/design/design.yaml" in str(error.value)
+    assert "python -m stages.params --migrate" in str(error.value)
+    monkeypatch.setattr(sys, "argv", ["params", "--file", str(path), "--migrate"])
+    assert params.main() == 0
+    said = capsys.readouterr().out
+    assert "renamed rl.filling to rl.group_resampling" in said
+    assert "renamed per_domain.search.rl.filling" in said
+    assert "removed annotate.selection.rule: uct, the default" in said
+    text, made = path.read_text(), load_params(path)
+    assert text.startswith(f"{SCHEMA}# mine\n")
+    assert len(text.splitlines()) < 200
+    assert (made.sft.warmup, made.rl.group_resampling.kind) == (0.25, "resample")
+    assert made.section("rl", "search").group_resampling.kind == "exclude"
+    changed = deep_merge(load_params().model_dump(), {"sft": {"warmup": 0.25}, "rl": {"group_resampling": {"kind": "resample"}}})
+    changed = deep_merge(changed, {"per_domain": {"search": {"rl": {"group_resampling": {"kind": "exclude"}}}}})
+    assert made == parse_params(changed)
+    assert yaml.safe_load((tmp_path / "reports/design/design.yaml").read_text()) == {"budget": 9}
+    written = yaml.safe_load(text)
+    assert written["model"].keys() >= {"path", "max_length", "lora", "thinking"}
+    assert written["resources"].keys() >= {"device", "launch", "engine"}
+    assert params.main() == 0
+    assert path.read_text() == text
+    assert "is up to date" in capsys.readouterr().out

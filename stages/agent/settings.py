@@ -33,6 +33,8 @@ class Lora(Section):
 
 
 class Model(Section):
+    """The base model, and how it is trained."""
+
     path: str = "data/base"
     """A local `save_pretrained` folder, or a hub model (`hub:org/name`), the only setting that may download."""
     max_length: Annotated[int, Field(ge=64)] = 640
@@ -46,7 +48,10 @@ class Model(Section):
 
 
 class Rollout(Section):
+    """Attempts of the SFT policy at training tasks."""
+
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
+    """Per task."""
     tasks: Count = 96
     """Training tasks to play (all, if there are fewer)."""
     chunk: Count = 192

@@ -1,10 +1,10 @@
-"""Puts a method together: `rl.algorithm` names a composition, every key the user set overrides its part.
+"""Composes a method: `rl.algorithm` names a composition, and every key that the user sets overrides its part.
 
 algorithm = resolve(params.section("rl", domain), params.model.max_length)
 plan = algorithm.plan(vocabulary)                           # how the episodes of a group are played
 batch = algorithm.shape(batch)                              # reward shaping, over the whole batch
-while algorithm.missing_groups(batch): ...                         # further tasks are played, where filling asks for them
-batch = algorithm.resample(batch, *key)                        # which groups count, and how often
+while algorithm.missing_groups(batch): ...                  # play further tasks, if groups are resampled so
+batch = algorithm.resample(batch, *key)                     # weights of groups
 batch = algorithm.prepare(batch)                            # advantages and step credit
 total = denominators(minibatch, ...)                        # before micro-batching
 terms = algorithm.loss(logprobs, entropy, micro, total)     # a share of the loss
@@ -13,7 +13,8 @@ terms = algorithm.loss(logprobs, entropy, micro, total)     # a share of the los
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +36,17 @@ from stages.algorithms.parts.turn_critic import turn_critic_advantage
 from stages.algorithms.resolve import resolve_section
 from stages.algorithms.settings import Rl
 
+ESTIMATORS = {"gae": gae_advantage, "utterance": turn_critic_advantage, "group": advantage.group_advantage}
+
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A method with every switch decided. `rl`: the resolved section; `settings` in it is the method's own model."""
+    """A method with every switch resolved. `rl`: the resolved section; its `settings` is the method's own model."""
 
     method: Composition
     rl: Rl
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the method's pieces remember between steps (see `Composition.state`); part of checkpoints."""
 
     @property
     def card(self) -> Card:
@@ -54,23 +59,23 @@ class Algorithm:
 
     @property
     def needs_turn_critic(self) -> bool:
-        """Whether batches need `turn_q` and `turn_v`, by a critic of utterances that learns from replayed episodes."""
+        """Whether batches need TurnCritic, from a critic that learns off-policy from replayed episodes."""
         return self.method.data != "pairs" and self.rl.advantage.estimator == "utterance"
 
     @property
     def needs_reference(self) -> bool:
-        """Whether batches need `logprobs_ref` for training (reports take a sample of them in any case)."""
+        """Whether batches need `logprobs_ref` for training (reports use a sample of them in any case)."""
         own = self.method.reference is not None and self.method.reference(self.rl)
         return own or self.rl.loss.kl_coef > 0 or self.rl.reward.kl_coef > 0
 
     @property
     def needs_vocabulary(self) -> bool:
-        """Whether its loss looks at the policy's whole distribution before each token."""
+        """Whether its loss reads the policy's whole distribution before each token."""
         return self._own_loss(self.method.vocabulary)
 
     @property
     def needs_rescoring(self) -> bool:
-        """Whether the training pass computes log-probabilities before the step anew."""
+        """Whether the training pass recomputes the log-probabilities before the step."""
         return self._own_loss(self.method.rescored)
 
     @property
@@ -78,22 +83,22 @@ class Algorithm:
         """Whether its loss compares log-probabilities with those before the step's first update (a method's own loss may)."""
         return self.rl.loss.kind != "policy_gradient" or self.external_per_group > 0
 
-    def _own_loss(self, needs: Callable[[Rl], bool] | None) -> bool:
-        return needs is not None and self.rl.loss.kind == "own" and needs(self.rl)
+    def _own_loss(self, condition: Callable[[Rl], bool] | None) -> bool:
+        return condition is not None and self.rl.loss.kind == "own" and condition(self.rl)
 
     @property
     def needs_progress(self) -> bool:
-        """Whether batches need the progress estimator's `turn_progress`."""
+        """Whether batches need the progress estimator's Progress."""
         return self.rl.credit.kind == "progress" and self.rl.credit.step_reward == "spa"
 
     @property
     def whole_groups(self) -> bool:
-        """Whether a micro-batch must hold all or none of a group's rows."""
+        """Whether a micro-batch must contain all or none of a group's rows."""
         return self.method.whole_groups and self.rl.loss.kind == "own"
 
     @property
     def external_per_group(self) -> int:
-        """How many episodes of each group are to be demonstrations."""
+        """How many episodes of each group are demonstrations."""
         return self.rl.external.per_group
 
     @property
@@ -102,18 +107,18 @@ class Algorithm:
         return self.rl.advantage.mean == "greedy"
 
     def turn_limit(self, step: int, longest: int) -> int | None:
-        """Turns that an episode of step `step` (from 0) may take, None for what the environment allows, which is `longest`."""
+        """Turn limit of episodes of step `step` (from 0); None for the environment's own limit, `longest`."""
         return None if self.rl.horizon.kind == "environment" else horizon.turn_limit(self.rl.horizon, step, longest)
 
     def plan(self, vocabulary: int) -> Plan | None:
-        """How a group's episodes are played, where some of them may be branches of others; `vocabulary`: size of the policy's."""
+        """How a group's episodes branch, if they do; `vocabulary`: size of the policy's."""
         branching = self.rl.branching
         if branching.kind == "own":
             return self.method.pieces["branching"](self.rl)
         return None if branching.kind == "none" else EntropyPlan(branching, vocabulary)
 
     def shape(self, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """The batch with shaped rewards."""
+        """The batch with shaped rewards. Called anew when further episodes join the batch."""
         if self.rl.reward.kind == "own":
             batch = self.method.pieces["reward"](batch, self.rl)
         return shape_rewards(batch, self.rl.reward)
@@ -125,7 +130,7 @@ class Algorithm:
     def resample(self, batch: TrajectoryBatch, *key: object) -> TrajectoryBatch:
         """The shaped batch with the rows' `weight` and `smoothing`, where groups are resampled; `key`: of the random draws."""
         if self.rl.group_resampling.kind == "own":
-            return self.method.pieces["group_resampling"](batch, self.rl)
+            return self._own_piece("group_resampling", batch)
         return group_resampling.resample(batch, self.rl.group_resampling, self.rl.tasks_per_step, self.rl.reward.prs, *key)
 
     def prepare(self, batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -133,20 +138,19 @@ class Algorithm:
         batch = kl_penalty(batch, self.rl.reward)
         if self.rl.credit.kind == "progress":
             batch = progress_rewards(batch, self.rl.credit)
-        estimator = self.rl.advantage.estimator
-        if estimator == "own":
-            batch = self.method.pieces["advantage"](batch, self.rl)
-        elif estimator == "gae":
-            batch = gae_advantage(batch, self.rl.advantage)
-        elif estimator == "utterance":
-            batch = turn_critic_advantage(batch, self.rl.advantage)
+        if self.rl.advantage.estimator == "own":
+            batch = self._own_piece("advantage", batch)
         else:
-            batch = advantage.group_advantage(batch, self.rl.advantage)
+            batch = ESTIMATORS[self.rl.advantage.estimator](batch, self.rl.advantage)
         batch = advantage.finish(batch, self.rl.advantage)
         if self.rl.credit.kind == "own":
-            batch = self.method.pieces["credit"](batch, self.rl)
+            batch = self._own_piece("credit", batch)
         batch = group_resampling.mask_overlong(add_credit(batch, self.rl.credit), self.rl.group_resampling)
-        return whole_groups.count_members(batch) if self.whole_groups else batch
+        return whole_groups.with_group_sizes(batch) if self.whole_groups else batch
+
+    def _own_piece(self, name: str, batch: TrajectoryBatch) -> TrajectoryBatch:
+        state = (self.state,) if self.method.state is not None else ()
+        return self.method.pieces[name](batch, self.rl, *state)
 
     def forward_rows(self, batch: TrajectoryBatch) -> Tensor:
         """Indices [b] int64 of a prepared batch's rows that have to go through the policy."""
@@ -166,16 +170,16 @@ class Algorithm:
     ) -> LossTerms:
         """One micro-batch's share of the loss.
 
-        logprobs, entropy: [b, T] under the current policy, 0 off the mask; `batch` holds the same rows; `total` is the
-        optimiser step's; `vocabulary`: where the method needs it. `sums` adds up over micro-batches, save `max_ratio`, which is a
-        maximum. Raises ValueError if the method needs whole groups and the micro-batch splits one.
+        logprobs, entropy: [b, T] under the current policy, 0 off the mask; `batch` has the same rows; `total` is the optimiser
+        step's; `vocabulary`: where the method needs it. `sums` adds up over micro-batches, except `max_ratio`, a maximum. Raises
+        ValueError if the method needs whole groups and the micro-batch splits one.
         """
         params = self.rl.loss
         if self.whole_groups:
-            whole_groups.check_whole(batch)
+            whole_groups.check_whole_groups(batch)
         if params.kind == "own":
-            whole = (vocabulary,) if self.needs_vocabulary else ()
-            per_token = self.method.pieces["loss"](logprobs, batch, self.rl, *whole)
+            distribution = (vocabulary,) if self.needs_vocabulary else ()
+            per_token = self.method.pieces["loss"](logprobs, batch, self.rl, *distribution)
         else:
             per_token = LOSSES[params.kind](logprobs, batch, params)
         if batch.external is not None:
@@ -184,13 +188,13 @@ class Algorithm:
             if batch.logprobs_ref is None:
                 raise ValueError("rl.loss.kl_coef is above 0 and the batch has no reference log-probabilities")
             kl = kl_estimate(logprobs, batch.logprobs_ref, params.kl_estimator)
-            # The estimators hold for samples of the policy's own.
+            # The estimators only hold for the policy's own samples.
             per_token = per_token + params.kl_coef * kl * batch.policy_mask
-        bonus, apart = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"
-        if params.entropy_coef and not apart:
+        bonus, separate = params.entropy_coef * entropy, params.entropy_aggregation == "token_mean"
+        if params.entropy_coef and not separate:
             per_token = per_token - bonus
         loss = aggregate(per_token, batch.mask, params.aggregation, total, batch.weight)
-        if params.entropy_coef and apart:
+        if params.entropy_coef and separate:
             loss = loss - aggregate(bonus, batch.mask, "token_mean", total, batch.weight)
         return LossTerms(loss, _statistics(logprobs.detach(), entropy.detach(), batch, params, loss.detach()))
 
@@ -215,6 +219,7 @@ def _statistics(logprobs: Tensor, entropy: Tensor, batch: TrajectoryBatch, param
 
 
 def resolve(rl: Rl, max_length: int | None = None) -> Algorithm:
-    """The algorithm that section `rl` stands for; `max_length`: model.max_length. Raises ParamsError for switches that would have
-    no effect or no meaning."""
-    return Algorithm(*resolve_section(rl, max_length))
+    """The algorithm that section `rl` describes, with a new state; `max_length`: model.max_length. Raises ParamsError for
+    switches that would have no effect, and for invalid combinations."""
+    method, resolved = resolve_section(rl, max_length)
+    return Algorithm(method, resolved, method.state() if method.state is not None else {})

@@ -1,26 +1,58 @@
-"""The contract of every RL method: small pure functions over one `TrajectoryBatch`, put together from switches.
+"""The batch that all RL methods work on, and helpers for its tensors. Light to import.
 
-Order: reward shaping -> batch filling -> advantage (level, mean, std) -> step credit -> policy loss -> aggregation.
-A published method is a `Composition` (a named choice for each part) with pieces of its own and a `Card`, see card.py here.
-Denominators are taken over the whole batch before it is split into micro-batches, so the split never changes the loss.
+Order: reward shaping -> group resampling -> advantage (level, mean, std) -> step credit -> policy loss -> aggregation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ENDED, CUT, INVALID = -2, -3, -2
-"""Numbers in `TrajectoryBatch.states` (ENDED, CUT) and `actions` (INVALID) that stand for no key of the environment."""
+"""Values in `StepKeys.states` (ENDED, CUT) and `actions` (INVALID) that are no key of the environment."""
+
+
+def _is_tensor(value: Any) -> bool:
+    from torch import Tensor
+
+    return isinstance(value, Tensor)
 
 
 @dataclass(frozen=True)
-class TrajectoryBatch:
-    """B episodes, padded on the right to T tokens. Everything is known before the update; nothing in here has a gradient."""
+class Extra:
+    """Tensors that one part or method adds to a batch: a subclass is a frozen dataclass, found in `TrajectoryBatch.extra` under
+    its type. Tensors have first dimension B; those that PER_TOKEN names have a token dimension after it."""
+
+    PER_TOKEN: ClassVar[tuple[str, ...]] = ()
+
+    def rows(self, index: Tensor) -> Self:
+        """The rows in `index` ([b] int64)."""
+        return replace(self, **{name: value[index] for name, value in vars(self).items() if _is_tensor(value)})
+
+    def cut(self, width: int, device: torch.device | str) -> Self:
+        """The first `width` tokens of each row, on `device`."""
+        tensors = {name: value for name, value in vars(self).items() if _is_tensor(value)}
+        moved = {name: (value[:, :width] if name in self.PER_TOKEN else value).to(device) for name, value in tensors.items()}
+        return replace(self, **moved)
+
+
+AnyExtra = TypeVar("AnyExtra", bound=Extra)
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch(Extra):
+    """B episodes of at most T tokens (padded on the right) and U turns. All of it is known before the update; nothing in it has a
+    gradient."""
+
+    PER_TOKEN = (
+        *("token_ids", "mask", "turn", "external", "logprobs_old", "logprobs_drawn", "logprobs_ref"),
+        *("token_rewards", "values", "advantages", "returns"),
+    )
 
     token_ids: Tensor
     """[B, T] int64."""
@@ -31,8 +63,8 @@ class TrajectoryBatch:
     turn: Tensor
     """[B, T] int64: turn index of a token, -1 for prompt and padding."""
     logprobs_old: Tensor
-    """[B, T] float32: log-probabilities before the step's first update (0 off the mask): of the policy that drew the tokens; on
-    external tokens, whose behaviour policy nobody knows, the policy's own, computed before training."""
+    """[B, T] float32: log-probabilities before the step's first update (0 off the mask), under the policy that drew the tokens;
+    of external tokens, whose behaviour policy is unknown, under the policy that is trained."""
     group: Tensor
     """[B] int64: index of the episode's group."""
     rewards: Tensor
@@ -42,88 +74,77 @@ class TrajectoryBatch:
     turns: Tensor
     """[B] int64: number of turns."""
     truncated: Tensor
-    """[B] bool: the turn limit or a lack of tokens cut the episode."""
+    """[B] bool: cut by the turn limit or for lack of tokens."""
+    task_ids: tuple[str, ...] = ()
+    """[B]: the episodes' tasks."""
     logprobs_drawn: Tensor | None = None
-    """[B, T] float32: log-probabilities as the engine drew the tokens, where `logprobs_old` were computed anew by the training
-    pass."""
-    mean_logprobs_old: Tensor | None = None
-    """[B, T] float32: mean over the vocabulary of the log-probabilities before each token, of the policy before the step's first
-    update, where the method compares with it; 0 off the mask."""
+    """[B, T] float32: log-probabilities as the engine drew the tokens, where the training pass recomputed `logprobs_old`."""
     external: Tensor | None = None
-    """[B, T] bool: tokens of the mask that somebody else wrote (demonstrations). None: there are none."""
-    vocabulary: int | None = None
-    """Tokens that the policy chooses among, where there are external ones."""
-    members: Tensor | None = None
-    """[B] int64: rows of the group that are trained on, where the method needs whole groups."""
+    """[B, T] bool: tokens of the mask that the policy did not write (demonstrations). None: there are none."""
     overlong: Tensor | None = None
-    """[B] bool: it ran out of tokens."""
+    """[B] bool: ran out of tokens."""
     success: Tensor | None = None
     """[B] bool: the environment's return reached 1."""
     accepted: Tensor | None = None
     """[B, U] bool: the environment understood the turn's action; True past the end."""
     tool_calls: Tensor | None = None
     """[B] float32: sum of the turns' costs."""
+    tools: Tensor | None = None
+    """[B] int64: number of different tools called (first words of actions with a cost)."""
     terms: Mapping[str, Tensor] = field(default_factory=dict)
     """[B] float32 each: the environment's reward terms, and the stages of progressive shaping."""
     weight: Tensor | None = None
-    """[B] float32, set by batch filling: how many times a row counts, in losses, denominators and statistics over the batch; 0:
-    it is left out. None: once each."""
+    """[B] float32, set by group resampling: the row's weight in losses, denominators and statistics over the batch. None: 1."""
     smoothing: Tensor | None = None
-    """[B] float32, set by batch filling: factor on the row's advantages. None: 1."""
-    greedy_rewards: Tensor | None = None
-    """[B] float32: shaped return of the greedy episode of the row's task, where that is the baseline."""
+    """[B] float32, set by group resampling: factor on the row's advantages. None: 1."""
     token_rewards: Tensor | None = None
     """[B, T] float32: rewards per policy token beside `turn_rewards` (the KL penalty), 0 off the mask."""
     logprobs_ref: Tensor | None = None
     """[B, T] float32 under the frozen reference, where a KL term is on."""
     values: Tensor | None = None
-    """[B, T] float32: critic's value of the state before each token, where the method has a critic."""
-    turn_values: Tensor | None = None
-    """[B, U + 1] float32: annotated step-value model's V before each turn and after the last (0 if terminated)."""
-    turn_progress: Tensor | None = None
-    """[B, U] float32: what the progress estimator says each turn contributed to the return; 0 past the end."""
-    turn_q: Tensor | None = None
-    """[B, U, 2] float32: what the twins of the critic of utterances say a turn's action is worth, where the method has it; 0
-    past the end."""
-    turn_v: Tensor | None = None
-    """[B, U, 2] float32: ... and the history before it."""
-    states: Tensor | None = None
-    """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. ENDED and CUT
-    after the last turn of an episode that ended by its own rules or was cut; -1 past that."""
-    actions: Tensor | None = None
-    """[B, U] int64: each turn's action, equal where action keys are; INVALID where the environment did not understand it; -1
-    past the end."""
-    state_names: tuple[str, ...] = ()
-    """State keys by their numbers in `states`."""
-    draws: Tensor | None = None
-    """[B, U] int64: turns that branches took over from one another have the number of the one draw that they stem from; -1 past
-    the end."""
-    tools: Tensor | None = None
-    """[B] int64: number of different tools called (first words of actions that cost something)."""
+    """[B, T] float32: the critic's value of the state before each token, where the method has a critic of tokens."""
     advantages: Tensor | None = None
     """[B, T] float32, set by the advantage parts; 0 off the mask."""
     returns: Tensor | None = None
-    """[B, T] float32: the critic's targets, where there is one."""
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """A method's own tensors, first dimension B."""
+    """[B, T] float32: targets of the critic of tokens, where there is one."""
+    extra: Mapping[type[Extra], Extra] = field(default_factory=dict)
+    """What single parts or methods need, by type; see `get` and `with_extra`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the parts have to tell about the whole batch; columns of the history."""
+    """Numbers about the whole batch for the history, one column each."""
 
     def with_(self, **changes: Any) -> TrajectoryBatch:
+        """The batch with some fields replaced."""
         return replace(self, **changes)
+
+    def with_metrics(self, **metrics: float) -> TrajectoryBatch:
+        """The batch with further `metrics`."""
+        return replace(self, metrics={**self.metrics, **metrics})
+
+    def with_extra(self, *extra: Extra) -> TrajectoryBatch:
+        """The batch with these records in `extra`."""
+        return replace(self, extra={**self.extra, **{type(one): one for one in extra}})
+
+    def get(self, kind: type[AnyExtra]) -> AnyExtra | None:
+        """The record of type `kind` in `extra`, if there is one."""
+        return cast("AnyExtra | None", self.extra.get(kind))
 
     def rows(self, index: Tensor) -> TrajectoryBatch:
         """The rows in `index` ([b] int64), all fields; `group` keeps its numbers."""
-        picked: dict[str, Any] = {}
-        for name, value in self.__dict__.items():
-            picked[name] = value[index] if isinstance(value, Tensor) else value
-        for name in ("extra", "terms"):
-            picked[name] = {key: value[index] for key, value in picked[name].items()}
-        return TrajectoryBatch(**picked)
+        picked = super().rows(index)
+        task_ids = tuple(self.task_ids[row] for row in index.tolist()) if self.task_ids else ()
+        extra = {kind: one.rows(index) for kind, one in self.extra.items()}
+        return picked.with_(task_ids=task_ids, terms={name: value[index] for name, value in self.terms.items()}, extra=extra)
+
+    def cut(self, width: int, device: torch.device | str) -> TrajectoryBatch:
+        moved = super().cut(width, device)
+        extra = {kind: one.cut(width, device) for kind, one in self.extra.items()}
+        return moved.with_(terms={name: value.to(device) for name, value in self.terms.items()}, extra=extra)
 
     @property
     def weights(self) -> Tensor:
         """`weight`, [B] float32, 1 where it is None."""
+        import torch
+
         return torch.ones(self.size, device=self.mask.device) if self.weight is None else self.weight
 
     @property
@@ -131,13 +152,31 @@ class TrajectoryBatch:
         """Tokens of the mask that the policy wrote itself, [B, T] bool."""
         return self.mask if self.external is None else self.mask & ~self.external
 
-    def with_metrics(self, **metrics: float) -> TrajectoryBatch:
-        """The batch with further `metrics`."""
-        return replace(self, metrics={**self.metrics, **metrics})
+    @property
+    def real_turns(self) -> Tensor:
+        """Which turns an episode has, [B, U] bool."""
+        import torch
+
+        return torch.arange(self.turn_rewards.shape[1])[None, :] < self.turns[:, None]
 
     @property
     def size(self) -> int:
         return int(self.token_ids.shape[0])
+
+
+@dataclass(frozen=True)
+class StepKeys(Extra):
+    """What the turns of a batch have in common, as numbers; -1 past an episode's end."""
+
+    states: Tensor
+    """[B, U + 1] int64: state before each turn and after the last, equal where the environment's state keys are. After the last
+    turn: ENDED, or CUT for a truncated episode."""
+    actions: Tensor
+    """[B, U] int64: each turn's action, equal where action keys are; INVALID where the environment did not understand it."""
+    draws: Tensor
+    """[B, U] int64: turns that branches inherited have the number of the one draw that they stem from."""
+    state_names: tuple[str, ...]
+    """State keys by their numbers in `states`."""
 
 
 @dataclass(frozen=True)
@@ -156,16 +195,18 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, weight: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """Zero mean and unit standard deviation over `mask` [B, T], rows counted `weight` [B] times; 0 elsewhere."""
+    """Zero mean and unit standard deviation over `mask` [B, T], rows weighted by `weight` [B]; 0 elsewhere."""
     counts = mask if weight is None else mask * weight[:, None]
     mean = masked_mean(values, counts)
     variance = masked_mean((values - mean) ** 2, counts)
-    return torch.where(mask, (values - mean) / (variance + eps).sqrt(), torch.zeros_like(values))
+    return ((values - mean) / (variance + eps).sqrt()).where(mask, 0.0)
 
 
 def next_token_values(values: Tensor, mask: Tensor, turn: Tensor | None = None) -> Tensor:
     """`values` [b, T] at the next token of the row in `mask` [b, T], for each token of the mask; 0 after the last one and off the
     mask. With turn [b, T]: also 0 after the last token of each turn."""
+    import torch
+
     width = mask.shape[1]
     positions = torch.arange(width, device=mask.device).expand_as(mask)
     # The first masked position at or after each position, then strictly after it; `width` where there is none.

@@ -71,7 +71,8 @@ def _batch() -> TrajectoryBatch:
     """Groups of two episodes in one turn; a prompt token, then policy tokens. Returns differ in two groups of three."""
     import torch
 
-    from stages.algorithms.batch import ENDED, TrajectoryBatch
+    from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
+    from stages.algorithms.parts.advantage import GreedyReturns
 
     count, width = GROUPS * SIZE, 1 + LENGTH
     generator = torch.Generator().manual_seed(0)
@@ -95,12 +96,10 @@ def _batch() -> TrajectoryBatch:
         success=rewards >= 1,
         accepted=torch.ones(count, 1, dtype=torch.bool),
         tool_calls=torch.zeros(count),
-        greedy_rewards=torch.zeros(count),
-        states=torch.cat([own, torch.full_like(own, ENDED)], 1),
-        actions=own,
-        draws=own,
-        state_names=tuple(f"state {number}" for number in range(count)),
         tools=torch.zeros(count, dtype=torch.int64),
+    ).with_extra(
+        GreedyReturns(torch.zeros(count)),
+        StepKeys(torch.cat([own, torch.full_like(own, ENDED)], 1), own, own, tuple(map(str, range(count)))),
     )
 
 

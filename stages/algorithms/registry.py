@@ -38,7 +38,7 @@ def composition(name: str) -> Composition:
 
 def learns_token_values(method: Composition) -> bool:
     """Whether the method leaves values of tokens beside its policy, by which a model can choose among actions."""
-    return method.stored is not None and method.stored.value is not None
+    return method.offline is not None and method.offline.value is not None
 
 
 def cards() -> list[Card]:

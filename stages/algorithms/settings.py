@@ -27,6 +27,8 @@ from stages.runtime.validation import Count, NonNegative, Positive, Section, Sha
 
 
 class Rl(Layered):
+    """Reinforcement learning of one specialist per domain: the method, and how it is trained."""
+
     layered = frozenset({"minibatches"})
 
     algorithm: str = "grpo"
@@ -36,21 +38,29 @@ class Rl(Layered):
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Of what rl draws and samples; null: the run's seed. Runs that differ in it share all that comes before rl."""
     steps: Count = 20
+    """Training steps."""
     environment_steps: Count | None = None
     """Stop after the step in which the episodes played have come to this many turns, if `steps` is not reached before."""
     stop_at_success: Share | None = None
     """Stop after the step that ends five in which this share of the episodes succeeded: to compare methods at equal success."""
     tasks_per_step: Count = 16
+    """Groups per step."""
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    """Episodes per task."""
     epochs: Count = 1
     """Passes over each batch of episodes."""
     minibatches: Count = 1
     """Optimiser steps per pass; where none are set as many as the method takes, or one per task where there are fewer."""
     learning_rate: Positive = 3e-4
+    """AdamW's, after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
+    """Steps in which the learning rate rises."""
     weight_decay: NonNegative = 0.0
+    """AdamW's."""
     max_grad_norm: Positive = 1.0
+    """Gradients are clipped to this norm."""
     checkpoint_every: Count = 5
+    """Steps."""
     sampling: SamplingParams = SamplingParams()
     dead_groups: Literal["keep", "drop"] = "drop"
     """`drop` leaves groups that add nothing to the gradient out of the forward pass; denominators do not change."""

@@ -1,13 +1,16 @@
-"""Fits the models besides the step-value model and reports on them: Q-models to trees, progress estimators to rollouts."""
+"""Fits annotate's models and reports on them: step-value models and Q-models to trees, progress estimators to rollouts."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation.settings import Annotate
+from stages.annotation.units import value_head, value_range
+from stages.engine.attention import use_attention
 from stages.records.episode import read_episodes
 
 if TYPE_CHECKING:
@@ -40,6 +43,41 @@ def _fit_metrics(fitted: FitReport, train: Sequence[Example], held_out: Sequence
         "train": {"tasks": len({one.task_id for one in train}), "examples": len(train)},
         "held_out_tasks": len({one.task_id for one in held_out}),
     }
+
+
+def fit_value_model(
+    context: StageContext, policy: Policy, rows: Sequence[Mapping[str, Any]], params: Annotate
+) -> tuple[StepValueModel, TaskSplit, dict[str, Any]]:
+    """The step-value model fitted on the training tasks' trees, the split into training and held-out tasks, and the report with
+    the calibration on the latter."""
+    from stages.annotation.calibration import calibration
+    from stages.annotation.paths import mean_value, value_paths
+    from stages.values.fitting import TaskSplit
+    from stages.values.step_value import StepValueModel, fit, predict
+
+    seed, micro = context.params.seed, context.params.resources.tokens_per_batch
+    paths = value_paths(rows, params)
+    split = TaskSplit.of((path.task_id for path in paths), params.value_model.valid_share, seed)
+    train, held_out = split.parts(paths)
+    backbone = copy.deepcopy(policy.model.base_model).float()
+    use_attention(backbone, "sdpa")  # a third faster than the engine's; the saved model loads with it, too
+    model = StepValueModel(backbone, value_head(params))
+    model.to(context.params.resources.device)
+    baseline = mean_value(train)
+    tokens = params.value_model.epochs * sum(len(path.token_ids) for path in train)
+    with fitting(context, "values", "value_model", tokens) as on_step:
+        fitted = fit(model, train, params.value_model, seed, micro, on_step)
+    metrics = {
+        "train": {"tasks": len({path.task_id for path in train}), "paths": len(train), "mean_value": baseline},
+        "steps": fitted.steps,
+        "tokens": fitted.tokens,
+        "loss_first": fitted.history[0],
+        "loss_last": fitted.history[-1],
+        "clamped": fitted.clamped,
+        "held_out_tasks": len({path.task_id for path in held_out}),
+        "calibration": calibration(*predict(model, held_out, micro), baseline, value_range(params)),
+    }
+    return model, split, metrics
 
 
 def fit_q_model(

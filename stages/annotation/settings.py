@@ -37,17 +37,21 @@ class OmegaScore(Section):
 
 
 class Selection(Section):
+    """How a tree's next leaf is selected."""
+
     rule: Literal["uct", "uct_2ln", "uct_1p", "puct", "random", "flat", "omega"] = "uct"
     """`flat` and `omega` sample whole solutions instead of selecting: `flat` measures all their states, `omega` those that
     bisection of failed solutions leads to."""
     c: NonNegative = 1.0
     """Exploration constant of the rules that score children; like expand_k, other rules ignore it."""
     decay: Literal["none", "linear", "exponential"] = "none"
+    """How c falls over the iterations."""
     decay_to: Share = 0.1
     """linear, exponential: fraction of c at the last iteration."""
     unvisited: Literal["first", "random", "zero", "value", "bonus"] | None = None
     """Score of a child without visits; null: zero under puct (the prior decides), else first."""
     prior_temperature: Positive = 1.0
+    """puct: temperature of the policy's prior over actions."""
     omega: OmegaScore = OmegaScore()
 
     @model_validator(mode="after")
@@ -77,7 +81,10 @@ class Expansion(Section):
 
 
 class LeafEvaluation(Section):
+    """How leaves are evaluated."""
+
     kind: Literal["rollout", "value_model", "mixed"] = "rollout"
+    """value_model: fitted on the episodes of rollout, with expansion.kind eager; mixed: the mean of both, by value_share."""
     rollouts: Annotated[int, Field(ge=1, le=64)] = 1
     """Per leaf; under selection.rule flat and omega per measured state."""
     temperature: Annotated[float, Field(gt=0.0, le=5.0)] | None = None
@@ -123,6 +130,7 @@ class Stop(Section):
     """When a tree stops before its last iteration. Budgets are checked before each iteration."""
 
     on_success: bool = False
+    """Stop at the first success."""
     extra_after_success: Annotated[int, Field(ge=0)] = 0
     """on_success: further iterations after the first success, which visit its siblings."""
     environment_steps: Count | None = None
@@ -140,11 +148,14 @@ class Stop(Section):
 
 
 class Labels(Section):
+    """Step labels: Q of the actions in the trees."""
+
     q: Literal["rollout", "hard", "tree", "best", "process"] = "rollout"
     """Definition of a step's Q, for advantages, pairs and the value model: see stages/annotation/labels.py."""
     scale: Literal["none", "min_max"] = "none"
     """min_max: scale labels and pairs to [0, 1] within each tree; the value model's targets remain comparable between tasks."""
     min_visits: Count = 2
+    """Visits a node needs to be labelled."""
     pool: bool = True
     """rollout: posterior means pooled over the domain's trees, since the search decides how many rollouts a node gets
     (stages/annotation/pooling.py); false: plain means, which are biased upwards for labelled nodes deep in the tree."""
@@ -156,15 +167,21 @@ class Labels(Section):
 
 
 class Pairs(Section):
+    """Preference pairs of sibling actions."""
+
     rule: Literal["top_bottom", "threshold", "best_path"] = "top_bottom"
     """rStar-Math's; Agent Q's: siblings whose Q differs by more than min_margin; step_q's: the best path against the worst
     siblings."""
     top: Count = 2
+    """top_bottom: winners per node, at most."""
     bottom: Count = 2
+    """top_bottom: losers per node, at most."""
     lone: Count | None = None
     """top_bottom: number of children on the other side if one side has a single child; null: top or bottom."""
     min_margin: NonNegative = 0.25
+    """Smallest difference in Q between winner and loser."""
     min_visits: Count = 2
+    """Visits that both actions need."""
     min_edit_distance: Count = 1
     """Smallest edit distance of the two actions in characters, ignoring case and white space."""
     outcome_gate: bool = True
@@ -179,11 +196,16 @@ class Pairs(Section):
 
 
 class Annotate(Section):
+    """Search trees over training tasks, and what is made of them."""
+
     tasks: Count = 48
+    """Training tasks that get a search tree."""
     iterations: Count = 16
     """Per tree; under selection.rule flat and omega: solutions."""
     expand_k: Annotated[int, Field(ge=1, le=64)] = 4
+    """Actions sampled where a node is expanded."""
     max_depth: Count = 12
+    """Turns below the root."""
     chunk: Count = 128
     """Trees grown together; about as many as resources.slots decode fastest. Each finished tree is a checkpoint."""
     leaves_per_tree: Annotated[int, Field(ge=1, le=64)] = 1
@@ -194,7 +216,9 @@ class Annotate(Section):
     expansion: Expansion = Expansion()
     evaluation: LeafEvaluation = LeafEvaluation()
     backup: Literal["mean", "max", "discounted_max", "children_mean"] = "mean"
+    """How values of leaves are backed up to their ancestors."""
     gamma: Share = 1.0
+    """Discount per turn."""
     returns: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]
     """Smallest and largest return of an episode of the environment."""
     reward_range: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.0, 1.0]

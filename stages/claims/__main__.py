@@ -26,15 +26,15 @@ from stages.claims.experiment import (
     slugs,
 )
 from stages.claims.results import Results, Run, metrics_of, planned_runs, required_of, result_path
-from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.claims.runner import MODULES, ExperimentRunner, clean_commit
 from stages.params import load_params
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
+from stages.runtime.workspace import RunFailedError
 
 JOBS = "BELLWETHER_JOBS"
 """Environment variable: runs at a time."""
-Play = Callable[[Run], dict[str, Any]]
 
 
 def default_jobs(device: str) -> int:
@@ -42,7 +42,9 @@ def default_jobs(device: str) -> int:
     return int(os.environ.get(JOBS, 0)) or (os.cpu_count() or 1 if device == "cpu" else 1)
 
 
-def outcomes(runs: list[Run], play: Play, jobs: int) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
+def outcomes(
+    runs: list[Run], play: Callable[[Run], dict[str, Any]], jobs: int
+) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
     """Each run with its outcome, or with what went wrong, as they finish."""
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(play, run): run for run in runs}
@@ -54,7 +56,9 @@ def outcomes(runs: list[Run], play: Play, jobs: int) -> Iterator[tuple[Run, dict
             yield waiting[future], error if isinstance(error, Exception) else future.result()
 
 
-def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[str, Any], workshop: Workshop, jobs: int) -> int:
+def one_experiment(
+    root: Path, slug: str, experiment: Experiment, params: dict[str, Any], runner: ExperimentRunner, jobs: int
+) -> int:
     """Run what is missing of an experiment and judge it; the number of runs that failed."""
     path = result_path(root, slug)
     runs, results = planned_runs(experiment, params), Results.load(path)
@@ -69,18 +73,16 @@ def one_experiment(root: Path, slug: str, experiment: Experiment, params: dict[s
 
     def play(run: Run) -> dict[str, Any]:
         name, metrics = f"{slug}-{run.arm}-{run.seed}-{run.key}", metrics_of(experiment)
-        if experiment.lane == "offline_q":
-            return workshop.learn_offline(name, run.values, metrics)
-        values = {**run.values, "resources": {**run.values["resources"], "workers": 1, "threads": workshop.threads}}
-        if experiment.lane == "labels":
-            return workshop.judge_labels(name, values, common_values(experiment, params), metrics)
-        if experiment.lane == "designs":
-            return workshop.search_designs(name, values, common_values(experiment, params), metrics)
+        values = dict(run.values)
+        if experiment.lane != "offline_q":
+            values["resources"] = {**values["resources"], "workers": 1, "threads": runner.threads}
+        if experiment.lane in MODULES:
+            return runner.measure(experiment.lane, name, values, common_values(experiment, params), metrics)
         trains = experiment.lane == "rl"
-        success = workshop.start_success(values)
+        success = runner.start_success(values)
         if trains:
             results.starts[run.arm] = success  # the same for every seed
-        return workshop.play(name, values, metrics, trains, required_of(experiment, run.arm))
+        return runner.train_and_evaluate(name, values, metrics, trains, required_of(experiment, run.arm))
 
     failed = 0
     for run, outcome in outcomes(missing, play, jobs):
@@ -128,8 +130,8 @@ def main() -> int:
                 steps = f"{runs * experiment.budget.environment_steps:,} environment steps, " if experiment.budget else ""
                 print(f"claim: {slug}: {runs} runs, {steps}{len(experiment.claims)} claims")
             return 0
-        workshop = Workshop(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
-        failed = sum(one_experiment(root, slug, one, params, workshop, jobs) for slug, one in experiments.items())
+        runner = ExperimentRunner(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
+        failed = sum(one_experiment(root, slug, one, params, runner, jobs) for slug, one in experiments.items())
     except (ParamsError, RunFailedError) as error:
         print(f"claim: {error}", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ from stages.agent.player import EngineSettings
 from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel
-from stages.designs.places import Evaluated, summarise
+from stages.designs.evaluations import DesignScore, summarise
 from stages.designs.search import Search
 from stages.designs.session import best_so_far
 from stages.designs.settings import SearchParams, parse_search
@@ -106,7 +106,7 @@ def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) ->
     return table
 
 
-def searched(search: Search, scores: Mapping[Design, Evaluated]) -> list[Node]:
+def searched(search: Search, scores: Mapping[Design, DesignScore]) -> list[Node]:
     """The nodes of one search on a table."""
     nodes: list[Node] = []
     while (proposal := search.propose(nodes)) is not None:
@@ -115,7 +115,7 @@ def searched(search: Search, scores: Mapping[Design, Evaluated]) -> list[Node]:
 
 
 def judge(
-    search: Search, nodes: Sequence[Node], valid: Mapping[Design, Evaluated], test: Mapping[Design, Evaluated]
+    search: Search, nodes: Sequence[Node], valid: Mapping[Design, DesignScore], test: Mapping[Design, DesignScore]
 ) -> dict[str, float]:
     """METRICS of a search that has evaluated `nodes`."""
     best = best_so_far([node.score for node in nodes])
@@ -148,7 +148,7 @@ def replay(params: SearchParams, table: Mapping[str, Any], description: Mapping[
     space, settings = Space.of(params), params.design
     (domain,) = params.domains
     scores = {
-        split: {design: Evaluated(**table[space.name(design)][split]) for design in space.all()} for split in ("valid", "test")
+        split: {design: DesignScore(**table[space.name(design)][split]) for design in space.all()} for split in ("valid", "test")
     }
     model = FittedValueModel(space, {domain: description}, settings.value_model) if settings.method == "agentswift" else None
     search = Search(space, settings, settings.seed or 0, model)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.claims.experiment import FOLDER, load_experiment, run_values
-from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.params import Params, load_params, parse_params
 from stages.records.episode import Episode, read_json, read_tasks, write_json
 from stages.records.task import Task
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
+from stages.runtime.workspace import RunFailedError
 from stages.seeding import permutation
 
 if TYPE_CHECKING:
@@ -218,14 +219,14 @@ def main() -> int:
         params = load_params(root / "params.yaml").model_dump()
         experiment = load_experiment(root / FOLDER / f"{SLUG}.yaml")
         values = {arm: run_values(experiment, arm, experiment.seeds[0], params) for arm in experiment.arms}
-        workshop = Workshop(root, clean_commit(root), params["resources"]["threads"])
-        folder = workshop.start(next(iter(values.values())))
+        runner = ExperimentRunner(root, clean_commit(root), params["resources"]["threads"])
+        folder = runner.start(next(iter(values.values()))).folder
         arms = {arm: parse_params(one, f"{FOLDER}/{SLUG}.yaml: arm '{arm}'") for arm, one in values.items()}
         result = Bench(folder, arms, options.tasks, options.groups).measure()
     except (ParamsError, RunFailedError) as error:
         print(f"step credit: {error}", file=sys.stderr)
         return 2
-    write_json(root / RESULT, {**result, "commit": workshop.commit})
+    write_json(root / RESULT, {**result, "commit": runner.commit})
     for name, one in result["methods"].items():
         print(f"step credit: {name}: correlation {one['correlation']:.3f} ({one['low']:.3f} to {one['high']:.3f})", flush=True)
     return 0

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor, nn
 
 from stages.control.guessing import Games, Guessing
@@ -181,14 +181,17 @@ def run(settings: OfflineQ) -> dict[str, float]:
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.control.offline_q", description=(__doc__ or "").strip())
-    parser.add_argument("--settings", type=Path, required=True, help="a JSON file of stages.control.settings.OfflineQ")
-    parser.add_argument("--result", type=Path, required=True, help="where to write what came out")
+    parser.add_argument(
+        "--settings", type=Path, required=True, help="a YAML file with the fields of stages.control.settings.OfflineQ"
+    )
+    parser.add_argument("--result", type=Path, required=True, help="where the metrics are written, as JSON")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     options = parser.parse_args()
     die_with_parent()
     torch.set_num_threads(options.threads)
-    settings = OfflineQ.model_validate(json.loads(options.settings.read_text(encoding="utf-8")))
-    write_json(options.result, run(settings))
+    settings = OfflineQ.model_validate(yaml.safe_load(options.settings.read_text(encoding="utf-8")))
+    metrics = {f"offline.{name}": value for name, value in run(settings).items()}
+    write_json(options.result, {**metrics, "environment_steps": 0})
     return 0
 
 

@@ -52,9 +52,9 @@ class Games:
 
 
 def settings_hash(settings: DomainSettings) -> str:
-    """16 hex digits that name a domain's settings, those that change no move (`of_no_move`) aside: these count as the default."""
+    """16 hex digits that name a domain's settings, with defaults for those that are `replay_invariant`."""
     fields = type(settings).model_fields
-    usual = {name: fields[name].get_default(call_default_factory=True) for name in settings.of_no_move}
+    usual = {name: fields[name].get_default(call_default_factory=True) for name in settings.replay_invariant}
     return params_hash(settings.model_copy(update=usual))
 
 

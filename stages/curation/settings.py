@@ -11,12 +11,18 @@ from stages.runtime.validation import Count, Section, Share, watched
 
 
 class Curate(Section):
+    """Tasks and demonstrations made from raw records."""
+
     train: Count = 192
+    """Training tasks."""
     valid: Count = 24
+    """Validation tasks."""
     test: Annotated[int, Field(ge=2)] = 200
+    """Tasks of the frozen evaluation panel."""
     expert_demonstrations: Annotated[int, Field(ge=0)] = 1
     """Per training task."""
     noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
+    """Per training task."""
     noise: Share = 0.25
     """Chance that a noisy demonstration's action is a random admissible one."""
     near_duplicate: Share = 0.97

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.designs.places import Places
+from stages.designs.evaluations import DesignEvaluations
 from stages.designs.session import RESULTS, Session
 from stages.designs.settings import SearchParams, load_search
 from stages.designs.space import Space
@@ -76,7 +76,7 @@ def main() -> int:
     try:
         values, params = load_search(root, options.set)
         quiet_environment(1, not params.model.path.startswith("hub:"))
-        session = Session(Places.prepared(root, values, params, Space.of(params)))
+        session = Session(DesignEvaluations.open(root, values, params, Space.of(params)))
         step = session.step(options.ended, options.failed)
         print(json.dumps(step if step is not None else finish(root, session, params)))
     except (ParamsError, ValueError, FileNotFoundError) as error:

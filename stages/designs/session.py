@@ -14,7 +14,7 @@ import yaml
 from scipy.stats import spearmanr
 
 from stages.agent.model_names import model_names
-from stages.designs.places import Evaluated, Places
+from stages.designs.evaluations import DesignEvaluations, DesignScore
 from stages.designs.search import Proposal, Search
 from stages.designs.settings import Design as Settings
 from stages.designs.space import Design
@@ -46,16 +46,16 @@ def journal_key(settings: Settings, seed: int) -> str:
 
 
 class Session:
-    """The search that `places.params.design` describes, resumed where it was."""
+    """The search that `evaluations.params.design` describes, resumed where it was."""
 
-    def __init__(self, places: Places) -> None:
-        self.places, self.settings, self.space = places, places.params.design, places.space
-        self.seed = seed_of(places.params, self.settings)
-        domains = {name: one["description"] for name, one in places.plan["domains"].items()}
+    def __init__(self, evaluations: DesignEvaluations) -> None:
+        self.evaluations, self.settings, self.space = evaluations, evaluations.params.design, evaluations.space
+        self.seed = seed_of(evaluations.params, self.settings)
+        domains = {name: one["description"] for name, one in evaluations.plan["domains"].items()}
         guided = self.settings.method == "agentswift"
         model = FittedValueModel(self.space, domains, self.settings.value_model) if guided else None
         self.search = Search(self.space, self.settings, self.seed, model)
-        self.path = places.folder / f"journal-{journal_key(self.settings, self.seed)}.json"
+        self.path = evaluations.folder / f"journal-{journal_key(self.settings, self.seed)}.json"
         saved = read_json(self.path) if self.path.exists() else {"nodes": [], "pending": None}
         nodes = [{**node, "design": self.space.restored(node["design"])} for node in saved["nodes"]]
         self.nodes = [Node.from_json(node) for node in nodes][: self.settings.budget]
@@ -74,10 +74,10 @@ class Session:
             kind, design = self.pending["kind"], self.space.restored(self.pending["design"])
             if failed and (kind == "panel" or design == self.space.root):
                 raise ParamsError(f"the design '{self.space.label(design)}' could not be evaluated: {failed}")
-            self.places.collect(kind, design, seconds, failed)
+            self.evaluations.collect(kind, design, seconds, failed)
         while (work := self._next()) is not None:
             kind, proposal = work
-            found = self.places.result(kind, proposal.design)
+            found = self.evaluations.result(kind, proposal.design)
             if found is None:
                 return self._begin(kind, proposal)
             self._add(proposal, found)
@@ -95,7 +95,7 @@ class Session:
             ("panel", lambda: list(dict.fromkeys([self.space.root, self.winner()]))),
         ):
             for design in designs():
-                if self.places.result(kind, design) is None:
+                if self.evaluations.result(kind, design) is None:
                     return kind, Proposal(design, -1, kind)
         return None
 
@@ -109,10 +109,10 @@ class Session:
             "label": self.space.label(proposal.design),
             "origin": proposal.origin,
             "count": f"{counted[0]} of {counted[1]}" if counted else "",
-            "place": str(self.places.lay_out(kind, proposal.design)),
+            "folder": str(self.evaluations.prepare(kind, proposal.design)),
         }
 
-    def _add(self, proposal: Proposal, found: Evaluated) -> None:
+    def _add(self, proposal: Proposal, found: DesignScore) -> None:
         self.nodes.append(Node(**proposal.__dict__, **found.__dict__))
         self.pending = None
         self._write()
@@ -128,13 +128,13 @@ class Session:
     def winner(self) -> Design:
         """The finalist that scored best on the confirming tasks; of equal ones the one that scored better before."""
         scores = {node.design: node.score for node in self.nodes}
-        confirmed = {design: self.places.result("confirm", design) for design in self.finalists()}
+        confirmed = {design: self.evaluations.result("confirm", design) for design in self.finalists()}
         return max(confirmed, key=lambda design: (confirmed[design].score if confirmed[design] else -1.0, scores[design]))
 
     def _panel(self, design: Design) -> dict[str, Any]:
         """Winner beside default, paired."""
-        evaluate, rows = self.places.params.evaluate, self.places.rows
-        domains = self.places.params.domains
+        evaluate, rows = self.evaluations.params.evaluate, self.evaluations.rows
+        domains = self.evaluations.params.domains
         sides = {name: rows("panel", one) for name, one in (("default", self.space.root), ("winner", design))}
         found: dict[str, Any] = {"domains": {}}
         for domain in domains:
@@ -143,7 +143,7 @@ class Session:
                 name: round(sum(row["success"] for row in side) / len(side), DIGITS) for name, side in of.items()
             }
             if design != self.space.root:
-                options = (evaluate.confidence, evaluate.resamples, self.places.params.seed)
+                options = (evaluate.confidence, evaluate.resamples, self.evaluations.params.seed)
                 values["comparison"] = compare_models(of["winner"], of["default"], *options)
             found["domains"][domain] = values
         found |= {"model": self.space.root[0], "policy_hash": sides["default"][0]["policy_hash"]}
@@ -170,7 +170,7 @@ class Session:
         them."""
         values = self.space.overrides(design)
         (player,) = values["evaluate"]["models"]
-        models = [*model_names(self.places.params.domains), player] if "+" in player else None
+        models = [*model_names(self.evaluations.params.domains), player] if "+" in player else None
         values["evaluate"]["models"] = models
         return f"# {self.space.label(design)}; played by {player}\n{yaml.safe_dump(values, sort_keys=False)}"
 
@@ -180,7 +180,7 @@ class Session:
         counts = visits([node.parent for node in self.nodes])
         finalists = []
         for design in self.finalists():
-            confirmed = self.places.result("confirm", design)
+            confirmed = self.evaluations.result("confirm", design)
             assert confirmed is not None
             before = next(node for node in self.nodes if node.design == design)
             finalists.append(
@@ -203,5 +203,5 @@ class Session:
             "winner": {"name": self.space.name(winner), "label": self.space.label(winner), **self.space.overrides(winner)},
             "overlay": self.overlay(winner),
             "panel": self._panel(winner),
-            **self.places.plan,
+            **self.evaluations.plan,
         }

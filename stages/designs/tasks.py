@@ -32,7 +32,7 @@ RECIPES_PER_TASK, RECIPES_MORE = 20, 200
 
 
 @dataclass(frozen=True)
-class Chosen:
+class DomainTasks:
     """The tasks of one domain; those that were made anew have their worlds in `worlds`."""
 
     panel: Panel
@@ -83,7 +83,7 @@ def _more(domain: Domain, there: Sequence[Task], needed: int, folder: Path, para
     return [task for task in tasks if task.task_id not in faults and task.cluster not in taken]
 
 
-def choose_tasks(root: Path, name: str, params: SearchParams, folder: Path) -> Chosen:
+def choose_tasks(root: Path, name: str, params: SearchParams, folder: Path) -> DomainTasks:
     """Tasks of domain `name`: curated validation tasks, and, where `design` asks for more, further ones made from recipes below
     `folder`. Raises ParamsError if there are too few, FileNotFoundError or PanelMismatchError without a panel."""
     curated, design = root / "data" / "curated" / name, params.design
@@ -108,4 +108,4 @@ def choose_tasks(root: Path, name: str, params: SearchParams, folder: Path) -> C
             f"domain {name} has {len(tasks)} validation tasks in {_worlds(tasks)} worlds, too few to choose by some and "
             f"confirm by others; raise curate.valid and run 'dvc repro curate@{name}'"
         )
-    return Chosen(panel, tuple(search), tuple(confirm), worlds)
+    return DomainTasks(panel, tuple(search), tuple(confirm), worlds)

@@ -10,8 +10,13 @@ from stages.runtime.validation import Section
 
 
 class SamplingParams(Section):
+    """How tokens are sampled."""
+
     temperature: Annotated[float, Field(ge=0.0, le=5.0)] = 1.0
+    """0: greedy decoding."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus sampling; 1: off."""
     top_k: Annotated[int, Field(ge=0)] = 0
+    """0: off."""
     max_tokens: Annotated[int, Field(ge=1, le=32768)] = 24
     """Tokens per turn."""

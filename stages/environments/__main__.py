@@ -1,4 +1,4 @@
-"""`python -m stages.environments check NAME` plays the contract of an environment through."""
+"""`python -m stages.environments check NAME` tests an environment against the contract (protocol.py)."""
 
 from stages.environments.check import check
 from stages.runtime.checking import run_checks

@@ -1,10 +1,10 @@
-"""Domains whose tasks are made of JSON recipes by seed: what they share, so that a new one writes its recipes and tasks alone."""
+"""Base class and helpers for domains that draw tasks from JSON recipes by seed, so that a subclass writes only its own part."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -14,15 +14,14 @@ from stages.environments.base_environment import ValueEnvironment
 from stages.environments.protocol import DomainSettings, Environment
 from stages.records.task import SPLITS, Split, Task
 from stages.runtime.files import atomic_files
-from stages.seeding import permutation
+from stages.seeding import key64, permutation
 
 SHARES: dict[Split, int] = {"train": 24, "valid": 3, "test": 25}
-"""Tasks (of domains with worlds: worlds) of each split in every 52: 192 for training, 24 for validation and 200 for testing in
-416."""
+"""Tasks (or worlds, in domains that have them) of each split in every 52; in 416: 192 train, 24 valid, 200 test."""
 
 
 class World(Protocol):
-    """What tasks are played in, where it is too large for their specs."""
+    """Data that tasks share and that is too large for their specs, written to a file."""
 
     def to_json(self) -> str: ...
 
@@ -32,8 +31,8 @@ T = TypeVar("T", bound=DomainSettings)
 
 
 class RecipeDomain(Generic[T]):
-    """See stages.environments.protocol.Domain. A subclass writes `recipes`, `check`, `task` and `make`, and `world_files` where
-    its tasks have worlds."""
+    """See stages.environments.protocol.Domain. A subclass writes `recipes`, `check`, `task`, `make` and `entities`, and
+    `world_files` if its tasks have worlds."""
 
     name: ClassVar[str]
     Settings: ClassVar[type[DomainSettings]]
@@ -51,8 +50,8 @@ class RecipeDomain(Generic[T]):
 
     @abstractmethod
     def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
-        """The task of a checked record. What it puts into `worlds`, by name, is written as JSON once, for all records that name
-        it."""
+        """The task of a checked record. `worlds` (name -> world) is shared by all records; each world in it is written as JSON
+        once."""
 
     @abstractmethod
     def make(self, folder: Path) -> Environment: ...
@@ -65,7 +64,7 @@ class RecipeDomain(Generic[T]):
         *,
         built: Callable[[int], None] | None = None,
     ) -> list[Task]:
-        """Tasks, and their worlds as JSON below `folder`; all of it is small, so `workers` processes would not pay."""
+        """Tasks, and their worlds as JSON below `folder`. Too quick to need `workers` processes."""
         worlds: dict[str, World] = {}
         tasks = []
         for record in records:
@@ -87,8 +86,8 @@ class RecipeDomain(Generic[T]):
         return None
 
     def load_world(self, path: Path, kind: str, read: Callable[[str], W]) -> W:
-        """What `read` makes of a world's file, kept for the next time. Raises FileNotFoundError, or ValueError for a file that
-        `read` (which may raise ValueError, KeyError or TypeError) does not understand; `kind` is what it should hold."""
+        """`read` applied to a world's file, cached. Raises FileNotFoundError, or ValueError where `read` raises ValueError,
+        KeyError or TypeError; `kind` names the world in messages."""
         if path not in self._worlds:
             try:
                 self._worlds[path] = read(path.read_text(encoding="utf-8"))
@@ -101,9 +100,41 @@ class RecipeDomain(Generic[T]):
         return self._worlds[path]
 
 
+class GradedDomain(RecipeDomain[T]):
+    """A domain whose settings weight tasks by level, and whose tasks' level is their difficulty."""
+
+    levels_key: ClassVar[str]
+    """Field of the settings: level -> weight."""
+
+    @abstractmethod
+    def level(self, record: Mapping[str, Any]) -> int: ...
+
+    @property
+    def weights(self) -> dict[int, float]:
+        return dict(sorted(getattr(self.settings, self.levels_key).items()))
+
+    def difficulty_weights(self) -> dict[float, float]:
+        """Difficulty -> weight among the tasks that curation takes."""
+        return {float(level): weight for level, weight in self.weights.items()}
+
+    def record_difficulty(self, record: Mapping[str, Any]) -> float:
+        """The difficulty of the record's task."""
+        return float(self.level(record))
+
+    def levels(self) -> Iterable[int]:
+        """Levels that `recipes` draws."""
+        return (level for level, weight in self.weights.items() if weight > 0)
+
+    def recipe_kinds(self) -> set[str]:
+        return {f"{self.levels_key} {level}" for level in self.levels()}
+
+    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
+        return {f"{self.levels_key} {self.level(record)}"}
+
+
 def splits_in_turn(count: int) -> Iterator[tuple[Split, int]]:
-    """(split, number within it) of `count` tasks or worlds: the split furthest behind its share comes next, so that a short file
-    holds all three."""
+    """(split, number within it) of `count` tasks or worlds. The split furthest behind its share comes next, so that even a short
+    file has all three."""
     made: dict[Split, int] = dict.fromkeys(SPLITS, 0)
     for _ in range(count):
         split = min(SPLITS, key=lambda name: (made[name] / SHARES[name], SPLITS.index(name)))
@@ -114,14 +145,13 @@ def splits_in_turn(count: int) -> Iterator[tuple[Split, int]]:
 def world_by_world(
     count: int, per_world: int, seed: int, of_world: Callable[[Split, int], Iterable[dict[str, Any]]]
 ) -> Iterator[dict[str, Any]]:
-    """`count` records, those of a world one behind the other; `of_world` gives the `per_world` records of a split's world, by its
-    number."""
+    """`count` records, grouped by world; `of_world(split, number)` yields the `per_world` records of one world."""
     worlds = enumerate(splits_in_turn(-(-count // per_world)))
     return islice(chain.from_iterable(of_world(split, seed * 1_000_000 + number) for number, (split, _) in worlds), count)
 
 
 class Mix:
-    """Deals out places of `weights` so that every prefix keeps to their proportions: the one furthest behind comes next."""
+    """A sequence of indices into `weights` in which every prefix keeps the proportions: the index furthest behind comes next."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = weights
@@ -133,18 +163,32 @@ class Mix:
         return place
 
 
-def allotted(total: int, weights: Mapping[int, float], *key: object) -> list[int]:
-    """`total` keys of `weights`, counts by largest remainder, in an order drawn from `key`."""
+def levels_in_turn(count: int, weights: Mapping[Split, Sequence[float]]) -> Iterator[tuple[Split, int, int]]:
+    """(split, number within it, index of its level) of `count` tasks; within a split, levels in proportion to its weights."""
+    mixes = {split: Mix(weights[split]) for split in SPLITS}
+    for split, number in splits_in_turn(count):
+        yield split, number, mixes[split].next()
+
+
+def hashed_split(shares: Mapping[Split, int], *key: object) -> Split:
+    """The split that `key` is hashed to, in proportion to `shares`."""
+    place = key64(*key) % sum(shares.values())
+    ends = accumulate(shares[split] for split in SPLITS)
+    return next(split for split, end in zip(SPLITS, ends, strict=True) if place < end)
+
+
+def apportioned(total: int, weights: Mapping[int, float], *key: object) -> list[int]:
+    """`total` levels in proportion to `weights` (largest remainder), in a random order that depends on `key`."""
     shares = {level: total * weight / sum(weights.values()) for level, weight in sorted(weights.items())}
     plan = [level for level, share in shares.items() for _ in range(int(share))]
     remainders = sorted(shares, key=lambda level: (int(shares[level]) - shares[level], level))
     return permutation([*plan, *remainders[: total - len(plan)]], *key)
 
 
-def some_weight(key: str, example: str) -> Callable[[dict[int, float]], dict[int, float]]:
-    """A pydantic validator of weights by level: one at least is above 0."""
+def some_weight(key: str, example: str) -> Callable[[dict[Any, float]], dict[Any, float]]:
+    """A pydantic validator of weights: at least one is above 0."""
 
-    def check(weights: dict[int, float]) -> dict[int, float]:
+    def check(weights: dict[Any, float]) -> dict[Any, float]:
         if sum(weights.values()) <= 0:
             raise ValueError(f"{key} needs at least one weight above 0, e.g. {example}")
         return weights
@@ -153,7 +197,7 @@ def some_weight(key: str, example: str) -> Callable[[dict[int, float]], dict[int
 
 
 def check_fields(record: Mapping[str, Any], fields: Mapping[str, type]) -> None:
-    """Raise ValueError unless a raw record has exactly these keys, with values of these types, a known split and an id."""
+    """Raise ValueError unless a raw record has exactly these keys with values of these types, a valid split and a task id."""
     for key, kind in fields.items():
         if key not in record:
             raise ValueError(f"'{key}' is missing")
@@ -169,7 +213,7 @@ def check_fields(record: Mapping[str, Any], fields: Mapping[str, type]) -> None:
 
 
 def check_world_number(record: Mapping[str, Any], key: str) -> None:
-    """Raise ValueError for a number that names no world."""
+    """Raise ValueError unless `record[key]` is a valid world number."""
     if not 0 <= record[key] < 2**63:
         raise ValueError(f"'{key}' must be at least 0 and below 2**63, not {record[key]}")
 
@@ -178,7 +222,7 @@ R = TypeVar("R", bound=BaseModel)
 
 
 def parse_record(model: type[R], record: Mapping[str, Any], domain: str) -> R:
-    """A raw record, checked. Raises ValueError with one line per mistake: the key, what is wrong and what was given."""
+    """A validated raw record. Raises ValueError naming each wrong key, what is wrong and the value."""
     try:
         return model.model_validate(dict(record))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment that speaks text as a domain: subclass `GymnasiumTextDomain`, name the environment, register it.
+"""Any text-based Gymnasium environment as a domain: subclass `GymnasiumTextDomain`, name the environment, register it.
 
     class GuessDomain(GymnasiumTextDomain):
         name = "guess"
@@ -9,9 +9,9 @@
     [project.entry-points."bellwether.domains"]
     guess = "my_package:GuessDomain"
 
-Observations are text (or made so by overriding `describe`). Actions are text, or names of a `Discrete` space's numbers. What the
-unwrapped environment offers is used: `state_key()`, `admissible()`, `expert_action()`, `action_names`; so are `info["accepted"]`
-and `info["action_mask"]`. Needs the extra `gymnasium`.
+Observations are text, or converted by overriding `describe`. Actions are text, or names of the actions of a `Discrete` space. If
+the unwrapped environment has `state_key()`, `admissible()`, `expert_action()` or `action_names`, they are used; so are
+`info["accepted"]` and `info["action_mask"]`. Needs the extra `gymnasium`.
 """
 
 from __future__ import annotations
@@ -22,31 +22,41 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 from gymnasium.spaces import Discrete, Text
 from pydantic import Field
 
+from stages.environments.base_domain import parse_record
 from stages.environments.protocol import DomainSettings, Observation, Step
-from stages.records.task import SPLITS, Split, Task
+from stages.records.task import Split, Task
+from stages.runtime.validation import Checked
 from stages.seeding import key64
 
 SHARES: dict[Split, int] = {"train": 192, "valid": 24, "test": 200}
-_RECORD_KEYS = {"task_id", "split", "seed", "options"}
 
 
 class GymnasiumTextSettings(DomainSettings):
-    """Subclass to add keys of your own; `kwargs` go to `gymnasium.make` or the factory."""
+    """Subclass to add keys; `kwargs` are passed to `gymnasium.make` or the factory."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
     reward_scale: float = 1.0
     """Multiplies every reward; an episode counts as a success if the sum reaches 1."""
 
 
+class GymnasiumRecord(Checked):
+    """A raw record: `seed` and `options` are passed to the environment's reset()."""
+
+    task_id: Annotated[str, Field(min_length=1)]
+    split: Split
+    seed: Annotated[int, Field(ge=0)]
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class GymnasiumSnapshot:
-    """`copied` holds a deep copy of the environment, or None where it can't be copied: then `actions` are played again."""
+    """`copied`: a deep copy of the environment, or None if it can't be copied; `actions` are then replayed."""
 
     task: Task
     copied: Any
@@ -81,7 +91,7 @@ class GymnasiumTextEnvironment:
     def step(self, action: str) -> Step:
         self._running()
         if self._done:
-            raise RuntimeError("the episode is over: call reset(task) or restore(state)")
+            raise RuntimeError("the episode is over; call reset(task) or restore(state)")
         self._turn += 1
         last = self._turn >= self.domain.settings.max_turns
         native = self._native(action)
@@ -116,35 +126,38 @@ class GymnasiumTextEnvironment:
         self._turn, self._done = state.turn, state.done
 
     def state_key(self) -> str:
-        """The environment's own key if it has one, else 16 hex digits of the observation."""
+        """The environment's own key, or else a hash of the observation."""
         self._running()
-        offered = getattr(self._env.unwrapped, "state_key", None)
-        if callable(offered):
-            return str(offered())
+        if own := self._method("state_key"):
+            return str(own())
         return hashlib.blake2b(self._text.encode(), digest_size=8).hexdigest()
 
     def admissible(self) -> Sequence[str]:
         self._running()
         if self._done:
             return ()
-        offered = getattr(self._env.unwrapped, "admissible", None)
-        if callable(offered):
-            return tuple(sorted(offered()))
+        if own := self._method("admissible"):
+            return tuple(sorted(own()))
         mask = self._mask or (True,) * len(self._names)
         return tuple(sorted(name for name, allowed in zip(self._names, mask, strict=True) if allowed))
 
     def expert_action(self) -> str | None:
         """The next action of the environment's own expert; None if it has none or the episode is over."""
         self._running()
-        offered = getattr(self._env.unwrapped, "expert_action", None)
-        return offered() if callable(offered) and not self._done else None
+        own = self._method("expert_action")
+        return own() if own and not self._done else None
 
     def close(self) -> None:
         self._env.close()
 
+    def _method(self, name: str) -> Callable[[], Any] | None:
+        """The unwrapped environment's method of this name, if it has one."""
+        method = getattr(self._env.unwrapped, name, None)
+        return method if callable(method) else None
+
     def _running(self) -> Task:
         if self._task is None:
-            raise RuntimeError("no episode is running: call reset(task) first")
+            raise RuntimeError("no episode is running; call reset(task) first")
         return self._task
 
     def _note(self, observation: Any, info: Mapping[str, Any]) -> None:
@@ -153,7 +166,7 @@ class GymnasiumTextEnvironment:
         self._mask = None if mask is None else tuple(bool(allowed) for allowed in mask)
 
     def _native(self, action: str) -> Any:
-        """The action as the environment's space has it; None if it is not in the space."""
+        """The action as an element of the environment's action space; None if it is not in it."""
         if not self._names:
             return action if self._env.action_space.contains(action) else None
         name = " ".join(action.split())
@@ -165,7 +178,7 @@ class GymnasiumTextEnvironment:
         return f"not an action. actions: {'; '.join(self.admissible())}." if self._names else "not an action."
 
     def _copy(self, env: Any) -> Any:
-        """A deep copy, or None for an environment that holds something that can't be copied (a lock, a process, a file)."""
+        """A deep copy, or None if the environment has a lock, process or file, which can't be copied."""
         if self._copyable:
             try:
                 return copy.deepcopy(env)
@@ -180,8 +193,8 @@ class GymnasiumTextEnvironment:
             self._note(observation, info)
         if self._text != state.text:
             raise RuntimeError(
-                f"task {state.task.task_id}: the environment can't be copied, and playing its {len(state.actions)} actions again "
-                "led elsewhere; make it deterministic under reset(seed=...) or copyable with copy.deepcopy"
+                f"task {state.task.task_id}: the environment can't be copied, and replaying its {len(state.actions)} actions "
+                "gave another observation; make it deterministic under reset(seed=...) or copyable with copy.deepcopy"
             )
 
 
@@ -194,13 +207,13 @@ class GymnasiumTextDomain:
     factory: ClassVar[Callable[..., gymnasium.Env] | None] = None
     prompt: ClassVar[str] = ""
     action_names: ClassVar[Sequence[str]] = ()
-    """Names of a `Discrete` space's actions, in order; else the unwrapped environment's `action_names`."""
+    """Names of a `Discrete` space's actions, in order; default: the unwrapped environment's `action_names`."""
 
     def __init__(self, settings: GymnasiumTextSettings) -> None:
         self.settings = settings
 
     def make_gymnasium(self) -> gymnasium.Env:
-        """A new environment. Raises ValueError if the class names neither an id nor a factory."""
+        """A new environment. Raises ValueError if the class sets neither `env_id` nor `factory`."""
         factory = type(self).factory
         if factory is not None:
             return factory(**self.settings.kwargs)
@@ -209,12 +222,12 @@ class GymnasiumTextDomain:
         return gymnasium.make(self.env_id, **self.settings.kwargs)
 
     def names_of(self, env: gymnasium.Env) -> tuple[str, ...]:
-        """Action names of a `Discrete` action space; empty for `Text`. Raises TypeError for other spaces and missing names."""
+        """Action names of a `Discrete` space; empty for `Text`. Raises TypeError for other spaces and for missing names."""
         space = env.action_space
         if isinstance(space, Text):
             return ()
         if not isinstance(space, Discrete):
-            raise TypeError(f"domain '{self.name}': action space {space} is neither Text nor Discrete; wrap it so that it is")
+            raise TypeError(f"domain '{self.name}': action space {space} is neither Text nor Discrete; wrap the environment")
         names = tuple(self.action_names or getattr(env.unwrapped, "action_names", ()))
         if len(names) != int(space.n) or len(set(names)) != len(names):
             raise TypeError(
@@ -236,7 +249,7 @@ class GymnasiumTextDomain:
         return reward * self.settings.reward_scale
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Seeds, in an order of splits that keeps their proportions at every length."""
+        """Raw records; every prefix keeps the proportions of the splits."""
         made = dict.fromkeys(SHARES, 0)
         for index in range(count):
             split = max(SHARES, key=lambda name: SHARES[name] * (sum(made.values()) + 1) - made[name] * sum(SHARES.values()))
@@ -245,21 +258,10 @@ class GymnasiumTextDomain:
             yield {"task_id": f"{self.name}-{split}-{made[split] - 1:04d}", "split": split, "seed": task_seed, "options": {}}
 
     def check(self, record: Mapping[str, Any]) -> None:
-        name = f"{self.name} record {record.get('task_id', 'without task_id')}"
-        if set(record) - _RECORD_KEYS or not {"task_id", "split", "seed"} <= set(record):
-            raise ValueError(f"{name}: has the keys {sorted(record)}; needs task_id, split, seed and may have options")
-        if not isinstance(record["task_id"], str) or not record["task_id"]:
-            raise ValueError(f"{name}: task_id must be a text that is not empty")
-        if record["split"] not in SPLITS:
-            raise ValueError(f"{name}: split is {record['split']!r}; must be one of {', '.join(SPLITS)}")
-        seed = record["seed"]
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"{name}: seed is {seed!r}; must be a whole number from 0")
-        if not isinstance(record.get("options", {}), Mapping):
-            raise ValueError(f"{name}: options must be a mapping; it goes to the environment's reset()")
+        parse_record(GymnasiumRecord, record, self.name)
 
     def build(self, records: Sequence[Mapping[str, Any]], folder: Path, workers: int) -> list[Task]:
-        """Nothing is built; `folder` only comes to exist. Raises ValueError naming a record that is not well formed."""
+        """Tasks; only creates `folder`. Raises ValueError naming an invalid record."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for record in records:
             self.check(record)
@@ -284,5 +286,5 @@ class GymnasiumTextDomain:
         return environment.expert_action()
 
     def entities(self, task: Task) -> set[str]:
-        """No names: seeds make the worlds. Override it if tasks have names that train and test must not share."""
+        """Nothing: worlds differ by seed. Override it if tasks have names that train and test must not share."""
         return set()

@@ -12,6 +12,8 @@ from stages.runtime.validation import Count, Section
 
 
 class BestOf(Section):
+    """Models such as sft+q choose the best of several actions."""
+
     n: Annotated[int, Field(ge=2, le=64)] = 5
     """Actions drawn at each turn of the models in evaluate.models that choose."""
     per_token: bool = False
@@ -19,6 +21,8 @@ class BestOf(Section):
 
 
 class Evaluate(Section):
+    """Models that play the frozen panels."""
+
     models: Annotated[list[str], Field(min_length=1)] | None = None
     """Which of base, sft, rl@<domain>, merged and merged_linear play the panels; null: all of them. `<model>+q`, `<model>+value`,
     `<model>+logprob` and `<model>+vote` play the best of `best_of.n` actions that the model draws at each turn; the
@@ -27,8 +31,11 @@ class Evaluate(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
     """Attempts per panel task; success is their mean, pass@k is taken from them."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Level of the intervals."""
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
+    """Of the bootstrap."""
     chunk: Count = 400
+    """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
     scaffold: ScaffoldParams = ScaffoldParams()
     split: Literal["test", "valid"] = "test"

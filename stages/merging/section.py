@@ -23,7 +23,9 @@ class Merge(ties.Settings, dare.Settings, slerp.Settings, ram.Settings):
     settings: dict[str, Any] = {}
     """Keys of a method that have no place in this section: those of methods from other packages."""
     out_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the merged weights."""
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000
+    """Largest safetensors file that is written."""
 
     @field_validator("method")
     @classmethod

@@ -1,4 +1,4 @@
-"""What a stage gets of params.yaml: a section with its domain's overrides, its seed, and the hash that names it."""
+"""Sections of params.yaml as stages use them: with a domain's overrides, their seed and their hash."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
+
+from stages.runtime.validation import RENAMED
 
 if TYPE_CHECKING:
     from stages.params import Params
@@ -26,7 +28,7 @@ def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, 
 
 
 def section_of(params: Params, name: str, domain: str) -> Any:
-    """Section `name` with the overrides of `domain`. Raises pydantic's ValidationError for overrides that are wrong."""
+    """Section `name` with the overrides of `domain`. Raises pydantic's ValidationError for invalid overrides."""
     shared: Section = getattr(params, name)
     override = getattr(params.per_domain[domain], name)
     merged = deep_merge(shared.model_dump(exclude_unset=True), override)
@@ -40,11 +42,11 @@ class Seeded(Protocol):
 
 
 def seed_of(params: Params, section: Seeded) -> int:
-    """The section's own seed, or that of all where it is null."""
+    """The section's own seed, or `params.seed` where it is null."""
     return params.seed if section.seed is None else section.seed
 
 
-HASHED_AS = {"group_resampling": "filling"}
+HASHED_AS = {new.rpartition(".")[2]: former.rpartition(".")[2] for former, new in RENAMED.items()}
 """Renamed keys are hashed under their first name, so that renaming a key does not change what outputs and results refer to."""
 
 

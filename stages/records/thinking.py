@@ -18,7 +18,9 @@ class Thinking(Section):
     """What encloses the thoughts of a reasoning model in its turns; the action is what follows. See docs/thinking.md."""
 
     start: str = "<think>"
+    """Mark that opens a thought, such as <think>."""
     end: str = "</think>"
+    """Mark that closes it, such as </think>."""
 
     @model_validator(mode="after")
     def _apart(self) -> Thinking:

@@ -1,25 +1,39 @@
-"""Writes an overlay, such as a profile, into params.yaml and keeps its comments."""
+"""Edits of params.yaml that keep its comments: overlays, such as profiles, and migrations of older files."""
 
 from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stages.runtime.files import atomic_file
-from stages.runtime.validation import ParamsError, parse_yaml
+import yaml
+
+from stages.runtime.files import atomic_file, atomic_text
+from stages.runtime.validation import MOVED, RENAMED, ParamsError, parse_yaml
+
+
+def _round_trip() -> Any:
+    """Reads and writes YAML with its comments; nothing but what was changed is to look different afterwards."""
+    from ruamel.yaml import YAML
+
+    found = YAML()
+    found.width, found.preserve_quotes = 4096, True
+    found.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null"))
+    return found
+
+
+def _dumped(round_trip: Any, values: Any) -> str:
+    text = io.StringIO()
+    round_trip.dump(values, text)
+    return text.getvalue()
 
 
 def overlaid(path: Path, overlay: Path) -> str:
     """The text of `path` with the values of `overlay` in it, comments kept. Raises ParamsError for a file that can't be read."""
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
-
-    yaml_io = YAML()
-    # Nothing but what was overlaid is to look different afterwards.
-    yaml_io.width, yaml_io.preserve_quotes = 4096, True
-    yaml_io.representer.add_representer(type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null"))
 
     def write_over(target: Any, values: Any) -> None:
         for key, value in values.items():
@@ -28,18 +42,75 @@ def overlaid(path: Path, overlay: Path) -> str:
             else:
                 target[key] = value
 
+    round_trip = _round_trip()
     try:
         for file in (path, overlay):
             parse_yaml(file.read_bytes(), file, may_be_empty=file == overlay)
-        values = yaml_io.load(path.read_bytes())
-        write_over(values, yaml_io.load(overlay.read_bytes()) or {})
+        values = round_trip.load(path.read_bytes())
+        write_over(values, round_trip.load(overlay.read_bytes()) or {})
     except OSError as error:
         raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
     except YAMLError as error:
         raise ParamsError(f"{overlay} can't be written into {path}: {error}") from error
-    text = io.StringIO()
-    yaml_io.dump(values, text)
-    return text.getvalue()
+    return _dumped(round_trip, values)
+
+
+SCHEMA = "# yaml-language-server: $schema=params.schema.json\n"
+"""First line of params.yaml: editors complete and check the file by this schema."""
+
+
+@dataclass
+class Migration:
+    """A params.yaml in its present form. `changes`: what was done, a line each; `moved`: sections that are now files."""
+
+    text: str
+    changes: list[str] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+
+
+def migrated(path: Path, defaults: Mapping[str, Any], listed: Container[str]) -> Migration:
+    """`path` with keys renamed (RENAMED) and sections moved (MOVED); then also without nulls and nested keys that are
+    `defaults` and not `listed` in dvc.yaml. Raises ParamsError for a file that can't be read."""
+    parse_yaml(path.read_bytes(), path)
+    round_trip = _round_trip()
+    values, made = round_trip.load(path.read_bytes()), Migration("")
+
+    def rename(sections: Any, place: str) -> None:
+        for former, new in RENAMED.items():
+            (section, name), now = former.split("."), new.rpartition(".")[2]
+            if name in (sections.get(section) or {}):
+                inner = sections[section]
+                inner.insert(list(inner).index(name), now, inner[name])
+                if name in inner.ca.items:
+                    inner.ca.items[now] = inner.ca.items.pop(name)
+                del inner[name]
+                made.changes.append(f"renamed {place}{former} to {place}{new}")
+
+    def drop(section: Any, usual: Any, place: str) -> None:
+        for key in [key for key in section if key in usual]:
+            where, value = f"{place}{key}", section[key]
+            nested = isinstance(value, dict) and isinstance(usual[key], dict)
+            if nested:
+                drop(value, usual[key], f"{where}.")
+            if where in listed or (len(section) == 1 and place[:-1] in listed):
+                continue  # the comment of a section without keys would be in its way
+            if nested and not value and usual[key]:
+                del section[key]
+            elif not nested and value == usual[key] and (where.count(".") > 1 or value is None):
+                del section[key]
+                made.changes.append(f"removed {where}: {'null' if value is None else value}, the default")
+
+    rename(values, "")
+    for domain, own in (values.get("per_domain") or {}).items():
+        rename(own or {}, f"per_domain.{domain}.")
+    for section in [name for name in MOVED if name in values]:
+        made.moved[MOVED[section]] = _dumped(round_trip, values.pop(section))
+        made.changes.append(f"moved section {section} to {MOVED[section]}")
+    if made.changes:
+        drop(values, {key: value for key, value in defaults.items() if key != "per_domain"}, "")
+    text = _dumped(round_trip, values)
+    made.text = text if text.startswith(SCHEMA) else SCHEMA + text
+    return made
 
 
 def write_params(path: Path, text: str) -> None:
@@ -53,3 +124,19 @@ def write_params(path: Path, text: str) -> None:
 def apply_overlay(path: Path, overlay: Path) -> None:
     """Write the values of `overlay` into params.yaml, keeping its comments. Raises ParamsError; checks no values."""
     write_params(path, overlaid(path, overlay))
+
+
+def migrate(path: Path, defaults: Mapping[str, Any], pipeline: Path, check: Callable[[Mapping[str, Any], str], Any]) -> None:
+    """Bring a params.yaml of an earlier release up to date (`migrated`) and print what changed; `check` raises ParamsError where
+    the result is not valid, and the file stays as it is."""
+    stages = yaml.safe_load(pipeline.read_text(encoding="utf-8"))["stages"].values()
+    listed = {key for stage in stages for key in stage.get("params", ()) if isinstance(key, str)}
+    made = migrated(path, defaults, listed)
+    check(parse_yaml(made.text.encode(), path), f"{path.name}, migrated")
+    for name, text in made.moved.items():
+        target = path.resolve().parent / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_text(target, text)
+    if made.changes:
+        write_params(path, made.text)
+    print("\n".join(made.changes) or f"{path.name} is up to date")

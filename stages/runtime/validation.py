@@ -1,4 +1,4 @@
-"""What settings files are checked with: the base of their sections, and errors that a person can act on."""
+"""Sections of settings files, and error messages that name file, key and remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 MOST_MISTAKES = 20
-"""Of a settings file that are told at once, as far as they have no more than MOST_CHARACTERS together."""
+"""Shown of one file at once, and in all no more than MOST_CHARACTERS."""
 MOST_CHARACTERS = 3000
 
 
@@ -30,7 +30,7 @@ class ParamsError(ValueError):
 
 
 def brief(text: str, most: int = 1000) -> str:
-    """`text` without its middle if it has more than `most` characters: what somebody gave may be of any length, a message not."""
+    """`text`, its middle left out if it is longer than `most` characters: messages quote values of any length."""
     if len(text) <= most:
         return text
     head, tail = most * 2 // 3, most // 4
@@ -38,23 +38,23 @@ def brief(text: str, most: int = 1000) -> str:
 
 
 class Checked(BaseModel):
-    """Settings in which every value means something: no other types (`true` or "3" for a number), no infinite numbers, no whole
-    numbers that 64 bits do not hold, no text that UTF-8 does not."""
+    """Strictly typed settings: no `true` or "3" for a number, no infinite numbers, no integers beyond 64 bits, no text that UTF-8
+    can't encode."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _has_a_meaning(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, Mapping) and _section_of(cls.model_fields[str(info.field_name)].annotation):
-            return value  # a section names its own keys
+    def _representable(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Mapping) and section_within(cls.model_fields[str(info.field_name)].annotation):
+            return value  # a section checks its own keys
         for item in _flat(value):
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
-                raise ValueError(f"holds a number of {item.bit_length()} bits; give one that 64 bits hold")
+                raise ValueError("holds an integer outside [-2^63, 2^63)")
             if isinstance(item, float) and item - item != 0:
                 raise ValueError(f"holds {item}; give a finite number")
             if isinstance(item, str) and not item.isascii() and item.encode("utf-8", "replace").decode("utf-8") != item:
-                raise ValueError(f"holds {shortened(item)}, which has half of a surrogate pair in it and is no text")
+                raise ValueError(f"holds {shortened(item)}, which has half of a surrogate pair and is not valid text")
         return value
 
 
@@ -65,7 +65,7 @@ class Section(Checked):
 
 
 def _flat(value: Any) -> Iterable[Any]:
-    """A value, or what a list or mapping holds, one level down: what is deeper stands in sections, which check their own."""
+    """A value, or the items of a list or mapping; deeper values belong to sections, which check them."""
     if isinstance(value, Mapping):
         return (*value, *value.values())
     return value if isinstance(value, (list, tuple)) else (value,)
@@ -76,7 +76,7 @@ _SHORTENED.maxstring = _SHORTENED.maxother = _SHORTENED.maxlong = 120
 
 
 def shortened(value: Any) -> str:
-    """`repr` of a value that somebody gave, short enough for a message."""
+    """`repr` of a value, short enough for a message."""
     try:
         return _SHORTENED.repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
@@ -84,58 +84,75 @@ def shortened(value: Any) -> str:
 
 
 def _readable(part: Any) -> str:
-    """A key as it stands in a file, unless it is long or has signs in it that nobody can see."""
+    """A key as the file has it, unless it is long or has invisible characters."""
     text = str(part)
     return text if len(text) <= 120 and text.isprintable() else shortened(text)
 
 
 def watched(name: str) -> bool:
-    """Whether a path lies below data/raw of the repository, where DVC sees it change."""
+    """Whether a path is below data/raw, where DVC notices changes."""
     path = PurePosixPath(name)
     return path.parts[:2] == ("data", "raw") and len(path.parts) > 2 and ".." not in path.parts
 
 
 def refuse_idle(section: Section, where: str, needs: Mapping[str, tuple[bool, str]]) -> None:
-    """Raise ValueError where a key of `section` was changed and nothing would come of it. `needs`: by key, whether it counts as
-    things stand, and what it would need for that. `where`: dotted place of the section in the one that is checked, with a dot at
-    its end, or nothing."""
-    for name, (counts, need) in needs.items():
+    """Raise ValueError for a key of `section` that was changed and has no effect. `needs`: key -> (whether it has one, what it
+    needs for that). `where`: place of the section, ending in a dot, or ""."""
+    for name, (applies, need) in needs.items():
         given, default = getattr(section, name), type(section).model_fields[name].default
-        if not counts and given != default:
+        if not applies and given != default:
             shown = default.model_dump() if isinstance(default, BaseModel) else "null" if default is None else default
-            raise ValueError(f"{where}{name} would be ignored, since it needs {need}: set it to {shown}, as it is by default")
+            raise ValueError(f"{where}{name} has no effect: it needs {need}; set it to {shown}, the default, or change that")
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, be it alone, in a mapping or in a sequence."""
+def section_within(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds: alone, in a mapping or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    held = [_section_of(part) for part in getattr(annotation, "__args__", ())]
+    held = [section_within(part) for part in getattr(annotation, "__args__", ())]
     return next((section for section in held if section is not None), None)
 
 
 def known_names(root: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Field names of the section of `root` that `location` (a pydantic error's, its last part a field) points into; parts that
-    are no fields, such as a domain's name, are passed over."""
+    """Field names of the section that `location`, a pydantic error's, points into; parts that are no fields, such as a domain's
+    name, are skipped."""
     section = root
     for part in location[:-1]:
         if part in section.model_fields:
-            section = _section_of(section.model_fields[part].annotation) or section
+            section = section_within(section.model_fields[part].annotation) or section
     return list(section.model_fields)
 
 
+RENAMED = {"rl.filling": "rl.group_resampling"}
+"""Keys of params.yaml by their former names; `python -m stages.params --migrate` renames them in a file."""
+MOVED = {"design": "reports/design/design.yaml"}
+"""Former sections of params.yaml, and the files that hold them now."""
+
+
+def renamed(location: tuple[Any, ...]) -> str:
+    """The remedy for a key's former name; "" for other keys."""
+    key = ".".join(map(str, location))
+    if key in RENAMED:
+        return f" It is now '{RENAMED[key]}': rename it, or run 'python -m stages.params --migrate'."
+    return f" It is now the file {MOVED[key]}: run 'python -m stages.params --migrate'." if key in MOVED else ""
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint at the most similar known name, or at all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
+
+
 def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: str = "") -> str:
-    """A pydantic error of a file of shape `root` as lines a person can act on: where, what was given, what is allowed, the
-    nearest known name. `prefix`: dotted place of what was checked, with a dot at its end."""
+    """A pydantic error as lines that say where, what was given, what is allowed, and the nearest known name. `root`: the file's
+    sections; `prefix`: place of the checked section, ending in a dot, or ""."""
     lines = []
     for item in error.errors():
         location = (*prefix.rstrip(".").split("."), *item["loc"]) if prefix else item["loc"]
         key = ".".join(_readable(part) for part in location)
         if item["type"] == "extra_forbidden":
             known = known_names(root, location)
-            near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-            hint = f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(known)}."
-            lines.append(f"{source}: unknown key '{key}'.{hint}")
+            lines.append(f"{source}: unknown key '{key}'.{renamed(location) or nearest(str(location[-1]), known)}")
         else:
             given = "" if isinstance(item["input"], (dict, BaseModel)) else f" (given: {shortened(item['input'])})"
             place = f" '{key}'" if key else ""
@@ -148,14 +165,14 @@ def explain(error: ValidationError, root: type[BaseModel], source: str, prefix: 
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that gives a key twice, of which YAML would keep the last, and a value that its tag does not fit."""
+    """Refuses duplicate keys, of which YAML would keep the last, and values that do not fit their tag."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:  # a 13th month, a number of 5000 digits, `!!bool maybe`
-            said = f"this can't be read as {str(node.tag).rpartition(':')[2]}: {error}"
-            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from error
+            problem = f"this can't be read as {str(node.tag).rpartition(':')[2]}: {error}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -166,7 +183,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(data: bytes, path: Path, may_be_empty: bool = False) -> dict[str, Any]:
-    """The mapping that `data`, the content of `path`, holds. Raises ParamsError where it is no UTF-8, no YAML or no mapping."""
+    """The mapping in `data`, the content of `path`. Raises ParamsError where it is not UTF-8, not YAML or not a mapping."""
     try:
         loader = _Loader(data.decode())
         loader.name = path.name
@@ -177,7 +194,7 @@ def parse_yaml(data: bytes, path: Path, may_be_empty: bool = False) -> dict[str,
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not valid YAML: {error}") from error
     except RecursionError as error:
-        raise ParamsError(f"{path} is not valid YAML: thousands of brackets within each other") from error
+        raise ParamsError(f"{path} is not valid YAML: it nests too deeply") from error
     if values is None and may_be_empty:
         return {}
     if not isinstance(values, dict):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.algorithms.batch import TrajectoryBatch
 from stages.records.episode import Episode, Owner
-from stages.training.step_keys import step_keys
+from stages.training.step_keys import step_keys, tools_called
 
-_PER_TOKEN = ("token_ids", "mask", "external", "turn", "logprobs_old", "logprobs_ref", "values", "advantages", "returns")
-_PER_TOKEN += ("token_rewards", "logprobs_drawn", "mean_logprobs_old")
-"""Fields of TrajectoryBatch with a token dimension."""
 OVERLONG = ("context", "length", "thinking")
 """Stop reasons of episodes that ran out of tokens."""
 
@@ -65,14 +61,15 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
         turn_rewards=padded(turn_rewards, 0.0, torch.float32, width),
         turns=torch.tensor([len(row) for row in turn_rewards]),
         truncated=torch.tensor([episode.truncated for episode in episodes]),
+        task_ids=tuple(episode.task_id for episode in episodes),
         external=external if bool(external.any()) else None,
         overlong=torch.tensor([episode.stop_reason in OVERLONG for episode in episodes]),
         success=torch.tensor([episode.success for episode in episodes]),
         accepted=padded([[turn.accepted for turn in episode.turns] for episode in episodes], True, torch.bool, width),
         tool_calls=torch.tensor([sum(turn.cost for turn in episode.turns) for episode in episodes], dtype=torch.float32),
         terms={name: torch.tensor([float(episode.reward_terms.get(name, 0.0)) for episode in episodes]) for name in terms},
-        **step_keys(episodes, width),
-    )
+        tools=torch.tensor([tools_called(episode) for episode in episodes]),
+    ).with_extra(step_keys(episodes, width))
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
@@ -135,14 +132,7 @@ def plan_micro_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[li
 def take(batch: TrajectoryBatch, rows: Sequence[int] | Tensor, device: torch.device | str = "cpu") -> TrajectoryBatch:
     """The rows of a batch, cut to their longest trained length, on `device`."""
     picked = batch.rows(torch.as_tensor(rows, dtype=torch.int64))
-    width = int(trained_lengths(picked.mask).max())
-    moved: dict[str, Any] = {}
-    for name, value in picked.__dict__.items():
-        if isinstance(value, Tensor):
-            moved[name] = (value[:, :width] if name in _PER_TOKEN else value).to(device)
-    for name in ("extra", "terms"):
-        moved[name] = {key: value.to(device) for key, value in getattr(picked, name).items()}
-    return picked.with_(**moved)
+    return picked.cut(int(trained_lengths(picked.mask).max()), device)
 
 
 def minibatches(group: Tensor, count: int, order: Sequence[int]) -> list[list[int]]:

@@ -10,15 +10,25 @@ from stages.runtime.validation import Count, NonNegative, Positive, Section, Sha
 
 
 class Sft(Section):
+    """Supervised fine-tuning on the demonstrations of all domains."""
+
     demonstrations: Annotated[int, Field(ge=0)] | None = None
     """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
     epochs: Positive = 4.0
+    """Passes over the demonstrations."""
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
     """Tokens of whole demonstrations in one optimiser step, about."""
     learning_rate: Positive = 5e-4
+    """Peak, after the warm-up."""
     warmup: Share = 0.1
+    """Share of all steps in which the learning rate rises."""
     weight_decay: NonNegative = 0.01
+    """AdamW's."""
     max_grad_norm: Positive = 1.0
+    """Gradients are clipped to this norm."""
     eval_every: Count = 50
+    """Steps between validations."""
     patience: Count = 4
+    """Validations without a lower loss before training stops."""
     checkpoint_every: Count = 100
+    """Steps."""

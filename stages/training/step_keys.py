@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import CUT, ENDED, INVALID
+from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys
 from stages.records.episode import Episode
 
 
@@ -30,8 +29,8 @@ def tools_called(episode: Episode) -> int:
     return len({turn.action_key.split(" ")[0] for turn in episode.turns if turn.accepted and turn.cost > 0})
 
 
-def step_keys(episodes: Sequence[Episode], width: int) -> dict[str, Any]:
-    """`states` [B, width + 1], `actions`, `draws` [B, width], `state_names` and `tools` of a TrajectoryBatch, from its episodes.
+def step_keys(episodes: Sequence[Episode], width: int) -> StepKeys:
+    """The StepKeys of a batch of these episodes, of at most `width` turns.
 
     How an episode ended is no part of its last state: only that it did, or that it was cut.
     """
@@ -49,10 +48,9 @@ def step_keys(episodes: Sequence[Episode], width: int) -> dict[str, Any]:
         numbered["draws"].append(
             [draws.setdefault(draw_of(episode, turn, by_id), len(draws)) for turn in range(len(episode.turns))]
         )
-    return {
-        "states": _padded(numbered["states"], width + 1),
-        "actions": _padded(numbered["actions"], width),
-        "draws": _padded(numbered["draws"], width),
-        "state_names": tuple(states),
-        "tools": torch.tensor([tools_called(episode) for episode in episodes]),
-    }
+    return StepKeys(
+        states=_padded(numbered["states"], width + 1),
+        actions=_padded(numbered["actions"], width),
+        draws=_padded(numbered["draws"], width),
+        state_names=tuple(states),
+    )

@@ -13,9 +13,13 @@ class HeadParams(Section):
     """How a scalar is learnt: by squared error, or by cross-entropy over a support of `bins` values."""
 
     loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
+    """mse: squared error; two_hot, hl_gauss, c51: cross-entropy with a distribution over the bins."""
     v_min: float = -0.2
+    """Lowest value of the support."""
     v_max: float = 1.2
+    """Highest value of the support."""
     bins: Annotated[int, Field(ge=2, le=1024)] = 51
+    """Of the support."""
     sigma_ratio: Positive = 0.75
     """hl_gauss: the Gaussian's standard deviation in bin widths."""
 
@@ -31,8 +35,11 @@ ValidShare = Annotated[float, Field(gt=0.0, lt=0.9)]
 
 class Fitting(Section):
     epochs: Positive = 2.0
+    """Passes over the data."""
     learning_rate: Positive = 5e-4
+    """AdamW's."""
     batch_tokens: Annotated[int, Field(ge=256)] = 4096
+    """Tokens in one optimiser step, about."""
 
 
 def _fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
@@ -56,6 +63,7 @@ class QModel(Fitting):
     trajectory_dpo: it learns whole right and wrong episodes of a task; regression: a scalar head learns the labels' Q of each
     action."""
     learning_rate: Positive = 1e-4
+    """AdamW's."""
     init: Literal["sft", "value_model"] = "sft"
     """regression: the backbone it starts from."""
     beta: Positive = 0.1

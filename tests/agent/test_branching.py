@@ -15,6 +15,7 @@ from stages.agent.logprobs import score_tokens, token_logprobs
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.batch import StepKeys
 from stages.algorithms.parts.branching import EntropyPlan
 from stages.algorithms.settings import Rl
 from stages.engine.engine import Sampling
@@ -136,14 +137,14 @@ def test_what_branches_share_is_read_once_in_training(branched):
     _, episodes, _, _ = branched
     group = [episode for episode in episodes if episode.task_id == "toy-003"]
     batch = trajectory_batch(group)
-    layout = make_layout(batch.token_ids, batch.mask)
+    layout, keys = make_layout(batch.token_ids, batch.mask), batch.get(StepKeys)
     places = {episode.episode_id: row for row, episode in enumerate(group)}
     for row, episode in enumerate(group):
         if episode.parent:
             start = episode.turns[episode.inherited].start
             assert torch.equal(layout.nodes[row, :start], layout.nodes[places[episode.parent], :start])
-            assert torch.equal(batch.draws[row, : episode.inherited], batch.draws[places[episode.parent], : episode.inherited])
-    drawn = batch.draws[batch.draws >= 0]
+            assert torch.equal(keys.draws[row, : episode.inherited], keys.draws[places[episode.parent], : episode.inherited])
+    drawn = keys.draws[keys.draws >= 0]
     assert drawn.unique().numel() == sum(len(episode.played) for episode in group) < drawn.numel()
     assert len(layout.ids) < sum(len(episode.token_ids) for episode in group)
 
@@ -185,7 +186,7 @@ def test_branches_of_branches_and_fresh_starts(policy, chat):
     assert episodes[3:] == plain[3:]
     assert max(len(paths) for paths in plan.seen) == 3
     batch = trajectory_batch(episodes)
-    draws = batch.draws[:, 0].tolist()
+    draws = batch.get(StepKeys).draws[:, 0].tolist()
     assert draws[:3] == [0, 0, 0]
     assert len({0, *draws[3:]}) == 3, "episodes that start anew share no token with others"
     assert [path.moved for path in plan.seen[1]] == [True, True]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from stages.algorithms.batch import ENDED, TrajectoryBatch
+from stages.algorithms.batch import ENDED, StepKeys, TrajectoryBatch
 
 MakeBatch = Callable[..., TrajectoryBatch]
 
@@ -54,11 +53,11 @@ def build(
         success=flat >= 1,
         accepted=torch.ones(count, most, dtype=torch.bool),
         tool_calls=torch.zeros(count),
-        **keys_of_their_own([len(span) for span in spans], most),
-    )
+        tools=torch.zeros(count, dtype=torch.int64),
+    ).with_extra(distinct_keys([len(span) for span in spans], most))
 
 
-def keys_of_their_own(turns: list[int], width: int) -> dict[str, Any]:
+def distinct_keys(turns: list[int], width: int) -> StepKeys:
     """State, action and draw keys of steps that have nothing in common."""
     states, actions, numbers = torch.full((len(turns), width + 1), -1), torch.full((len(turns), width), -1), itertools.count()
     for row, length in enumerate(turns):
@@ -66,8 +65,7 @@ def keys_of_their_own(turns: list[int], width: int) -> dict[str, Any]:
             states[row, turn] = actions[row, turn] = next(numbers)
         states[row, length] = ENDED
     names = tuple(f"state {number}" for number in range(sum(turns)))
-    tools = torch.zeros(len(turns), dtype=torch.int64)
-    return {"states": states, "actions": actions, "draws": actions.clone(), "state_names": names, "tools": tools}
+    return StepKeys(states, actions, actions.clone(), names)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.loss import denominators
+from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError
@@ -20,7 +21,7 @@ from stages.runtime.validation import ParamsError
 def valued(make_batch: Any, q: list[tuple[float, float]], v: list[tuple[float, float]], tokens: list[int]) -> TrajectoryBatch:
     """One episode with a turn of so many tokens for each pair of twins."""
     batch = make_batch([[1.0]], turns=[tokens])
-    return batch.with_(turn_q=torch.tensor([q]), turn_v=torch.tensor([v]))
+    return batch.with_extra(TurnCritic(torch.tensor([q]), torch.tensor([v])))
 
 
 def test_the_advantage_by_hand(make_batch) -> None:
@@ -32,7 +33,7 @@ def test_the_advantage_by_hand(make_batch) -> None:
     assert found.metrics["q_mean"] == pytest.approx((0.4 + 2.0) / 2)
     # Q and what came of it, gamma 0.95: (0.4, 2.0) and (0.95, 1.0) rise together.
     assert found.metrics["q_correlation"] == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="carries none"):
+    with pytest.raises(ValueError, match="has none"):
         resolve(Rl(algorithm="archer")).prepare(make_batch([[1.0]]))
 
 
@@ -86,7 +87,7 @@ def test_one_token_per_turn_is_an_actor_critic_of_tokens(make_batch) -> None:
     rewards = torch.tensor([0.0, 0.0, 1.0])
     q = rewards + torch.cat([values[1:], torch.zeros(1)])
     batch = make_batch([[1.0]], turns=[[1, 1, 1]])
-    batch = batch.with_(turn_q=q[None, :, None].expand(-1, -1, 2), turn_v=values[None, :, None].expand(-1, -1, 2))
+    batch = batch.with_extra(TurnCritic(q[None, :, None].expand(-1, -1, 2), values[None, :, None].expand(-1, -1, 2)))
     found = resolve(Rl(algorithm="archer")).prepare(batch).advantages[batch.mask]
     of_tokens = torch.zeros(batch.mask.shape).masked_scatter(batch.mask, values)
     a2c = resolve(Rl(algorithm="a2c", advantage={"lam": 0.0})).prepare(batch.with_(values=of_tokens))
@@ -116,7 +117,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer", "credit": {"kind": "annotated"}}, r"rl\.credit\.kind: annotated"),
     ({"algorithm": "archer", "external": {"per_group": 1}}, r"rl\.replay\.records"),
     ({"algorithm": "archer", "reward": {"kl_coef": 0.1}}, r"rl\.reward\.kl_coef"),
-    ({"algorithm": "archer", "epochs": 2}, "moved away"),
+    ({"algorithm": "archer", "epochs": 2}, "does not correct"),
     (
         {"algorithm": "archer", "critic": {"head": {"v_min": 0.0, "v_max": 1.0}}, "reward": {"density": "single"}},
         "4 sigma beyond",
@@ -169,5 +170,5 @@ def test_the_critic_takes_over_the_step_value_model_with_its_head_alone() -> Non
     with pytest.raises(ParamsError, match=r"rl\.critic\.head is .*'mse'.*make them equal"):
         parse_params({**values, "rl": archer})
     parse_params({**values, "rl": archer, "annotate": {"value_model": {"head": {"loss": "mse"}}}})
-    with pytest.raises(ParamsError, match=r"adapters on the policy's"):
+    with pytest.raises(ParamsError, match=r"set init to policy, or rank to 0"):
         parse_params({**values, "rl": {"algorithm": "ppo", "critic": {"init": "value_model"}}, "model": {"lora": {"rank": 4}}})

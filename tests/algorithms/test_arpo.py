@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from stages.agent.branching import Path
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import StepKeys, TrajectoryBatch
 from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.rewards.hierarchical import hierarchical
@@ -72,6 +73,10 @@ def test_what_a_branchs_rise_counts_from() -> None:
     assert len(plan(probe="call").grow([path(1, 0.5, 0.5, 2.0, inherited=2)], 9, "key")) == 1
 
 
+def with_draws(batch: TrajectoryBatch, draws: list[list[int]]) -> TrajectoryBatch:
+    return batch.with_extra(replace(batch.get(StepKeys), draws=torch.tensor(draws)))
+
+
 def test_draws_have_keys_of_their_own() -> None:
     """Contract: by the group's key, row and turn alone."""
     half = plan(base=0.5, entropy_weight=0.0)
@@ -98,7 +103,7 @@ def shared_gradient(make_batch, credit: str, aggregation: str) -> float:
     section = {"algorithm": "arpo", "group_size": 2, "credit": {"kind": credit}, "loss": {"aggregation": aggregation}}
     algorithm = resolve(Rl.model_validate(section))
     batch = make_batch([[1, 0]], turns=[[2, 2], [2, 6]])
-    batch = algorithm.prepare(batch.with_(draws=torch.tensor([[0, 1], [0, 2]])))
+    batch = algorithm.prepare(with_draws(batch, [[0, 1], [0, 2]]))
     assert batch.advantages[:, 4].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
     logprobs = batch.logprobs_old.clone().requires_grad_()
     terms = algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0))
@@ -126,7 +131,7 @@ def test_under_a_mean_over_tokens_attribution_changes_nothing(make_batch, aggreg
         section = {"algorithm": "arpo", "group_size": 4, "credit": {"kind": credit}, "loss": {"aggregation": aggregation}}
         algorithm = resolve(Rl.model_validate(section))
         batch = make_batch([rewards], turns=[[1, 1], [1, 1, 1], [1, 1, 1], [1, 1]])
-        batch = algorithm.prepare(batch.with_(draws=torch.tensor([[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]])))
+        batch = algorithm.prepare(with_draws(batch, [[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]]))
         logprobs = batch.logprobs_old.clone().requires_grad_()
         algorithm.loss(logprobs, torch.zeros(batch.mask.shape), batch, denominators(batch, 8.0)).loss.backward()
         assert logprobs.grad is not None
@@ -139,7 +144,7 @@ def test_under_a_mean_over_tokens_attribution_changes_nothing(make_batch, aggreg
 def test_hard_attribution_of_a_tree(make_batch) -> None:
     """Rows 0 and 1 share turn 0, 1 and 2 their turn 1 as well: each draw gets the mean of the rows that have it."""
     batch = make_batch([[1, 0, 0, 0]], turns=[[1, 1], [1, 1, 1], [1, 1, 1], [1, 1]])
-    batch = batch.with_(draws=torch.tensor([[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]]))
+    batch = with_draws(batch, [[0, 1, -1], [0, 2, 3], [0, 2, 4], [5, 6, -1]])
     algorithm = resolve(Rl.model_validate({"algorithm": "arpo", "group_size": 4, "credit": {"kind": "branches"}}))
     prepared = algorithm.prepare(batch)
     found = [prepared.advantages[row][prepared.mask[row]].tolist() for row in range(4)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.methods.b_coder import policy_loss, targets, value_loss
 from stages.algorithms.methods.stored_pg import policy_loss as gradient_loss
-from stages.algorithms.parts.offline import Scores, StoredBatch
+from stages.algorithms.parts.offline import OfflineBatch, Scores
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.values.token_q import advantages, bounded, raw_of, standing
@@ -22,7 +22,7 @@ def method(name: str = "b_coder", **settings: Any) -> Algorithm:
     return resolve(Rl(algorithm=name, settings=settings))
 
 
-def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabulary: int = 5) -> tuple[StoredBatch, Tensor]:
+def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabulary: int = 5) -> tuple[OfflineBatch, Tensor]:
     """Episodes of one prompt token and as many others as they have rewards; and logits [d, T, V] of the SFT policy."""
     generator = torch.Generator().manual_seed(seed)
     count, width = len(rewards), 1 + max(map(len, rewards))
@@ -35,7 +35,7 @@ def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabula
     logs, best = (one.view(count, width) * mask for one in standing(logits.flatten(0, 1), tokens.flatten()))
     truth, length = torch.tensor(real), mask.sum(1)
     return (
-        StoredBatch(
+        OfflineBatch(
             token_ids=tokens,
             mask=mask,
             rewards=paid,
@@ -51,7 +51,7 @@ def stored(rewards: list[list[float]], real: list[bool], seed: int = 0, vocabula
     )
 
 
-def scores_of(logits: Tensor, batch: StoredBatch, raw: Tensor | float = 1.0, residual: Tensor | float = 0.0) -> Scores:
+def scores_of(logits: Tensor, batch: OfflineBatch, raw: Tensor | float = 1.0, residual: Tensor | float = 0.0) -> Scores:
     logs = logits.log_softmax(-1)
     nothing = torch.zeros(batch.mask.shape)
     taken, greedy = (logs.gather(-1, ids[..., None])[..., 0] * batch.mask for ids in (batch.token_ids, batch.greedy))
@@ -236,7 +236,7 @@ def test_the_split_into_micro_batches_changes_nothing(name: str) -> None:
     whole = float(loss(scores_of(moved, batch), batch, rl).loss)
     parts = 0.0
     for rows in ([2, 0], [1]):
-        some = batch.rows(rows)
+        some = batch.take(rows)
         parts += float(loss(scores_of(moved[rows, : some.mask.shape[1]], some), some, rl).loss)
     assert parts == pytest.approx(whole, rel=1e-5)
     strange = torch.where(batch.mask[..., None], moved, torch.full_like(moved, 3.0))
@@ -267,7 +267,7 @@ def test_policy_gradient_on_stored_programs() -> None:
         ({"steps": 1}, "rl.steps to at least 2"),
         ({"settings": {"q_coef": 0, "beta_adv": 0, "beta_ce": 0}}, "nothing would be learnt"),
         ({"settings": {"real_share": 0.0}}, "weights of the ground truth"),
-        ({"settings": {"real_share": 0.8, "other_share": 0.3}}, "come to more than 1"),
+        ({"settings": {"real_share": 0.8, "other_share": 0.3}}, "add up to more than 1"),
         ({"settings": {"gamma": 0.0}}, "known: per_step, real_share"),
         ({"loss": {"entropy_coef": 0.1}}, "learns from recorded episodes"),
         ({"critic": {"learning_rate": 0.1}}, "learns from recorded episodes"),

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.parts.credit import Credit, add_credit, turn_credit
+from stages.algorithms.parts.credit import Credit, StepValues, add_credit, turn_credit
 
 
 def valued(make_batch, values: list[float], reward: float) -> TrajectoryBatch:
     """One episode of len(values) - 1 turns of two tokens; `values` before each turn and after the last."""
     batch = make_batch([[reward]], turns=[[2] * (len(values) - 1)])
-    return batch.with_(turn_values=torch.tensor([values]), advantages=torch.zeros(batch.mask.shape))
+    return batch.with_(advantages=torch.zeros(batch.mask.shape)).with_extra(StepValues(torch.tensor([values])))
 
 
 def test_credit_by_hand(make_batch) -> None:
@@ -44,7 +44,7 @@ def test_idling_until_the_turn_limit_is_no_way_out(make_batch) -> None:
 
 def test_rows_of_fewer_turns_end_at_their_own_last_turn(make_batch) -> None:
     batch = make_batch([[1.0, 0.0]], turns=[[1, 1, 1], [1]])
-    batch = batch.with_(turn_values=torch.tensor([[0.1, 0.2, 0.3, 0.9], [0.4, 0.9, 0.9, 0.9]]))
+    batch = batch.with_extra(StepValues(torch.tensor([[0.1, 0.2, 0.3, 0.9], [0.4, 0.9, 0.9, 0.9]])))
     torch.testing.assert_close(turn_credit(batch), torch.tensor([[0.1, 0.1, 0.7], [-0.4, 0.0, 0.0]]))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.loss import Loss, cispo, clipped, denominators, gspo, ppo_clip
 from stages.algorithms.settings import Rl
 
@@ -21,7 +22,9 @@ SHIFT = 0.1
 
 def batch_of(make_batch) -> TrajectoryBatch:
     batch = make_batch(REWARDS, lengths=LENGTHS)
-    return batch.with_(logprobs_ref=batch.logprobs_old - 0.05 * batch.mask, greedy_rewards=torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    return batch.with_(logprobs_ref=batch.logprobs_old - 0.05 * batch.mask).with_extra(
+        GreedyReturns(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    )
 
 
 def loss_of(make_batch, name: str, **changes) -> float:
@@ -224,7 +227,7 @@ def test_on_policy_cispo_has_grpos_gradient(make_batch) -> None:
 def test_remax_subtracts_the_greedy_episode_and_needs_no_group(make_batch) -> None:
     algorithm = resolve(Rl(algorithm="remax", group_size=1))
     assert algorithm.needs_greedy
-    batch = make_batch([[1], [0], [1]]).with_(greedy_rewards=torch.tensor([0.25, 0.5, 1.0]))
+    batch = make_batch([[1], [0], [1]]).with_extra(GreedyReturns(torch.tensor([0.25, 0.5, 1.0])))
     advantages = algorithm.prepare(batch).advantages
     assert advantages is not None
     torch.testing.assert_close(advantages.abs().amax(1) * torch.tensor([1, -1, 1]), torch.tensor([0.75, -0.5, 0.0]))

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
-from stages.algorithms.methods.pacs import class_weights, episode_losses, labels, scores
+from stages.algorithms.methods.pacs import Labels, class_weights, episode_losses, labels, scores
 from stages.algorithms.parts.loss import denominators
+from stages.algorithms.parts.whole_groups import GroupSizes
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.training.batches import take
@@ -137,11 +138,11 @@ def test_splitting_a_group_is_an_error_and_the_order_of_groups_does_not_matter(m
     assert loss([0, 1, 2]) + loss([5, 4, 3]) == pytest.approx(whole, rel=1e-6)
     with pytest.raises(ValueError, match=r"1 of the 3 rows of group 1"):
         loss([0, 1, 2, 3])
-    part = take(batch.with_(members=torch.tensor([2, 2, 1, 2, 2, 1])), [0, 1])
+    part = take(batch.with_extra(GroupSizes(torch.tensor([2, 2, 1, 2, 2, 1]))), [0, 1])
     alone = algorithm.loss((part.logprobs_old + shift[:2]) * part.mask, torch.zeros(part.mask.shape), part, total)
     assert float(alone.loss) + loss([3, 4, 5]) != pytest.approx(whole, rel=1e-3), "the check has a reason"
-    with pytest.raises(ValueError, match="prepare it first"):
-        algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch.with_(members=None), total)
+    with pytest.raises(ValueError, match=r"Algorithm\.prepare"):
+        algorithm.loss(batch.logprobs_old, torch.zeros(batch.mask.shape), batch.with_(extra={}), total)
 
 
 def test_a_saturated_score_has_no_residual() -> None:
@@ -203,10 +204,10 @@ def test_masked_episodes_have_no_part_in_the_weights(make_batch) -> None:
     algorithm = resolve(Rl(algorithm="pacs", group_size=4, group_resampling={"overlong": "mask"}))
     batch = make_batch([Y], lengths=[2, 3, 1, 4])
     batch = algorithm.prepare(batch.with_(overlong=torch.tensor([False, False, True, True])))
-    assert_near(batch.extra["class_weight"], [1.0, 1.0, 0.0, 0.0], atol=1e-6)
+    assert_near(batch.get(Labels).weight, [1.0, 1.0, 0.0, 0.0], atol=1e-6)
     assert_near(batch.advantages[:, 1], [1.0, -1.0, 0.0, 0.0], atol=1e-6)
     picked = batch.rows(torch.tensor([0, 1]))
-    assert picked.members.tolist() == [2, 2]
+    assert picked.get(GroupSizes).members.tolist() == [2, 2]
     expected, _ = losses(make_batch, Y[:2], [0.3, -0.2])
     assert_near(episode_losses(at(picked, [0.3, -0.2]), picked, algorithm.rl).detach(), expected.tolist(), atol=1e-6)
 

@@ -14,8 +14,11 @@ from pydantic import ValidationError
 
 from stages.agent.logprobs import Vocabulary
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.parts.loss import denominators
+from stages.algorithms.parts.advantage import GreedyReturns
+from stages.algorithms.parts.loss import MeanLogprobs, denominators
 from stages.algorithms.parts.part import Part, conditions, get, parts_of
+from stages.algorithms.parts.progress import Progress
+from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.registry import cards, composition, names
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
@@ -163,8 +166,8 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "ppo", "advantage": {"level": "trajectory"}}, "gae credits turns or tokens"),
         ({"algorithm": "grpo", "advantage": {"lam": 0.5}}, "estimator: gae"),
         ({"algorithm": "grpo", "advantage": {"gamma": 0.5}}, "level: turn or token"),
-        ({"algorithm": "grpo", "advantage": {"level": "token", "gamma": 0.9}}, "discounts by tokens"),
-        ({"algorithm": "grpo", "advantage": {"whiten": True}}, "second time"),
+        ({"algorithm": "grpo", "advantage": {"level": "token", "gamma": 0.9}}, "discount per token"),
+        ({"algorithm": "grpo", "advantage": {"whiten": True}}, "already normalised"),
         ({"algorithm": "reinforce", "loss": {"clip_low": 0.2}}, "ppo_clip"),
         ({"algorithm": "gspo", "loss": {"dual_clip": 3.0}}, "ppo_clip"),
         ({"algorithm": "grpo", "loss": {"constant_length": 30}}, "aggregation: constant"),
@@ -191,8 +194,8 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "opo", "group_size": 1}, "group_size must be"),
         ({"algorithm": "lite_ppo", "group_size": 1}, "group_size must be"),
         ({"algorithm": "vspo", "group_size": 1}, "groups of equal rewards"),
-        ({"algorithm": "reinforce", "group_size": 1, "tasks_per_step": 1}, "there is one"),
-        ({"algorithm": "remax", "group_size": 1, "advantage": {"std": "batch"}, "tasks_per_step": 1}, "there is one"),
+        ({"algorithm": "reinforce", "group_size": 1, "tasks_per_step": 1}, "only one"),
+        ({"algorithm": "remax", "group_size": 1, "advantage": {"std": "batch"}, "tasks_per_step": 1}, "only one"),
         ({"algorithm": "remax", "group_size": 1, "advantage": {"std": "group"}}, "compares episodes of a group"),
         ({"algorithm": "reinforce", "group_size": 1, "group_resampling": {"kind": "exclude"}}, "groups of equal rewards"),
         ({"algorithm": "gpg", "group_size": 1}, "group_size is 1"),
@@ -268,18 +271,18 @@ def test_methods_that_compare_within_groups_refuse_groups_of_one(name: str) -> N
 def test_every_switch_runs_a_step(make_batch, name: str, aggregation: str) -> None:
     """survey_taxonomy 8: a finite loss and a non-zero gradient on two prompts."""
     algorithm = resolve(Rl(algorithm=name, group_size=2, loss={"aggregation": aggregation}), MAX_LENGTH)
-    batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1]).with_(greedy_rewards=torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    batch = make_batch([[1, 0], [0, 1]], lengths=[2, 3, 4, 1]).with_extra(GreedyReturns(torch.tensor([0.0, 0.0, 1.0, 1.0])))
     if algorithm.needs_reference:
         batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.1 * batch.mask)
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.5) * batch.mask)
     if algorithm.needs_turn_critic:
-        batch = batch.with_(turn_q=batch.rewards[:, None, None].expand(-1, 1, 2), turn_v=torch.full((4, 1, 2), 0.5))
+        batch = batch.with_extra(TurnCritic(batch.rewards[:, None, None].expand(-1, 1, 2), torch.full((4, 1, 2), 0.5)))
     if algorithm.needs_progress:
-        batch = batch.with_(turn_progress=batch.rewards[:, None] - 0.25)
+        batch = batch.with_extra(Progress(batch.rewards[:, None] - 0.25))
     nothing, whole = torch.zeros(batch.mask.shape), None
     if algorithm.needs_vocabulary:
-        batch, whole = batch.with_(mean_logprobs_old=nothing), Vocabulary(nothing, nothing)
+        batch, whole = batch.with_extra(MeanLogprobs(nothing)), Vocabulary(nothing, nothing)
     batch = algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))
     logprobs = batch.logprobs_old.clone().requires_grad_()
     terms = algorithm.loss(logprobs, nothing, batch, denominators(batch, 8.0), whole)

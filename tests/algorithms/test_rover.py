@@ -16,7 +16,7 @@ from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch, next_token_values
 from stages.algorithms.methods.rover import values_and_targets
-from stages.algorithms.parts.loss import denominators
+from stages.algorithms.parts.loss import MeanLogprobs, denominators
 from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
 from stages.runtime.validation import ParamsError
@@ -34,13 +34,12 @@ def rover(size: int = 4, **settings) -> Algorithm:
 
 def still(batch: TrajectoryBatch) -> Vocabulary:
     """The vocabulary of a policy that has not moved."""
-    assert batch.mean_logprobs_old is not None
-    return Vocabulary(batch.mean_logprobs_old, torch.ones(batch.mask.shape))
+    return Vocabulary(batch.get(MeanLogprobs).old, torch.ones(batch.mask.shape))
 
 
 def with_means(batch: TrajectoryBatch) -> TrajectoryBatch:
     generator = torch.Generator().manual_seed(5)
-    return batch.with_(mean_logprobs_old=-3 * torch.rand(batch.mask.shape, generator=generator) * batch.mask)
+    return batch.with_extra(MeanLogprobs(-3 * torch.rand(batch.mask.shape, generator=generator) * batch.mask))
 
 
 def loss_of(algorithm: Algorithm, logprobs: Tensor, batch: TrajectoryBatch, vocabulary: Vocabulary | None = None) -> Tensor:
@@ -135,7 +134,7 @@ def test_the_successors_term_by_hand(make_batch) -> None:
     algorithm = rover()
     batch = algorithm.prepare(make_batch([[1, 0, 0, 0]], lengths=[2] * 4)).rows(torch.tensor([0]))
     batch = batch.with_(mask=batch.mask[:, :3], turn=batch.turn[:, :3], advantages=batch.advantages[:, :3])
-    batch = batch.with_(logprobs_old=old.logprobs, mean_logprobs_old=old.vocabulary.mean)
+    batch = batch.with_(logprobs_old=old.logprobs).with_extra(MeanLogprobs(old.vocabulary.mean))
     values, targets = values_and_targets(new.logprobs, batch, algorithm.rl, new.vocabulary)
     torch.testing.assert_close(targets[0, 1:], torch.tensor([0.6305, 0.75]), atol=5e-5, rtol=0)
     torch.testing.assert_close(values[0, 1:], torch.tensor([0.0, 0.5472]), atol=5e-5, rtol=0)
@@ -173,13 +172,11 @@ def test_prompt_and_padding_have_no_part_in_it(make_batch, form: str) -> None:
     """Must hold 7: of log-probabilities, means, normalisers and advantages."""
     algorithm = rover(2, form=form)
     batch = algorithm.prepare(with_means(make_batch([[1, 0]], turns=[[2, 3], [1]])))
-    other = {"logprobs_old": -9.0, "mean_logprobs_old": -7.0}
-    strange = batch.with_(
-        **{
-            name: torch.where(batch.mask, getattr(batch, name), torch.full(batch.mask.shape, value))
-            for name, value in other.items()
-        }
+    old, means = (
+        torch.where(batch.mask, values, torch.full(batch.mask.shape, other))
+        for values, other in ((batch.logprobs_old, -9.0), (batch.get(MeanLogprobs).old, -7.0))
     )
+    strange = batch.with_(logprobs_old=old).with_extra(MeanLogprobs(means))
     logprobs = (batch.logprobs_old + 0.2) * batch.mask
     moved = Vocabulary(still(batch).mean - 0.3, torch.ones(batch.mask.shape))
     apart = Vocabulary(*(torch.where(batch.mask, one, torch.full_like(one, 4.0)) for one in (moved.mean, moved.normaliser)))
@@ -228,10 +225,8 @@ def test_the_gradient_by_finite_differences(settings: dict) -> None:
     batch = trajectory_batch(episodes)
     mask = torch.tensor([[False, True, True, True]] * 2)
     before = scores(start * 0.5, tokens)
-    batch = batch.with_(
-        token_ids=tokens, mask=mask, turn=mask.long() - 1, logprobs_old=before.logprobs, mean_logprobs_old=before.vocabulary.mean
-    )
-    batch = algorithm.prepare(batch)
+    batch = batch.with_(token_ids=tokens, mask=mask, turn=mask.long() - 1, logprobs_old=before.logprobs)
+    batch = algorithm.prepare(batch.with_extra(MeanLogprobs(before.vocabulary.mean)))
     whole = scores(start, tokens)
     fixed = values_and_targets(whole.logprobs, batch, algorithm.rl, whole.vocabulary)[1]
 
@@ -263,7 +258,7 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
         logs = model(batch.token_ids).logits.log_softmax(-1).mean(-1)
     torch.testing.assert_close(told.logprobs_old, expected, rtol=0, atol=1e-5)
     mean = torch.cat([torch.zeros(2, 1), logs[:, :-1]], 1) * batch.mask
-    torch.testing.assert_close(told.mean_logprobs_old, mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(told.get(MeanLogprobs).old, mean, rtol=0, atol=1e-5)
     assert torch.equal(told.logprobs_drawn, batch.logprobs_old)
     plain = resolve(Rl(algorithm="grpo", group_size=2, share_prefixes=share), 64)
     assert models.annotate(batch, plain).logprobs_drawn is None
@@ -274,7 +269,7 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
     [
         ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
         ({"loss": {"clip_high": 0.3}}, "clips nothing"),
-        ({"advantage": {"estimator": "gae"}}, "mean group and std none belong to estimator: group"),
+        ({"advantage": {"estimator": "gae"}}, "mean group and std none apply to estimator: group"),
         ({"minibatches": 1}, r"one update a step .* is REINFORCE.*set rl\.minibatches to null, which is 4"),
         ({"minibatches": 1, "settings": {"beta_next": 5.0}}, r"one update a step .* is REINFORCE"),
         ({"tasks_per_step": 1}, r"one update a step .* is REINFORCE.*raise rl\.tasks_per_step"),

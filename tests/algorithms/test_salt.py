@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stages.algorithms.algorithm import resolve
-from stages.algorithms.batch import CUT, ENDED, INVALID, TrajectoryBatch
+from stages.algorithms.batch import CUT, ENDED, INVALID, StepKeys, TrajectoryBatch
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.graph import edges, merge, similar_states
 from stages.algorithms.settings import Rl
@@ -32,7 +32,7 @@ def graph_batch(make_batch, rewards: list[list[float]], episodes: list[Episode])
                 number[row, place] = states.setdefault(name, len(states))
             action[row, turn] = actions.setdefault(said, len(actions))
     names = ["", "", *(name for name, value in states.items() if value >= 0)]
-    return batch.with_(states=number, actions=action, state_names=tuple(names))
+    return batch.with_extra(StepKeys(number, action, action, tuple(names)))
 
 
 def steps_of(batch: TrajectoryBatch) -> list[list[float]]:
@@ -260,4 +260,4 @@ def test_senseless_switches_are_refused(section: dict, words: str) -> None:
 
 def test_a_batch_without_keys_is_refused(make_batch) -> None:
     with pytest.raises(ValueError, match="states and actions"):
-        salt(make_batch([[1, 0, 0]]).with_(states=None))
+        salt(make_batch([[1, 0, 0]]).with_(extra={}))

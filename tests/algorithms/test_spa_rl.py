@@ -12,7 +12,7 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.credit import Credit
 from stages.algorithms.parts.gae import compact, gae
-from stages.algorithms.parts.progress import contributions, left_out, progress_rewards
+from stages.algorithms.parts.progress import Progress, contributions, minus_mean_of_others, progress_rewards
 from stages.algorithms.settings import Rl
 from stages.params import parse_params
 from stages.runtime.validation import ParamsError
@@ -22,7 +22,7 @@ def credited(make_batch: Any, c: list[float], reward: float, accepted: list[bool
     """One episode with a turn of two tokens for each contribution."""
     batch = make_batch([[reward]], turns=[[2] * len(c)])
     accepted = accepted or [True] * len(c)
-    return batch.with_(turn_progress=torch.tensor([c]), accepted=torch.tensor([accepted]))
+    return batch.with_(accepted=torch.tensor([accepted])).with_extra(Progress(torch.tensor([c])))
 
 
 def test_grounding_by_hand(make_batch) -> None:
@@ -50,7 +50,7 @@ def test_residual_by_hand(make_batch) -> None:
 
 def test_residuals_stay_within_their_episode(make_batch) -> None:
     batch = make_batch([[1.0, 0.0]], turns=[[1, 1, 1], [1]])
-    batch = batch.with_(turn_progress=torch.tensor([[0.1, 0.2, 0.3], [0.4, 9.0, 9.0]]))
+    batch = batch.with_extra(Progress(torch.tensor([[0.1, 0.2, 0.3], [0.4, 9.0, 9.0]])))
     for residual in ("last_step", "spread"):
         found = contributions(batch, Credit(residual=residual))
         torch.testing.assert_close(found.sum(1), batch.rewards)
@@ -65,8 +65,10 @@ def test_steps_to_go_by_hand(make_batch) -> None:
 
 def test_leave_one_out_by_hand(make_batch) -> None:
     """spa_rl 5: returns 1, 0, 0.5: 0.75, -0.75, 0; alone: its own. Every turn of an episode gets it."""
-    torch.testing.assert_close(left_out(torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)), torch.tensor([0.75, -0.75, 0.0]))
-    torch.testing.assert_close(left_out(torch.tensor([0.3]), torch.zeros(1)), torch.tensor([0.3]))
+    torch.testing.assert_close(
+        minus_mean_of_others(torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)), torch.tensor([0.75, -0.75, 0.0])
+    )
+    torch.testing.assert_close(minus_mean_of_others(torch.tensor([0.3]), torch.zeros(1)), torch.tensor([0.3]))
     batch = make_batch([[1.0, 0.0, 0.5]], turns=[[1, 1], [1], [2]])
     found = progress_rewards(batch, Credit(step_reward="rloo_broadcast")).turn_rewards
     torch.testing.assert_close(found, torch.tensor([[0.75, 0.75], [-0.75, 0.0], [0.0, 0.0]]))
@@ -96,7 +98,8 @@ def prepared(make_batch: Any, algorithm: str, credit: dict[str, Any] | None = No
     """Two episodes of two and three turns."""
     rl = Rl(algorithm=algorithm, group_size=2, advantage={"level": "turn", "lam": 0.95}, credit=credit or {})
     batch = make_batch([[1.0, 0.0]], turns=[[2, 1], [1, 1, 2]])
-    batch = batch.with_(values=0.3 * batch.mask, turn_progress=torch.tensor([[*(c or [0.0, 0.0]), 0.0], [0.0, 0.0, 0.0]]))
+    batch = batch.with_(values=0.3 * batch.mask)
+    batch = batch.with_extra(Progress(torch.tensor([[*(c or [0.0, 0.0]), 0.0], [0.0, 0.0, 0.0]])))
     return resolve(rl, 64).prepare(batch)
 
 
@@ -110,7 +113,7 @@ def test_without_contributions_it_is_ppo_on_the_return(make_batch) -> None:
 def test_an_episode_of_one_turn_is_terminal_ppo(make_batch) -> None:
     """spa_rl 8: with N = 1 the contribution of a perfect estimator is the return."""
     batch = make_batch([[1.0, 0.0]], turns=[[2], [3]])
-    batch = batch.with_(values=0.3 * batch.mask, turn_progress=batch.rewards[:, None].clone())
+    batch = batch.with_(values=0.3 * batch.mask).with_extra(Progress(batch.rewards[:, None].clone()))
     spa, ppo = (resolve(Rl(algorithm=name, group_size=2, advantage={"level": "turn"}), 64) for name in ("spa_rl", "ppo"))
     torch.testing.assert_close(spa.prepare(batch).advantages, ppo.prepare(batch).advantages)
 
@@ -139,7 +142,7 @@ def test_more_turns_earn_nothing_unless_a_bonus_is_paid(make_batch) -> None:
         ({"algorithm": "grpo", "credit": {"residual": "spread"}}, r"rl\.credit\.residual has no effect here"),
         ({"credit": {"step_reward": "rloo_broadcast", "residual": "spread"}}, r"rl\.credit\.residual has no effect here"),
         ({"credit": {"step_reward": "rloo_broadcast"}, "group_size": 1}, "compares the episodes of a group"),
-        ({"reward": {"correct": 1.0, "wrong": -1.0}}, "residual: none puts the estimator's contributions"),
+        ({"reward": {"correct": 1.0, "wrong": -1.0}}, "residual: none replaces the return"),
         ({"critic": {"head": {"loss": "hl_gauss"}}}, r"rl\.critic\.head: returns lie in \[-0\.5, 1\]"),
         ({"credit": {"grounding": "bonus"}, "critic": {"head": {"loss": "two_hot"}}}, r"returns lie in \[0, 1\.5\]"),
     ],
@@ -158,5 +161,5 @@ def test_the_estimator_must_be_asked_of_annotate() -> None:
 
 
 def test_contributions_are_needed(make_batch) -> None:
-    with pytest.raises(ValueError, match="carries none"):
+    with pytest.raises(ValueError, match="has none"):
         progress_rewards(make_batch([[1.0]], turns=[[1, 1]]), Credit(kind="progress"))

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from stages.algorithms.algorithm import Algorithm, resolve
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.methods.dro import examples
+from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.preference import LOSSES, PairScores
 from stages.algorithms.registry import composition, names
@@ -40,7 +41,9 @@ def prepared(make_batch, section: dict[str, Any]) -> tuple[Algorithm, Trajectory
     """An algorithm and its batch of two prompts with two episodes each."""
     algorithm = resolve(Rl.model_validate({"group_size": 2, "tasks_per_step": 2, **section}), 8)
     batch = make_batch([REWARDS[:2], REWARDS[2:]], lengths=LENGTHS)
-    batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.05 * batch.mask, greedy_rewards=torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    batch = batch.with_(logprobs_ref=batch.logprobs_old - 0.05 * batch.mask).with_extra(
+        GreedyReturns(torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    )
     if algorithm.needs_critic:
         batch = batch.with_(values=torch.full(batch.mask.shape, 0.25) * batch.mask)
     return algorithm, algorithm.prepare(algorithm.resample(algorithm.shape(batch), "key"))

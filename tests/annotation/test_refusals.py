@@ -80,28 +80,28 @@ def test_senseless_combinations_are_refused(settings: dict[str, Any], says: str)
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"selection": {"omega": {"alpha": 0.1}}}, "selection.omega would be ignored, since it needs rule: omega"),
-        ({"selection": {"decay_to": 0.5}}, "selection.decay_to would be ignored, since it needs decay: linear or exponential"),
-        ({"virtual": "loss"}, "virtual would be ignored, since it needs leaves_per_tree of at least 2: set it to wu_uct"),
-        ({"evaluation": {"value_share": 0.9}}, "evaluation.value_share would be ignored, since it needs kind: mixed"),
-        ({"evaluation": {"backbone": "own"}}, "evaluation.backbone would be ignored"),
-        ({"evaluation": {"head_learning_rate": 0.1}}, "evaluation.head_learning_rate would be ignored"),
+        ({"selection": {"omega": {"alpha": 0.1}}}, "selection.omega has no effect: it needs rule: omega"),
+        ({"selection": {"decay_to": 0.5}}, "selection.decay_to has no effect: it needs decay: linear or exponential"),
+        ({"virtual": "loss"}, "virtual has no effect: it needs leaves_per_tree of at least 2; set it to wu_uct"),
+        ({"evaluation": {"value_share": 0.9}}, "evaluation.value_share has no effect: it needs kind: mixed"),
+        ({"evaluation": {"backbone": "own"}}, "evaluation.backbone has no effect"),
+        ({"evaluation": {"head_learning_rate": 0.1}}, "evaluation.head_learning_rate has no effect"),
         (
             {"expansion": EAGER, "evaluation": {"kind": "mixed", "backbone": "own", "head_learning_rate": 0.1}},
             "with backbone: policy",
         ),
-        ({"evaluation": {"critic_share": 0.1}}, "evaluation.critic_share would be ignored, since it needs critic"),
+        ({"evaluation": {"critic_share": 0.1}}, "evaluation.critic_share has no effect: it needs critic"),
         (
             {"expansion": EAGER, "evaluation": {"kind": "value_model", "temperature": 0.7}, "labels": {"q": "tree"}},
-            "evaluation.temperature would be ignored, since it needs kind: rollout or mixed: set it to null",
+            "evaluation.temperature has no effect: it needs kind: rollout or mixed; set it to null",
         ),
-        ({"labels": {"q": "tree", "pool": False}}, "labels.pool would be ignored, since it needs q: rollout: set it to True"),
-        ({"pairs": {"rule": "threshold", "lone": 1}}, "pairs.lone would be ignored, since it needs rule: top_bottom"),
-        ({"q_model": {"kind": "regression", "beta": 3.0}}, "q_model.beta would be ignored, since it needs kind: step_dpo"),
-        ({"q_model": {"kind": "step_dpo", "head": {"loss": "mse"}}}, "q_model.head would be ignored, since it needs kind: regr"),
-        ({"q_model": {"epochs": 4.0}}, "q_model.epochs would be ignored, since it needs a kind other than none"),
-        ({"progress": {"learning_rate": 0.1}}, "progress.learning_rate would be ignored"),
-        ({"progress": {"head": {"loss": "c51"}}}, "progress.head would be ignored, since it needs kind: spa"),
+        ({"labels": {"q": "tree", "pool": False}}, "labels.pool has no effect: it needs q: rollout; set it to True"),
+        ({"pairs": {"rule": "threshold", "lone": 1}}, "pairs.lone has no effect: it needs rule: top_bottom"),
+        ({"q_model": {"kind": "regression", "beta": 3.0}}, "q_model.beta has no effect: it needs kind: step_dpo"),
+        ({"q_model": {"kind": "step_dpo", "head": {"loss": "mse"}}}, "q_model.head has no effect: it needs kind: regr"),
+        ({"q_model": {"epochs": 4.0}}, "q_model.epochs has no effect: it needs a kind other than none"),
+        ({"progress": {"learning_rate": 0.1}}, "progress.learning_rate has no effect"),
+        ({"progress": {"head": {"loss": "c51"}}}, "progress.head has no effect: it needs kind: spa"),
     ],
 )
 def test_what_nothing_reads_is_refused(settings: dict[str, Any], says: str):
@@ -153,14 +153,15 @@ def test_the_default_support_lies_around_the_returns():
     assert value_head(Annotate(returns=[-6.0, 0.0], labels={"q": "hard"})).v_min == -0.2
 
 
+ANNOTATED, OTHER_REWARDS = {"credit": {"kind": "annotated"}}, "credit.kind: annotated .*set rl.reward.kind and density to env"
 UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "hard"}}, "'hard' it says whether a success is in reach: .* to outcome"),
-    ({"credit": {"kind": "annotated"}}, {"labels": {"q": "process"}}, "'process' it says how near one is"),
-    ({"credit": {"kind": "annotated"}}, {"gamma": 0.9}, "undiscounted.*annotate.gamma is 0.9: set that to 1"),
-    ({"credit": {"kind": "annotated"}, "reward": {"density": "single"}}, {}, "rl.reward puts others in the place"),
-    ({"credit": {"kind": "annotated"}, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, "rl.reward puts others in the place"),
-    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "critic.init: value_model takes"),
-    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "set that to rollout, tree or best, or kind to difficulty"),
+    (ANNOTATED, {"labels": {"q": "hard"}}, "labels.q 'hard' .* set q to rollout, tree or best, or kind to outcome"),
+    (ANNOTATED, {"labels": {"q": "process"}}, "rl.credit.kind: annotated .*labels.q 'process'"),
+    (ANNOTATED, {"gamma": 0.9}, "annotate.gamma is 0.9: set it to 1"),
+    ({**ANNOTATED, "reward": {"density": "single"}}, {}, OTHER_REWARDS),
+    ({**ANNOTATED, "reward": {"correct": 1.0, "wrong": -1.0}}, {}, OTHER_REWARDS),
+    ({"algorithm": "ppo", "critic": {"init": "value_model"}}, {"labels": {"q": "process"}}, "or init to policy"),
+    ({"curriculum": {"kind": "value"}}, {"labels": {"q": "hard"}}, "rl.curriculum.kind: value .*or kind to difficulty"),
     (
         {"curriculum": {"kind": "value"}},
         {"returns": [-6.0, 0.0]},
@@ -170,9 +171,9 @@ UNSUITED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rl", "annotate", "says"), UNSUITED)
-def test_what_is_no_reward_still_to_come_is_refused_by_name(rl: dict[str, Any], annotate: dict[str, Any], says: str):
-    """Contract: readers of the step-value model take its word for the undiscounted reward still to come of the environment's own
-    rewards; where it says something else, or rl pays others, the message names the reader and what to set."""
+def test_values_that_do_not_estimate_the_return_are_refused(rl: dict[str, Any], annotate: dict[str, Any], says: str):
+    """Contract: what reads the step-value model needs estimates of the environment's undiscounted return; elsewhere the
+    message names the reader and the remedy."""
     with pytest.raises(ParamsError, match=says):
         parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"rl": rl, "annotate": annotate}}})
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages.algorithms.parts.credit import turn_credit
+from stages.algorithms.parts.credit import StepValues, turn_credit
 from stages.annotation.labels import label_rows
 from stages.annotation.paths import value_paths
 from stages.annotation.settings import Annotate
@@ -162,15 +162,12 @@ def test_step_credit_of_exact_values_is_the_advantage(worlds: Worlds, name: str)
     }
     ways = [played.way(node.index) for node in played.tree.nodes if node.ended]
     longest = max(map(len, ways))
-    batch = SimpleNamespace(
-        turns=torch.tensor([len(way) for way in ways]),
-        turn_values=torch.tensor(
-            [[values.get(way[:turn], 0.0) if turn < len(way) else 0.0 for turn in range(longest + 1)] for way in ways]
-        ),
-        turn_rewards=torch.tensor(
-            [[played.step(way[: turn + 1])[0].reward if turn < len(way) else 0.0 for turn in range(longest)] for way in ways]
-        ),
-    )
+    turns = torch.tensor([len(way) for way in ways])
+    states = [[values.get(way[:turn], 0.0) if turn < len(way) else 0.0 for turn in range(longest + 1)] for way in ways]
+    rewards = [[played.step(way[: turn + 1])[0].reward if turn < len(way) else 0.0 for turn in range(longest)] for way in ways]
+    found = {StepValues: StepValues(torch.tensor(states))}
+    real = torch.arange(longest)[None, :] < turns[:, None]
+    batch = SimpleNamespace(turns=turns, turn_rewards=torch.tensor(rewards), real_turns=real, get=found.get)
     credit = turn_credit(batch)  # type: ignore[arg-type]
     advantages = torch.tensor(
         [

@@ -25,10 +25,11 @@ from stages.claims.experiment import (
     start_values,
 )
 from stages.claims.results import Results, metrics_of, planned_runs, required_of, result_path
-from stages.claims.workshop import RunFailedError, Workshop, clean_commit, measure
+from stages.claims.runner import ExperimentRunner, clean_commit, read_metric
 from stages.params import ROOT
 from stages.reporting import board
 from stages.runtime.validation import ParamsError
+from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
 SPEC: dict[str, Any] = {
     "method": "RLOO",
@@ -207,26 +208,26 @@ def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path
     assert "| `b` | 0.75 |" in text
 
 
-class Copies(Workshop):
+class CopyingRunner(ExperimentRunner):
     """Runs of which the stages have already written what there is to measure."""
 
-    def start(self, values: Any) -> Path:
+    def start(self, values: Any) -> EvaluationWorkspace:
         folder = self.root / "start"
         (folder / "reports/rl").mkdir(parents=True, exist_ok=True)
         found = {"success": {"mean": 0.5}}
         (folder / "reports/evaluation.json").write_text(json.dumps({"models": {"rl@search": {"search": found}}}))
         (folder / "reports/rl/search.json").write_text(json.dumps({"environment_steps": 9}))
-        return folder
+        return EvaluationWorkspace(folder)
 
 
 def test_a_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.claims.workshop.command", lambda *arguments: None)
-    workshop, values = Copies(tmp_path, "c" * 40), {"domains": ["search"]}
+    monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: None)
+    runner, values = CopyingRunner(tmp_path, "c" * 40), {"domains": ["search"]}
     metrics = ["panel.success", "report.recovered.accuracy"]
-    found = workshop.play("one", values, metrics, required=["panel.success"])["metrics"]
+    found = runner.train_and_evaluate("one", values, metrics, required=["panel.success"])["metrics"]
     assert found == {"panel.success": 0.5, "report.recovered.accuracy": None}
     with pytest.raises(RunFailedError, match=r"no metric 'report\.recovered\.accuracy'"):
-        workshop.play("other", values, metrics, required=metrics)
+        runner.train_and_evaluate("other", values, metrics, required=metrics)
 
 
 def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
@@ -318,16 +319,16 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
         "history.success.last": 0.85,
         "history.entropy.first": 1.5,
     }.items():
-        assert measure(name, tmp_path, "search") == pytest.approx(value), name
+        assert read_metric(name, tmp_path, "search") == pytest.approx(value), name
     for name in (
         *("panel.speed", "panel.pass_at_k.32", "history.speed.mean", "history.success.median", "report.speed"),
         *("report.recovered", "report.recovered.speed", "report.dead_groups.mean"),
     ):
         with pytest.raises(RunFailedError, match=re.escape(f"no metric '{name}'")):
-            measure(name, tmp_path, "search")
+            read_metric(name, tmp_path, "search")
 
 
-class FakeWorkshop(Workshop):
+class FakeRunner(ExperimentRunner):
     """Plays without the stages; the arm's success grows with the seed, and a run may fail."""
 
     failing: str = ""
@@ -336,7 +337,7 @@ class FakeWorkshop(Workshop):
     def start_success(self, values: Any) -> float:
         return 0.25
 
-    def play(self, name: str, values: Any, metrics: Any, trains: bool = True, required: Any = ()) -> dict[str, Any]:
+    def train_and_evaluate(self, name: str, values: Any, metrics: Any, trains: bool = True, required: Any = ()) -> dict[str, Any]:
         arm = name.split("-")[1]
         self.played.append(f"{arm}/{values['rl']['seed']}")
         if self.failing == self.played[-1]:
@@ -347,15 +348,15 @@ class FakeWorkshop(Workshop):
 
 def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path)
-    workshop = FakeWorkshop(tmp_path, "c" * 40)
-    workshop.played, workshop.failing = [], "grpo/2"
-    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, workshop, jobs=2) == 1
-    assert len(workshop.played) == 10
+    runner = FakeRunner(tmp_path, "c" * 40)
+    runner.played, runner.failing = [], "grpo/2"
+    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, runner, jobs=2) == 1
+    assert len(runner.played) == 10
     assert "grpo/2 failed: no room left" in capsys.readouterr().err
     assert json.loads(result_path(tmp_path, "rloo").read_text())["claims"][0]["verdict"] is None
-    workshop.played, workshop.failing = [], ""
-    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, workshop, jobs=2) == 0
-    assert workshop.played == ["grpo/2"]
+    runner.played, runner.failing = [], ""
+    assert stage.one_experiment(tmp_path, "rloo", one, PARAMS, runner, jobs=2) == 0
+    assert runner.played == ["grpo/2"]
     report = json.loads(result_path(tmp_path, "rloo").read_text())
     assert report["claims"][0]["verdict"] == "reproduced"
     assert report["start"] == {"grpo": 0.25, "rloo": 0.25}
@@ -370,7 +371,7 @@ def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None
     (tmp_path / "notes.txt").write_text("b")
     assert len(clean_commit(tmp_path)) == 40
     (tmp_path / "stages/a.py").write_text("b")
-    with pytest.raises(RunFailedError, match=r"commit them first:\n *M stages/a.py"):
+    with pytest.raises(RunFailedError, match=r"commit these changes first:\n *M stages/a.py"):
         clean_commit(tmp_path)
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from stages.claims.experiment import FOLDER
-from stages.claims.workshop import PLACE
+from stages.claims.runner import FOLDER as WORKSPACES
 from stages.params import ROOT
 
 STEPS = 3
@@ -157,4 +157,4 @@ def test_a_killed_board_goes_on_where_it_was(tmp_path: Path) -> None:
     assert said["grpo/1 step 0"] == 1, "the run in hand went on from its checkpoint"
     assert not {line.split(" ")[0] for line in diary(root)[len(half) :]} & ended
     assert said["start made"] == 1
-    assert [path.name.split("-")[0] for path in (root / PLACE).glob("*/*")] == ["start"]
+    assert [path.name.split("-")[0] for path in (root / WORKSPACES).glob("*/*")] == ["start"]

@@ -10,14 +10,15 @@ import pytest
 import yaml
 
 from stages.annotation.settings import Annotate
-from stages.claims import mcts_labels, workshop
+from stages.claims import mcts_labels
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
 from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, judge, rank_correlation
 from stages.claims.results import metrics_of
-from stages.claims.workshop import Workshop
+from stages.claims.runner import ExperimentRunner
 from stages.params import ROOT
 from stages.records.episode import write_json
+from stages.runtime.workspace import EvaluationWorkspace
 
 
 def row(node: int, parent: int, n: int, c: int, end: bool = False) -> dict[str, Any]:
@@ -128,20 +129,21 @@ def test_a_run_is_judged_where_all_start(tmp_path: Path, monkeypatch: pytest.Mon
     started, asked = [], []
     metrics = dict.fromkeys(metrics_of(experiment), 0.5)
 
-    def start(self: Workshop, values: Any) -> Path:
+    def start(self: ExperimentRunner, values: Any) -> EvaluationWorkspace:
         started.append(values)
-        return tmp_path
+        return EvaluationWorkspace(tmp_path)
 
-    def command(arguments: list[str], folder: Path, threads: int) -> None:
+    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
         asked.append(arguments[:2])
+        folder = workspace.folder
         settings = yaml.safe_load((folder / arguments[arguments.index("--settings") + 1]).read_text(encoding="utf-8"))
         assert settings["annotate"]["selection"]["rule"] == "flat"
         write_json(folder / arguments[arguments.index("--result") + 1], {**metrics, "environment_steps": 7})
 
-    monkeypatch.setattr(Workshop, "start", start)
-    monkeypatch.setattr(workshop, "command", command)
+    monkeypatch.setattr(ExperimentRunner, "start", start)
+    monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
-    found = Workshop(tmp_path, "c" * 40).judge_labels("run", values, common, metrics_of(experiment))
+    found = ExperimentRunner(tmp_path, "c" * 40).measure("labels", "run", values, common, metrics_of(experiment))
     assert started == [common]
     assert asked == [["-m", "stages.claims.mcts_labels"]]
     assert (found["metrics"], found["environment_steps"], found["commit"]) == (metrics, 7, "c" * 40)

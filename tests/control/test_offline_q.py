@@ -128,13 +128,16 @@ def test_every_head_learns_who_the_hidden_word_is(loss: str) -> None:
 
 
 def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, result = tmp_path / "s.json", tmp_path / "r.json"
+    settings, result = tmp_path / "s.yaml", tmp_path / "r.json"
     settings.write_text(json.dumps(SMALL))
     threads = torch.get_num_threads()
     monkeypatch.setattr("sys.argv", ["offline_q", "--settings", str(settings), "--result", str(result)])
     assert offline_q.main() == 0
     torch.set_num_threads(threads)
-    assert json.loads(result.read_text()) == pytest.approx(offline_q.run(OfflineQ(**SMALL)), abs=1e-6)
+    assert json.loads(result.read_text()) == pytest.approx(
+        {**{f"offline.{name}": value for name, value in offline_q.run(OfflineQ(**SMALL)).items()}, "environment_steps": 0},
+        abs=1e-6,
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from flows import design as flow
 from stages.agent.chat import Chat
 from stages.agent.model_names import model_names
 from stages.agent.policy import load_policy, save_policy
-from stages.claims import design_search, workshop
+from stages.claims import design_search
 from stages.claims.design_metrics import METRICS
 from stages.claims.experiment import FOLDER, check_experiment, common_values, load_experiment, run_values
 from stages.claims.results import metrics_of, planned_runs
-from stages.claims.workshop import Workshop
+from stages.claims.runner import ExperimentRunner
 from stages.curation.panel import make_panel, write_panel
 from stages.designs import __main__ as command
-from stages.designs.places import Places, standard_error, summarise
+from stages.designs.evaluations import DesignEvaluations, standard_error, summarise
 from stages.designs.session import Session, best_so_far
 from stages.designs.settings import SETTINGS, SearchParams, parse_search
 from stages.designs.space import PLACE, Space
@@ -37,6 +37,7 @@ from stages.records.episode import Owner, read_json, read_rows, read_tasks, writ
 from stages.records.sections import deep_merge
 from stages.runtime.overlay import apply_overlay
 from stages.runtime.validation import ParamsError
+from stages.runtime.workspace import EvaluationWorkspace
 
 VALUES: dict[str, Any] = {
     "domains": ["search"],
@@ -89,7 +90,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Path:
 def session_of(root: Path, **design: Any) -> tuple[Session, SearchParams]:
     values = deep_merge(VALUES, {"design": design})
     params = parse_search(values)
-    return Session(Places.prepared(root, of_params(values), params, Space.of(params))), params
+    return Session(DesignEvaluations.open(root, of_params(values), params, Space.of(params))), params
 
 
 def play(place: Path, better: str = "task") -> None:
@@ -116,7 +117,7 @@ def search(root: Path, **design: Any) -> tuple[Session, list[dict[str, Any]]]:
     step = session.step()
     while step is not None:
         steps.append(step)
-        play(Path(step["place"]))
+        play(Path(step["folder"]))
         # Each step by a process of its own, as the flow takes them.
         session, _ = session_of(root, **design)
         step = session.step(1.0)
@@ -129,9 +130,9 @@ def test_a_search_from_its_first_design_to_its_results(source: Path) -> None:
     session, steps = search(source)
     assert [step["kind"] for step in steps] == ["search"] * 7 + ["confirm"] * 3 + ["panel"] * 2
     assert steps[0]["label"] == "as params.yaml has it"
-    plan = session.places.plan["domains"]["search"]
+    plan = session.evaluations.plan["domains"]["search"]
     assert (len(plan["search"]), len(plan["confirm"])) == (6, 3)
-    place = Path(steps[0]["place"])
+    place = Path(steps[0]["folder"])
     valid = [task for task in read_tasks(place / "data/curated/search/tasks.parquet") if task.split == "valid"]
     assert sorted(task.task_id for task in valid) == plan["search"]
     clusters = {task.cluster for task in valid}
@@ -168,7 +169,7 @@ def test_a_search_that_was_stopped_asks_again_for_what_was_under_way(source: Pat
     again = session_of(source, attempts=1)[0].step()
     assert first == again
     assert first is not None
-    with pytest.raises(FileNotFoundError, match="has not run there to its end"):
+    with pytest.raises(FileNotFoundError, match="did not finish there"):
         session_of(source, attempts=1)[0].step(1.0)
 
 
@@ -178,7 +179,7 @@ def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
     session_of(source, **design)[0].step()
     for _ in range(2):
         session, _ = session_of(source, **design)
-        play(session.places.folder / "search")
+        play(session.evaluations.folder / "search")
         session.step(1.0)
     saved = read_json(session.path)
     short = {"nodes": [{**node, "design": node["design"][:-1]} for node in saved["nodes"]]}
@@ -186,7 +187,7 @@ def test_a_journal_from_before_a_factor_is_gone_on_with(source: Path) -> None:
     again, _ = session_of(source, **design)
     assert [node.design for node in again.nodes] == [node.design for node in session.nodes]
     assert len(again.nodes) == 2
-    play(again.places.folder / "search")
+    play(again.evaluations.folder / "search")
     again.step(1.0)
     assert len(again.nodes) == 3
     assert again.nodes[2].design == tuple(saved["pending"]["design"]), "what was under way is taken up"
@@ -196,11 +197,11 @@ def test_a_place_has_the_present_code(source: Path) -> None:
     """Contract: what the key leaves out, since it changes no score, is brought up to date, or an old copy of it would refuse what
     is new in params.yaml; where nothing changed, nothing is copied."""
     session, _ = session_of(source, attempts=1)
-    places = [session.places.folder / place for place in ("search", "confirm")]
+    places = [session.evaluations.folder / place for place in ("search", "confirm")]
     module = source / "stages" / "params.py"
     try:
         module.write_text("KEY = 1\n")
-        assert session_of(source, attempts=1)[0].places.folder == session.places.folder
+        assert session_of(source, attempts=1)[0].evaluations.folder == session.evaluations.folder
         assert all((place / "stages/params.py").read_text() == "KEY = 1\n" for place in places)
         kept = [(place / "stages/code.py").stat().st_ino for place in places]
         session_of(source, attempts=1)
@@ -219,7 +220,7 @@ def test_a_design_that_cannot_be_run_scores_nothing_and_stays(source: Path) -> N
         session_of(source, **design)[0].step(1.0, "no such head")
     step = session_of(source, **design)[0].step()
     assert step is not None
-    play(Path(step["place"]))
+    play(Path(step["folder"]))
     session_of(source, **design)[0].step(1.0)
     session, _ = session_of(source, **design)
     session.step(1.0, "a prompt too long")
@@ -242,7 +243,7 @@ def test_the_command_line_takes_a_step(source: Path, monkeypatch: pytest.MonkeyP
     kinds = []
     while told["kind"] != "done":
         kinds.append(told["kind"])
-        play(Path(told["place"]))
+        play(Path(told["folder"]))
         told = step("--ended", "2.5")
     assert kinds[:2] == ["search", "search"]
     assert read_json(source / told["result"])["settings"]["method"] == "unguided"
@@ -334,15 +335,15 @@ def test_the_experiment_shares_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     asked: list[list[str]] = []
     numbers = dict.fromkeys(metrics_of(experiment), 0.5)
 
-    def run(arguments: list[str], folder: Path, threads: int) -> None:
+    def run(workspace: EvaluationWorkspace, arguments: list[str], threads: int) -> None:
         asked.append(arguments[2:3])
         if "--result" in arguments:
-            write_json(folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
+            write_json(workspace.folder / arguments[arguments.index("--result") + 1], {**numbers, "environment_steps": 0})
 
-    monkeypatch.setattr(Workshop, "start", lambda self, values: tmp_path)
-    monkeypatch.setattr(workshop, "command", run)
+    monkeypatch.setattr(ExperimentRunner, "start", lambda self, values: EvaluationWorkspace(tmp_path))
+    monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values = {**run_values(experiment, "random", 1, params)}
-    found = Workshop(tmp_path, "c" * 40).search_designs("run", values, common, metrics_of(experiment))
+    found = ExperimentRunner(tmp_path, "c" * 40).measure("designs", "run", values, common, metrics_of(experiment))
     assert asked == [["--table"], ["--settings"]]
     assert found["metrics"] == numbers
 

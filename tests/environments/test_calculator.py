@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stages.curation.__main__ import configured_domain
-from stages.environments.calculator import CalculatorDomain, CalculatorSettings, constant_success
+from stages.environments.calculator import CalculatorDomain, CalculatorSettings
 from stages.environments.calculator.domain import SHARES, split_of
 from stages.environments.calculator.environment import USAGE, CalculatorEnvironment
 from stages.environments.calculator.expression import (
     Operation,
-    at_sight,
     canonical,
     needed,
     next_operation,
     operations,
     parse,
     simplify,
+    trivial_result,
     value,
     write,
 )
@@ -104,9 +103,9 @@ def test_canonical_forgets_the_order_of_terms_alone() -> None:
 
 def test_what_can_be_read_off() -> None:
     for one, result in ((("+", 0, 7), 7), (("-", 7, 0), 7), (("-", 7, 7), 0), (("*", 1, 7), 7), (("*", 7, 0), 0)):
-        assert at_sight(*one) == result
+        assert trivial_result(*one) == result
     for one in (("+", 1, 7), ("-", 0, 7), ("-", 1, 7), ("*", 2, 7)):
-        assert at_sight(*one) is None
+        assert trivial_result(*one) is None
 
 
 @pytest.mark.parametrize(
@@ -290,15 +289,12 @@ def test_train_and_test_share_no_entities(domain: CalculatorDomain, tasks: list[
     assert not train & test
 
 
-def test_no_single_answer_is_often_right(domain: CalculatorDomain, tasks: list[Task], tmp_path: Path) -> None:
+def test_no_single_answer_is_often_right(domain: CalculatorDomain, tmp_path: Path) -> None:
     """Guessing is worth nothing: the best constant answer succeeds on under 5 % of the shipped test items."""
     lines = (ROOT / "data/raw/calculator.jsonl").read_text(encoding="utf-8").splitlines()
     test = [task for task in domain.build([json.loads(line) for line in lines], tmp_path, 1) if task.split == "test"]
     assert len(test) >= 200
-    assert constant_success(test) < 0.05
-    assert constant_success([replace(tasks[0], spec={"answer": answer}) for answer in "1121"]) == 0.75
-    with pytest.raises(ValueError, match="at least one task"):
-        constant_success([])
+    assert max(Counter(task.spec["answer"] for task in test).values()) / len(test) < 0.05
 
 
 def test_shipped_records_are_what_the_recipes_make() -> None:

@@ -15,12 +15,12 @@ from stages.curation.cleaning import task_faults
 from stages.curation.demonstrations import DemonstrationPlan, demonstrate
 from stages.curation.panel import make_panel
 from stages.curation.settings import Curate
-from stages.environments.code import CodeDomain, CodeSettings, stored_programs
+from stages.environments.code import CodeDomain, CodeSettings
 from stages.environments.code.behaviour import behaviour
 from stages.environments.code.environment import Judge, unfenced
 from stages.environments.code.families import STYLES, Family, families
 from stages.environments.code.fingerprint import canonical, fingerprint, phrases
-from stages.environments.code.problems import Problem, called, compiled, make_problem
+from stages.environments.code.problems import Problem, compiled, evaluated, known_programs, make_problem
 from stages.environments.code.settings import Rewards
 from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
@@ -138,7 +138,7 @@ def test_problem_by_hand() -> None:
     assert misses["sum(b*b for b in a)"] == ("forgotten", "fail")
     assert misses["sum(b*b for b in c if b>5)"] == ("name", "error")
     assert misses["sum(b*b for b in a if b>5"] == ("bracket", "compile_error")
-    assert called(compiled("a+b"), ("a", "b"), [1, 2]) == 3
+    assert evaluated(compiled("a+b"), ("a", "b"), [1, 2]) == 3
 
 
 def test_recipes_mix_levels_and_keep_splits_in_proportion() -> None:
@@ -321,7 +321,7 @@ def test_what_tasks_say_of_their_programs_is_so(sandbox: Sandbox, tasks: list[Ta
         for kind in ("list", "number", "word", "choice")
     }
     for task in kinds.values():
-        for source, outcome in stored_programs(task.spec):
+        for source, outcome in known_programs(task.spec):
             environment.reset(task)
             step = environment.step(source)
             assert step.terms[outcome] == 1.0, (task.spec["family"], source, step)
@@ -479,7 +479,7 @@ def test_bad_settings_and_records_say_what_to_do(records: list[dict]) -> None:
     domain, record = CodeDomain(), records[0]
     other = "test" if record["split"] == "train" else "train"
     for change, message in (
-        ({"family": "list:none"}, "no family 'list:none'"),
+        ({"family": "list:none"}, "unknown family 'list:none'"),
         ({"constants": [1]}, "constants"),
         ({"split": other}, "belongs to split"),
         ({"extra": 1}, "extra"),

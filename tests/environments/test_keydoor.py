@@ -388,7 +388,7 @@ def test_clues_and_instructions_are_switches(tmp_path: Path) -> None:
         ({"corridor": -1}, "corridor: .*greater than or equal to 0"),
         ({"doors": "1"}, "doors: .*valid integer"),
         ({"decoys": 2}, "2 decoys do not fit"),
-        ({"doors": 4, "side_rooms": 4, "decoys": 2}, "12 keys are more than the 10"),
+        ({"doors": 4, "side_rooms": 4, "decoys": 2}, "12 keys are needed, but there are only 10"),
         ({"extra": 1}, "extra: "),
         ({"split": "dev"}, "split: "),
         ({"task_id": ""}, "task_id: "),

@@ -279,8 +279,8 @@ def test_full_instructions_list_the_steps(domain, tmp_path):
     [
         ({"rooms": "3"}, "rooms: .*given: '3'"),
         ({"goal": "dance"}, "goal: .*'take'"),
-        ({"start": 5}, "start 5 needs a room of its own, and there are 3"),
-        ({"instructions": "full", "start": 1}, "full instructions hold for start 0 only"),
+        ({"start": 5}, "start 5 is out of range; the game has 3 rooms"),
+        ({"instructions": "full", "start": 1}, "full instructions are only valid for start 0"),
         ({"colour": 1}, "colour: Extra inputs"),
         ({"split": "dev"}, "split: .*given: 'dev'"),
         ({"solution_length": 40}, "takes 40 commands, and max_turns .* is 12"),

@@ -280,7 +280,7 @@ def test_the_expert_solves_and_players_are_of_different_strength(domain: WordleD
             environment.reset(task)
             while not environment.state.over:
                 environment.step(domain.player_action(player, environment, rng))
-            won.append(environment.state.solved)
+            won.append(environment.state.terminated)
         solved[player] = sum(won) / len(won)
     assert solved["novice"] < solved["casual"] < solved["steady"]
     assert solved["novice"] < 0.6
@@ -297,7 +297,7 @@ def test_the_expert_recovers_and_its_guesses_are_legal(domain: WordleDomain, tas
                 assert environment.step(guess).accepted
         while (guess := domain.expert(environment)) is not None:
             assert environment.step(guess).accepted
-        assert environment.state.solved
+        assert environment.state.terminated
 
 
 def test_noisy_demonstrations_recover(domain: WordleDomain, tasks: list[Task], folder: Path) -> None:
@@ -351,7 +351,7 @@ def test_shared_lists_hide_each_word_once_unless_words_are_drawn_anew(tmp_path: 
     records = list(WordleDomain(WordleSettings(levels=(made,), lists="shared", hidden="consistent")).recipes(200, 0))
     assert len({record["word"] for record in records}) <= 64
     assert len({record["seed"] for record in records}) == 200
-    with pytest.raises(ValueError, match=r"the shared list has \d+ words for \w+, and more are needed; ask for fewer"):
+    with pytest.raises(ValueError, match=r"the shared list has only \d+ words for \w+; request fewer"):
         list(WordleDomain(WordleSettings(levels=(made,), lists="shared")).recipes(200, 0))
     english = WordleDomain(WordleSettings(levels=(ENGLISH,)))
     records = list(english.recipes(416, 0))
@@ -416,7 +416,7 @@ def test_prompts_show_what_the_switches_say(tmp_path: Path) -> None:
         ({"alphabet": 18}, "at most 17 different letters"),
         ({"size": 600}, "600 words do not fit: 8 letters make 512 words of 3"),
         ({"letters": 6}, "8 letters make 262144 words of 6, and lists hold at most 4096"),
-        ({"source": "english"}, "English words have an alphabet of 26"),
+        ({"source": "english"}, "English words need alphabet: 26"),
         ({"extra": 1}, "extra: "),
         ({"split": "dev"}, "split: "),
         ({"task_id": ""}, "task_id: "),
@@ -429,7 +429,7 @@ def test_check_names_what_is_wrong(change: dict, message: str) -> None:
     domain.check(record)
     with pytest.raises(ValueError, match=rf"wordle record [\w-]*.*: .*{message}"):
         domain.check({**record, **change})
-    with pytest.raises(ValueError, match=r"wordle record .*: word: '\w+' is for train tasks"):
+    with pytest.raises(ValueError, match=r"wordle record .*: word: '\w+' is reserved for train tasks"):
         domain.check({**record, "split": "test"})
 
 

@@ -25,7 +25,7 @@ def test_both_kinds_of_hidden_word_are_worth_the_same() -> None:
         environment.reset(task)
         while not environment.state.over:
             environment.step(environment.words.words[environment.state.left[0]])
-        return float(environment.state.solved)
+        return float(environment.state.terminated)
 
     fixed = [success(game(**settings), hand_task(word, "bdf")) for word in policy_words.words]
     assert np.mean(fixed) == pytest.approx(exact.value(exact.start))
@@ -121,5 +121,5 @@ def test_mistakes_of_policies_and_episodes_are_named() -> None:
     exact = ExactValues(words, settings)
     with pytest.raises(ValueError, match="is over after 1 of 2 guesses"):
         exact.episode(["b b", "d d"], ["bb", "bb"])
-    with pytest.raises(ValueError, match="'dd' does not fit what was said before guess 1"):
+    with pytest.raises(ValueError, match="'dd' contradicts the marks before guess 1"):
         exact.episode(["b b", "b d"], ["bd", "dd"])

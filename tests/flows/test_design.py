@@ -31,7 +31,7 @@ print("noise")
 if len(said) < 2:
     (place / "how").write_text(label)
     step = {"kind": "search", "count": f"{len(said) + 1} of 2", "origin": "tree", "name": "n", "label": label}
-    print(json.dumps({**step, "place": str(place.absolute())}))
+    print(json.dumps({**step, "folder": str(place.absolute())}))
 else:
     panel = {"default": 0.5, "winner": 0.6}
     print(json.dumps({"kind": "done", "label": "fine", "panel": panel, "domains": {"a": panel}, "result": "r", "overlay": "o"}))
@@ -61,7 +61,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def step(checkout: Path, how: str) -> dict[str, Any]:
     (checkout / "place" / "how").write_text(how)
-    return {"place": str(checkout / "place"), "label": how}
+    return {"folder": str(checkout / "place"), "label": how}
 
 
 def test_settings_are_checked_before_anything_runs() -> None:

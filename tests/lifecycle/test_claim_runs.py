@@ -10,7 +10,8 @@ import yaml
 from checkout import Checkout
 
 from stages.claims.experiment import Experiment, run_values
-from stages.claims.workshop import RunFailedError, Workshop, clean_commit
+from stages.claims.runner import ExperimentRunner, clean_commit
+from stages.runtime.workspace import RunFailedError
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -30,23 +31,23 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
         }
     )
     params = yaml.safe_load((checkout.root / "params.yaml").read_text())
-    workshop = Workshop(checkout.root, clean_commit(checkout.root))
+    runner = ExperimentRunner(checkout.root, clean_commit(checkout.root))
     metrics = ["panel.success", "history.entropy.mean", "report.environment_steps"]
     values = run_values(experiment, "rloo", 1, params)
-    start = workshop.start(values)
+    start = runner.start(values).folder
     made = (start / "data/models/sft/model.safetensors").stat().st_mtime_ns
-    assert workshop.start_success(values) == 0.0, "the tiny model never succeeds"
+    assert runner.start_success(values) == 0.0, "the tiny model never succeeds"
 
-    outcome = workshop.play("one", values, metrics)
+    outcome = runner.train_and_evaluate("one", values, metrics)
     assert outcome["metrics"]["panel.success"] == 0.0
     assert outcome["environment_steps"] == outcome["metrics"]["report.environment_steps"] >= 20
-    assert outcome["commit"] == workshop.commit
-    assert not (workshop.folder / "one").exists()
-    again = workshop.play("two", values, metrics)
-    other = workshop.play("three", run_values(experiment, "grpo", 2, params), metrics)
+    assert outcome["commit"] == runner.commit
+    assert not (runner.folder / "one").exists()
+    again = runner.train_and_evaluate("two", values, metrics)
+    other = runner.train_and_evaluate("three", run_values(experiment, "grpo", 2, params), metrics)
     assert again["metrics"] == outcome["metrics"]
     assert other["metrics"]["history.entropy.mean"] != outcome["metrics"]["history.entropy.mean"]
-    assert [path.name for path in workshop.folder.iterdir()] == [start.name]
+    assert [path.name for path in runner.folder.iterdir()] == [start.name]
     assert (start / "data/models/sft/model.safetensors").stat().st_mtime_ns == made
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=checkout.root, capture_output=True, text=True, check=True)
     assert changed.stdout == ""
@@ -71,12 +72,12 @@ def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> No
         }
     )
     params = yaml.safe_load((checkout.root / "params.yaml").read_text())
-    workshop = Workshop(checkout.root, clean_commit(checkout.root))
+    runner = ExperimentRunner(checkout.root, clean_commit(checkout.root))
     metrics = ["panel.success", "panel.accepted", "annotate.q_model.held_out.pairs"]
-    outcome = workshop.play("one", run_values(choice, "q", 1, params), metrics, trains=False)
+    outcome = runner.train_and_evaluate("one", run_values(choice, "q", 1, params), metrics, trains=False)
     assert outcome["metrics"]["panel.success"] == 0.0
     assert outcome["environment_steps"] > 0, "of the trees"
-    assert not list(workshop.folder.rglob("data/models/rl"))
+    assert not list(runner.folder.rglob("data/models/rl"))
 
     offline = Experiment.model_validate(
         {
@@ -87,7 +88,9 @@ def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> No
         }
     )
     values = run_values(offline, "mse", 3, params)
-    first, again = (workshop.learn_offline(name, values, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b"))
+    first, again = (
+        runner.measure("offline_q", name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b")
+    )
     assert first["metrics"] == again["metrics"]
     with pytest.raises(RunFailedError, match=r"no metric 'offline\.speed'"):
-        workshop.learn_offline("c", values, ["offline.speed"])
+        runner.measure("offline_q", "c", values, {}, ["offline.speed"])

@@ -18,6 +18,7 @@ from stages.agent.chat import Chat
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.external import PolicyVocabulary
 from stages.algorithms.settings import Rl
 from stages.records.episode import IMPORTED, NOISY, Owner, read_episodes, read_rows, write_episodes
 from stages.runtime.resources import Resources
@@ -90,7 +91,7 @@ def test_old_log_probabilities_are_the_policys_before_the_step(policy):
             expected = token_logprobs(policy.model, batch.token_ids, batch.mask)
         torch.testing.assert_close(told.logprobs_old[batch.external], expected[batch.external], rtol=0, atol=1e-5)
         assert torch.equal(told.logprobs_old[batch.policy_mask], batch.logprobs_old[batch.policy_mask])
-        assert told.vocabulary == policy.model.config.vocab_size
+        assert told.get(PolicyVocabulary).size == policy.model.config.vocab_size
 
 
 def test_micro_batches_change_neither_loss_nor_gradient_and_all_tokens_are_counted(policy):

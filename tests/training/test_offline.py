@@ -158,7 +158,7 @@ def test_the_policy_begins_where_the_value_network_stands(make_context):
     job = job_of(make_context, "b_coder", 4096, value_steps=1)
     next(job.updates(1))
     (rows,) = job.plan(range(len(job.episodes)))
-    batch = job.batch.rows(rows)
+    batch = job.batch.take(rows)
     scores = job.policy_scores(batch, rows, job.trained)
     assert torch.equal(scores.logprobs, batch.logprobs_ref)
     assert torch.equal(scores.best, batch.best_ref)

@@ -14,6 +14,7 @@ from stages.agent.chat import Chat
 from stages.agent.policy import load_policy
 from stages.agent.rollout import EnvironmentPool
 from stages.algorithms.algorithm import resolve
+from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
 from stages.runtime.resources import Resources
 from stages.training.batches import trajectory_batch, turn_boundaries
@@ -64,16 +65,15 @@ def test_a_critic_starts_at_the_annotated_values(tiny_policy, tmp_path, algorith
     expected = model.turn_values(batch.token_ids, batch.lengths, before)[real]
     assert float(expected.std()) > 0.001
     if algorithm == "archer":
-        assert found.turn_v is not None
         for twin in range(2):
-            torch.testing.assert_close(found.turn_v[..., twin][real], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found.get(TurnCritic).v[..., twin][real], expected, atol=1e-5, rtol=1e-5)
     else:
         assert found.values is not None
         rows = real.nonzero()[:, 0]
         torch.testing.assert_close(found.values[rows, before[real] + 1], expected, atol=1e-5, rtol=1e-5)
     untrained = resolve(Rl.model_validate({**section, "critic": {"head": head}}), 64)
     plain = Models.make(untrained, policy, tmp_path, processes, 512).annotate(batch, untrained)
-    values = plain.turn_v if algorithm == "archer" else plain.values
+    values = plain.get(TurnCritic).v if algorithm == "archer" else plain.values
     assert values is not None
     assert float(values[values != 0].std()) < 1e-5
 

@@ -208,15 +208,15 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     [
         (
             {"kind": "step_dpo", "conservative": 0.1},
-            r"q_model\.conservative would be ignored, since it needs kind: regression: set it to 0\.0",
+            r"q_model\.conservative has no effect: it needs kind: regression; set it to 0\.0",
         ),
         (
             {"kind": "none", "init": "value_model"},
-            r"q_model\.init would be ignored, since it needs kind: regression: set it to sft",
+            r"q_model\.init has no effect: it needs kind: regression; set it to sft",
         ),
         (
             {"kind": "regression", "length_normalise": True},
-            r"q_model\.length_normalise would be ignored, since it needs kind: step_dpo or tr",
+            r"q_model\.length_normalise has no effect: it needs kind: step_dpo or tr",
         ),
         ({"kind": "regression", "head": {"v_max": 0.9}}, r"let v_min be at most"),
     ],

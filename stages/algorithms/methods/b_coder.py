@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor
 
 from stages.algorithms.batch import LossTerms, next_token_values
-from stages.algorithms.card import Card, Composition, Stored
-from stages.algorithms.parts.offline import Discount, Scores, StoredBatch, StoredSettings, asked, imitation, weighted
+from stages.algorithms.card import Card, Composition, OfflineLosses
+from stages.algorithms.parts.offline import Discount, OfflineBatch, OfflineSettings, Scores, imitation, required, weighted_sum
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 from stages.values.token_q import advantages, bounded
@@ -32,7 +32,7 @@ CARD = Card(
 )
 
 
-class Settings(StoredSettings):
+class Settings(OfflineSettings):
     alpha: Positive = 1.0
     """Energy temperature: the policy is softmax(Q / alpha)."""
     gamma: Discount = 1.0
@@ -62,33 +62,33 @@ def targets(rewards: Tensor, following: Tensor, mask: Tensor, gamma: float) -> T
     return (rewards + gamma * next_token_values(following, mask)).detach()
 
 
-def temporal_difference(taken: Tensor, following: Tensor, batch: StoredBatch, gamma: float) -> Tensor:
+def temporal_difference(taken: Tensor, following: Tensor, batch: OfflineBatch, gamma: float) -> Tensor:
     """(Q(s, a) - target)^2, [d, T]."""
     return (taken - targets(batch.rewards, following, batch.mask, gamma)) ** 2
 
 
-def value_loss(scores: Scores, batch: StoredBatch, rl: Rl) -> LossTerms:
+def value_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     """Of the value network, with the SFT policy's advantages: its own likeliest token has none."""
     settings: Settings = rl.settings
-    value = bounded(asked(scores.value), settings.r_max)
+    value = bounded(required(scores.value), settings.r_max)
     taken = advantages(batch.logprobs_ref, batch.best_ref, settings.alpha) + value
-    loss = weighted(temporal_difference(taken, value, batch, settings.gamma), batch.mask, batch.weight)
-    return LossTerms(loss, {"td": loss.detach(), "value": weighted(value.detach(), batch.mask, batch.weight)})
+    loss = weighted_sum(temporal_difference(taken, value, batch, settings.gamma), batch.mask, batch.weight)
+    return LossTerms(loss, {"td": loss.detach(), "value": weighted_sum(value.detach(), batch.mask, batch.weight)})
 
 
-def policy_loss(scores: Scores, batch: StoredBatch, rl: Rl) -> LossTerms:
+def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     """Of the policy and its residual, the value network standing still."""
     settings: Settings = rl.settings
-    logprobs, best = asked(scores.logprobs), asked(scores.best)
-    value = bounded(asked(scores.value) + asked(scores.residual), settings.r_max)
+    logprobs, best = required(scores.logprobs), required(scores.best)
+    value = bounded(required(scores.value) + required(scores.residual), settings.r_max)
     advantage, following = advantages(logprobs, best, settings.alpha), value
     if settings.operator == "conservative":
-        following = value + advantages(asked(scores.greedy), best, settings.alpha)
-    td = weighted(temporal_difference(advantage + value, following, batch, settings.gamma), batch.mask, batch.weight)
-    adv, ce = weighted(advantage.abs(), batch.mask, batch.real_weight), imitation(logprobs, batch)
+        following = value + advantages(required(scores.greedy), best, settings.alpha)
+    td = weighted_sum(temporal_difference(advantage + value, following, batch, settings.gamma), batch.mask, batch.weight)
+    adv, ce = weighted_sum(advantage.abs(), batch.mask, batch.real_weight), imitation(logprobs, batch)
     loss = settings.q_coef * td + settings.beta_adv * adv + settings.beta_ce * ce
     sums = {"loss": loss, "td": td, "ground_truth_advantage": adv, "ground_truth_nll": ce}
-    sums["value"] = weighted(value, batch.mask, batch.weight)
+    sums["value"] = weighted_sum(value, batch.mask, batch.weight)
     return LossTerms(loss, {name: number.detach() for name, number in sums.items()})
 
 
@@ -109,5 +109,5 @@ def check(given: Rl, resolved: Rl) -> None:
 
 
 COMPOSITION = Composition(
-    card=CARD, parts={}, settings=Settings, check=check, data="stored", stored=Stored(policy=policy_loss, value=value_loss)
+    card=CARD, parts={}, settings=Settings, check=check, data="stored", offline=OfflineLosses(policy_loss, value_loss)
 )

@@ -10,13 +10,14 @@ Every psi_i has gradients to all episodes of its group: dloss/dr_i = sum_j w_j (
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import Extra, TrajectoryBatch
 from stages.algorithms.card import Card, Composition
 from stages.algorithms.parts.group_resampling import trained_rows
 from stages.algorithms.parts.whole_groups import sums_by_group
@@ -53,6 +54,14 @@ class Settings(Section):
     """group_balanced: both labels have equal weight in a group; only_...: episodes of the other label have weight 0."""
     threshold: Share | None = 0.5
     """Return from which the label is 1; null: the return itself, which must be in [0, 1], is a soft label."""
+
+
+@dataclass(frozen=True)
+class Labels(Extra):
+    label: Tensor
+    """y [B] float32."""
+    weight: Tensor
+    """w [B] float32."""
 
 
 def labels(batch: TrajectoryBatch, threshold: float | None) -> Tensor:
@@ -120,8 +129,9 @@ def proxies(logprobs: Tensor, batch: TrajectoryBatch, settings: Settings) -> Ten
 def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
     """w_i times the cross-entropy of each episode, [b]."""
     psi = scores(proxies(logprobs, batch, rl.settings), batch.group, rl.settings.score)
-    crossed = binary_cross_entropy_with_logits(psi, batch.extra["label"].to(psi.dtype), reduction="none")
-    losses = batch.extra["class_weight"] * crossed
+    found = batch.get(Labels)
+    assert found is not None
+    losses = found.weight * binary_cross_entropy_with_logits(psi, found.label.to(psi.dtype), reduction="none")
     return losses if batch.smoothing is None else losses * batch.smoothing
 
 
@@ -138,7 +148,7 @@ def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     weight[trained] = class_weights(label[trained], batch.group[trained], rl.settings.class_weight)
     pull = torch.zeros_like(label)
     pull[trained] = scores((weight * (label - 0.5))[trained], batch.group[trained], "rloo")
-    batch = batch.with_(advantages=pull[:, None] * batch.mask, extra={**batch.extra, "label": label, "class_weight": weight})
+    batch = batch.with_(advantages=pull[:, None] * batch.mask).with_extra(Labels(label, weight))
     return batch.with_metrics(label_mean=float(label.mean()))
 
 

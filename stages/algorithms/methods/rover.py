@@ -10,7 +10,7 @@ from torch import Tensor
 from stages.agent.logprobs import Vocabulary
 from stages.algorithms.batch import TrajectoryBatch, is_last_token, next_token_values
 from stages.algorithms.card import Card, Composition
-from stages.algorithms.parts.loss import advantages_of, log_ratio
+from stages.algorithms.parts.loss import MeanLogprobs, advantages_of, log_ratio
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import NonNegative, ParamsError, Positive, Section
 
@@ -52,16 +52,17 @@ def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabul
     turn = None if (absolute if settings.across_turns is None else settings.across_turns) else batch.turn
     if not absolute and not settings.beta_next:
         return settings.rho * log_ratio(logprobs, batch), advantages
-    if vocabulary is None or not (absolute or batch.mean_logprobs_old is not None):
+    means = batch.get(MeanLogprobs)
+    if vocabulary is None or not (absolute or means):
         raise ValueError(
-            f"rover in its {settings.form} form compares means over the vocabulary, and they were not computed; ask "
+            f"rover in its {settings.form} form compares means over the vocabulary, and they were not computed; see "
             f"Algorithm.needs_vocabulary and needs_rescoring"
         )
     if absolute:
         following = next_token_values(settings.rho * (vocabulary.mean + vocabulary.normaliser).detach(), batch.mask, turn)
         return settings.rho * (logprobs + vocabulary.normaliser), torch.where(is_last_token(batch.mask), advantages, following)
-    assert batch.mean_logprobs_old is not None
-    following = next_token_values(settings.rho * (vocabulary.mean - batch.mean_logprobs_old), batch.mask, turn)
+    assert means is not None
+    following = next_token_values(settings.rho * (vocabulary.mean - means.old), batch.mask, turn)
     return settings.rho * log_ratio(logprobs, batch), advantages + settings.beta_next * following.detach()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from stages.algorithms.batch import LossTerms
-from stages.algorithms.card import Card, Composition, Stored
-from stages.algorithms.parts.offline import Scores, StoredBatch, StoredSettings, asked, imitation, weighted
+from stages.algorithms.card import Card, Composition, OfflineLosses
+from stages.algorithms.parts.offline import OfflineBatch, OfflineSettings, Scores, imitation, required, weighted_sum
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import Share
 
@@ -26,24 +26,24 @@ CARD = Card(
 )
 
 
-class Settings(StoredSettings):
+class Settings(OfflineSettings):
     clip: Share | None = 0.2
     """Of the ratio to the SFT policy; null: -A log pi, without a ratio."""
 
 
-def policy_loss(scores: Scores, batch: StoredBatch, rl: Rl) -> LossTerms:
+def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     """A micro-batch's share."""
     settings: Settings = rl.settings
-    logprobs = asked(scores.logprobs)
+    logprobs = required(scores.logprobs)
     advantage = (batch.returns - batch.baseline)[:, None]
     if settings.clip is None:
         per_token = -advantage * logprobs
     else:
         ratio = torch.where(batch.mask, logprobs - batch.logprobs_ref, torch.zeros_like(logprobs)).exp()
         per_token = -torch.minimum(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage)
-    gradient, ce = weighted(per_token, batch.mask, batch.weight), imitation(logprobs, batch)
+    gradient, ce = weighted_sum(per_token, batch.mask, batch.weight), imitation(logprobs, batch)
     loss = gradient + settings.beta_ce * ce
     return LossTerms(loss, {"loss": loss.detach(), "ground_truth_nll": ce.detach()})
 
 
-COMPOSITION = Composition(card=CARD, parts={}, settings=Settings, data="stored", stored=Stored(policy=policy_loss))
+COMPOSITION = Composition(card=CARD, parts={}, settings=Settings, data="stored", offline=OfflineLosses(policy=policy_loss))

@@ -1,21 +1,22 @@
-"""Advantages of the group estimator: an episode's return, or what is still to come, minus a baseline (`mean` axis), over a scale
-(`std` axis). Pure functions; nothing here has a gradient. With a critic: stages/algorithms/parts/gae.py.
+"""Advantages. The group estimator: an episode's return or reward-to-go minus a baseline (`mean`), divided by a scale (`std`).
+Pure functions without gradients. With a critic: gae.py and turn_critic.py here.
 
-`level` says what is credited as one. trajectory: the return, the same for all policy tokens. turn: the reward-to-go from the
-turn on. token: the same, with rewards per token (the KL penalty) from the token on.
+`level` is the unit of credit. trajectory: the return, the same for all policy tokens. turn: the reward-to-go from the turn on.
+token: that and the rewards per token (the KL penalty) from the token on.
 
-Turns and tokens share their baseline with the whole group: the mean over its episodes of the reward-to-go at the same turn, an
-episode that had fewer turns counting with its last. No baseline depends on how many turns an episode itself chose to take, so
-taking more of them is never rewarded: a mean over those still playing, summed up along the episode, would be such a reward
-(verl issue 7244).
+The baseline of a turn is over the whole group: the mean reward-to-go at the same turn, or at its last turn for an episode that
+had fewer. It must not depend on how many turns an episode itself took: a mean over the episodes still playing, summed along the
+episode, would reward taking more turns (verl issue 7244).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from stages.algorithms.batch import Extra, masked_whiten
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.runtime.validation import ParamsError, Positive, Share
 
@@ -32,33 +33,37 @@ DISCOUNTED = AppliesIf(
     "advantage.estimator: gae or utterance, or level: turn or token",
 )
 LEVELS = {"group": "trajectory", "gae": "token"}
-"""advantage.level by its estimator; the others know none."""
+"""Default advantage.level by estimator; the others have none."""
 
 
 class Advantage(Part):
-    """Each axis on its own."""
+    """Estimator, baseline and scale of advantages."""
 
     switch = "estimator"
 
     estimator: Literal["group", "gae", "utterance", "own"] = "group"
-    """utterance: min Q - min V of a turn under a critic that learns off-policy from replayed episodes, see `replay`."""
+    """group: compares the episodes of a group or batch; gae: a critic of tokens or turns; utterance: min Q - min V of a turn
+    under a critic that learns off-policy from replayed episodes, see `replay`."""
     level: Annotated[Literal["trajectory", "turn", "token"] | None, AppliesTo("estimator", "group", "gae")] = None
-    """What is credited as one: group knows all three, gae turns and tokens."""
+    """Unit of credit: group has all three, gae turns and tokens."""
     mean: Annotated[
         Literal["none", "group", "batch", "leave_one_out", "greedy", "length_weighted"], AppliesTo("estimator", "group")
     ] = "none"
+    """What is subtracted from returns as the baseline."""
     std: Annotated[Literal["none", "group", "batch"], AppliesTo("estimator", "group")] = "none"
+    """What advantages are divided by."""
     ddof: Annotated[int, Field(ge=0, le=1), AppliesTo("estimator", "group")] = 1
-    """Of the standard deviation: 1 for n - 1, 0 for n."""
+    """Delta degrees of freedom of the standard deviation: 1 divides by n - 1, 0 by n."""
     gamma: Annotated[Share, DISCOUNTED] = 1.0
-    """Discount per turn or token, as `level` says."""
+    """Discount per turn or token, by `level`."""
     lam: Annotated[Share, AppliesTo("estimator", "gae")] = 1.0
+    """Lambda of generalised advantage estimation."""
     whiten: bool = False
     """Zero mean, unit standard deviation over the batch's policy tokens."""
     clip: Positive | None = None
-    """Advantages are cut to [-clip, clip], last of all."""
+    """Advantages are clipped to [-clip, clip], after everything else."""
     token_baseline: Annotated[bool, AppliesTo("estimator", "utterance")] = False
-    """utterance: subtract from a turn's advantage what a critic of its own expects of it before each token."""
+    """utterance: subtract from a turn's advantage what a second critic predicts of it before each token."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
@@ -78,41 +83,47 @@ class Advantage(Part):
                 )
             if "batch" in (mean, std) and rl.tasks_per_step < 2:
                 raise ParamsError(
-                    f"rl.advantage (mean {mean}, std {std}) compares the episodes of a step, and there is one; raise "
+                    f"rl.advantage (mean {mean}, std {std}) compares the episodes of a step, and there is only one; raise "
                     f"rl.tasks_per_step or group_size"
                 )
         if self.estimator == "group" and level == "token" and self.gamma != 1.0:
             raise ParamsError(
-                "rl.advantage.gamma below 1 discounts by tokens at level token, 0.99 over 400 tokens being 0.018; the group "
-                "estimator discounts turns: set rl.advantage.level to turn, or gamma to null"
+                "rl.advantage.gamma below 1 would discount per token at level token (0.99 over 400 tokens is 0.018), and the "
+                "group estimator discounts per turn: set rl.advantage.level to turn, or gamma to null"
             )
         if mean in ("greedy", "length_weighted") and level in ("turn", "token"):
             raise ParamsError(f"rl.advantage.mean: {mean} is a baseline for whole episodes; set rl.advantage.level to trajectory")
         if self.whiten and std in ("group", "batch"):
             raise ParamsError(
-                f"rl.advantage.whiten would normalise a second time what std: {std} has normalised, which is another method; set "
-                f"std to none, or whiten to false"
+                f"rl.advantage.whiten would normalise again what std: {std} has already normalised; set std to none, or whiten "
+                f"to false"
             )
 
     def _check_gae(self) -> None:
         if self.mean != "none" or self.std != "none":
             raise ParamsError(
-                f"rl.advantage.mean {self.mean} and std {self.std} belong to estimator: group; with gae the critic is the "
+                f"rl.advantage.mean {self.mean} and std {self.std} apply to estimator: group; with gae the critic is the "
                 f"baseline: set both to none, or estimator to group"
             )
         if self.level == "trajectory":
             raise ParamsError(
-                "rl.advantage.level: trajectory belongs to estimator group; gae credits turns or tokens: set it to either"
+                "rl.advantage.level: trajectory applies to estimator: group; gae credits turns or tokens: set it to turn or token"
             )
 
 
 STD_EPS = 1e-6
 _FLAT = 1e-9
-"""A standard deviation below this share of the largest |reward| is rounding: the rewards are equal and the scale is 0."""
+"""A standard deviation below this share of the largest |reward| is rounding error: the rewards are equal."""
+
+
+@dataclass(frozen=True)
+class GreedyReturns(Extra):
+    returns: Tensor
+    """[B] float32: shaped return of the greedy episode of the row's task."""
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of `values` [B] (float64) and count over each row's own group, both [B]."""
+    """Sum of `values` [B] (float64) and count over each row's group, both [B]."""
     import torch
 
     count = int(group.max()) + 1 if group.numel() else 0
@@ -129,8 +140,8 @@ def _refuse_single(sizes: Tensor, axis: str) -> None:
 def baseline(rewards: Tensor, group: Tensor, kind: str, weight: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
     """The baseline of each episode, [B] float64, from rewards [B] and group indices [B].
 
-    none: 0. group: mean of the episode's group. batch: mean of all, counted `weight` [B] times. leave_one_out: mean of the
-    group's other episodes (RLOO). length_weighted: the group's mean weighted by policy tokens `lengths` [B] (OPO).
+    none: 0. group: mean of the episode's group. batch: mean of all, weighted by `weight` [B]. leave_one_out: mean of the group's
+    other episodes (RLOO). length_weighted: the group's mean weighted by policy tokens `lengths` [B] (OPO).
     Raises ValueError for a group of one episode with a kind that compares within groups.
     """
     import torch
@@ -151,8 +162,8 @@ def baseline(rewards: Tensor, group: Tensor, kind: str, weight: Tensor | None = 
 
 
 def scale(rewards: Tensor, group: Tensor, kind: str, ddof: int = 1, weight: Tensor | None = None) -> Tensor:
-    """What centred rewards are divided by, [B] float64: 1 (none), or the standard deviation over n - ddof of the raw rewards over
-    the group or the whole batch (rows counted `weight` [B] times), plus 1e-6; infinite where all rewards are equal: A = 0.
+    """What centred rewards are divided by, [B] float64: 1 (none), or the standard deviation of the raw rewards, with divisor
+    n - ddof, over the group or the whole batch (rows weighted by `weight` [B]), plus 1e-6; infinite where all are equal: A = 0.
 
     Raises ValueError for a group (or batch) of one episode.
     """
@@ -188,8 +199,8 @@ def rewards_to_go(turn_rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def turn_baselines(togo: Tensor, turns: Tensor, group: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
-    """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: for turn u over all episodes that `kind` compares,
-    each with its reward-to-go at turn u, or at its last turn if it had fewer."""
+    """The baseline of each turn, [B, U] float64, from rewards-to-go [B, U]: over all episodes that `kind` compares, each with its
+    reward-to-go at that turn, or at its last turn if it had fewer."""
     import torch
 
     columns = torch.arange(togo.shape[1])[None, :]
@@ -204,7 +215,7 @@ def episode_returns(batch: TrajectoryBatch) -> Tensor:
 
 
 def turn_sums(values: Tensor, turn: Tensor, count: int) -> Tensor:
-    """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 counts nowhere."""
+    """Sum of values [B, T] over the tokens of each turn, [B, count], from turn indices [B, T]; turn -1 is ignored."""
     import torch
 
     sums = torch.zeros(values.shape[0], count, dtype=values.dtype)
@@ -227,14 +238,13 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
     divisor = scale(returns, batch.group, std, ddof, batch.weight)
     if params.level in (None, "trajectory"):
         if mean == "greedy":
-            if batch.greedy_rewards is None:
-                raise ValueError(
-                    "rl.advantage.mean: greedy needs the return of a greedy episode per task, and this batch has none"
-                )
-            below = batch.greedy_rewards.double()
+            greedy = batch.get(GreedyReturns)
+            if greedy is None:
+                raise ValueError("rl.advantage.mean: greedy needs the returns of greedy episodes, and this batch has none")
+            baselines = greedy.returns.double()
         else:
-            below = baseline(returns, batch.group, mean, batch.weight, batch.mask.sum(1))
-        episode = ((returns - below) / divisor).float()
+            baselines = baseline(returns, batch.group, mean, batch.weight, batch.mask.sum(1))
+        episode = ((returns - baselines) / divisor).float()
         return batch.with_(advantages=episode[:, None] * batch.mask)
     turn_rewards = batch.turn_rewards
     if params.level == "turn" and batch.token_rewards is not None:
@@ -247,9 +257,7 @@ def group_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatc
 
 
 def finish(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
-    """The batch after the estimator: `whiten` over its policy tokens, damped where filling says so, cut at `clip`."""
-    from stages.algorithms.batch import masked_whiten
-
+    """The batch with its advantages whitened (`whiten`), multiplied by its `smoothing`, and clipped (`clip`), in this order."""
     advantages = batch.advantages
     assert advantages is not None
     if params.whiten:

@@ -33,8 +33,12 @@ WITH_TOKEN_CRITIC = AppliesIf(needs_critic, "a method with a critic of tokens (a
 
 
 class Critic(Part):
+    """The critic of advantage.estimator gae or utterance."""
+
     learning_rate: Annotated[Positive, WITH_CRITIC] = 0.001
+    """AdamW's."""
     coef: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.5
+    """gae: weight of the critic's loss."""
     warmup_steps: Annotated[int, Field(ge=0), WITH_CRITIC] = 2
     """Steps in which only the critic learns."""
     head: Annotated[HeadParams, WITH_CRITIC] = HeadParams()

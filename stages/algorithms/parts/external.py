@@ -1,24 +1,26 @@
-"""External tokens: what the loss of a demonstration's tokens is while the policy learns from its own episodes beside it.
+"""Loss of external tokens: demonstrations that join the policy's own episodes in their groups.
 
 With p and p_old the policy's probability of a token now and before the step, and A the advantage of the token's episode in its
-group, the loss is -A C r, where C = (1 - sg[p])^gamma is the exploration-based weight (high where the policy does not expect the
-token) and r one of
+group, the loss is -A C r, where C = (1 - sg[p])^gamma is the exploration weight (high where the policy does not expect the token)
+and r one of
 
     mis   2 p / (p_w + p_old), p_w = mix p_old + (1 - mix) U   multiple importance sampling (Dong et al., arXiv 2508.00222): the
                                                                unknown behaviour policy is a mixture with a uniform one
-    pi    p                                                    the behaviour's probability taken as 1
-    old   p / p_old                                            the demonstration taken for the policy's own
+    pi    p                                                    assumes that the behaviour policy's probability is 1
+    old   p / p_old                                            assumes that the policy wrote the demonstration itself
 
-or it is -coef log p (sft), which follows demonstrations whatever they bring. The paper's U is one over the vocabulary, its code's
-the number 1: for U = 1/V and p_old >> U, r is about 4/3 at any p = p_old, for U = 1 it is about 4 p for small p. Two methods.
+or it is -coef log p (sft), whatever the reward. U is 1 / vocabulary in the paper and 1 in its code, which makes two different
+methods: with U = 1/V and p_old >> U, r is about 4/3 at p = p_old; with U = 1 it is about 4 p for small p.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from stages.algorithms.batch import Extra
 from stages.algorithms.parts.loss import advantages_of
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
 from stages.runtime.validation import NonNegative, ParamsError, Positive, Share
@@ -32,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class External(Part):
-    """Episodes of somebody else in the policy's groups: curated demonstrations of the group's task."""
+    """Curated demonstrations of the task as members of the policy's groups."""
 
     data = ("episodes",)
 
     per_group: Annotated[int, Field(ge=0)] = 0
-    """How many episodes of a group are demonstrations in place of the policy's own; fewer where the task has fewer."""
+    """How many episodes of a group are demonstrations instead of the policy's own; fewer if the task has fewer."""
     source: Annotated[Literal["expert", "all"], AppliesAboveZero("per_group")] = "expert"
-    """Which demonstrations: the expert's straight ones, or the noisy ones too."""
+    """Which demonstrations: the expert's, or also the noisy expert's."""
     loss: Annotated[Literal["mis", "pi", "old", "sft"], AppliesAboveZero("per_group")] = "mis"
-    """Of external tokens: -A C r with the ratio r = 2 p / (p_w + p_old) (mis), p (pi: the behaviour's probability taken as 1) or
-    p / p_old (old); sft: -coef log p, whatever the reward."""
+    """Loss of external tokens: -A C r with the ratio r = 2 p / (p_w + p_old) (mis), p (pi) or p / p_old (old); sft: -coef log p,
+    whatever the reward."""
     mix: Annotated[Share, AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 0.5
     """mis: the unknown behaviour policy is p_w = mix * p_old + (1 - mix) * U."""
     u: Annotated[Positive | Literal["vocabulary"], AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 1.0
@@ -58,14 +60,20 @@ class External(Part):
         count = self.per_group
         if count and count >= rl.group_size:
             raise ParamsError(
-                f"rl.external.per_group is {count} and rl.group_size {rl.group_size}: no episode of the policy's own would be "
-                f"left; lower per_group, or raise group_size"
+                f"rl.external.per_group is {count} and rl.group_size {rl.group_size}, which leaves no episode of the policy's "
+                f"own; lower per_group, or raise group_size"
             )
         if count and rl.advantage.estimator == "gae":
             raise ParamsError(
-                "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of somebody "
-                "else's policy; set per_group to 0, or estimator to group"
+                "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of another "
+                "policy; set per_group to 0, or estimator to group"
             )
+
+
+@dataclass(frozen=True)
+class PolicyVocabulary(Extra):
+    size: int
+    """Tokens that the policy chooses among."""
 
 
 def uniform(params: External, vocabulary: int | None) -> float:
@@ -73,12 +81,12 @@ def uniform(params: External, vocabulary: int | None) -> float:
     if params.u != "vocabulary":
         return params.u
     if vocabulary is None:
-        raise ValueError("rl.external.u: vocabulary needs the size of the policy's vocabulary, and the batch does not tell it")
+        raise ValueError("rl.external.u: vocabulary needs the size of the policy's vocabulary, and the batch does not have it")
     return 1.0 / vocabulary
 
 
 def ratio(logprobs: Tensor, old: Tensor, params: External, vocabulary: int | None = None) -> Tensor:
-    """r of current and old log-probabilities, their shape; cut at `ratio_max`. Bounded by 2 / ((1 - mix) U) for mis."""
+    """r of current and old log-probabilities, in their shape; clipped at `ratio_max`. Bounded by 2 / ((1 - mix) U) for mis."""
     if params.loss == "pi":
         found = logprobs.exp()
     elif params.loss == "old":
@@ -107,5 +115,6 @@ def external_loss(logprobs: Tensor, batch: TrajectoryBatch, params: External) ->
         losses = -params.coef * logprobs
     else:
         weight = advantages_of(batch) * exploration(logprobs, params.gamma)
-        losses = -weight * ratio(logprobs, batch.logprobs_old, params, batch.vocabulary)
+        vocabulary = batch.get(PolicyVocabulary)
+        losses = -weight * ratio(logprobs, batch.logprobs_old, params, vocabulary.size if vocabulary else None)
     return torch.where(batch.external, losses, torch.zeros_like(losses))

@@ -1,8 +1,7 @@
 """Generalised advantage estimation (Schulman et al., arXiv 1506.02438) with a critic's values, on policy tokens or on turns.
 
-Tokens: the policy tokens of an episode as if they followed one another; environment tokens between two turns are no actions and
-are taken out first. Turns: a turn is one action, its value the critic's before its first policy token; every token of a turn has
-the turn's advantage.
+Tokens: the policy tokens of an episode as one sequence; the environment's tokens in between are removed first. Turns: a turn is
+one action, its value the critic's before its first policy token; all tokens of a turn have the turn's advantage.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ def compact(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_rewards(batch: TrajectoryBatch) -> None:
-    """Raise ValueError for a reward where there is no policy token to take it: it would be lost."""
-    spoken = torch.zeros(batch.turn_rewards.shape, dtype=torch.bool)
+    """Raise ValueError for a reward that no policy token could receive: it would be lost."""
+    has_tokens = torch.zeros(batch.turn_rewards.shape, dtype=torch.bool)
     rows, columns = batch.mask.nonzero(as_tuple=True)
-    spoken[rows, batch.turn[rows, columns].clamp(min=0)] = True
-    lost = ((batch.turn_rewards != 0) & ~spoken).any(1)
+    has_tokens[rows, batch.turn[rows, columns].clamp(min=0)] = True
+    lost = ((batch.turn_rewards != 0) & ~has_tokens).any(1)
     if bool(lost.any()):
         raise ValueError(
             f"episodes {lost.nonzero().flatten().tolist()} of the batch have a reward on a turn without policy tokens"
@@ -37,8 +36,8 @@ def _check_rewards(batch: TrajectoryBatch) -> None:
 
 
 def token_rewards(batch: TrajectoryBatch, index: Tensor, valid: Tensor) -> Tensor:
-    """Rewards on compacted policy tokens [B, P]: a turn's reward falls on the last policy token of the turn, token rewards where
-    they are. Raises ValueError for a reward without a policy token to fall on, since it would be lost."""
+    """Rewards on compacted policy tokens [B, P]: a turn's reward on the turn's last policy token, token rewards where they are.
+    Raises ValueError for a reward that would be lost."""
     _check_rewards(batch)
     turn = batch.turn.gather(1, index).clamp(min=0)
     last = valid.clone()
@@ -52,17 +51,17 @@ def token_rewards(batch: TrajectoryBatch, index: Tensor, valid: Tensor) -> Tenso
 def gae(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantages [B, P] of rewards and values [B, P] on consecutive actions; 0 where not `valid`.
 
-    d_t = r_t + gamma V_{t+1} - V_t;  A_t = d_t + gamma lam A_{t+1};  V after the last action is 0: an episode cut by the turn
-    limit has had its return, because the limit is part of the task.
+    d_t = r_t + gamma V_{t+1} - V_t;  A_t = d_t + gamma lam A_{t+1}.  V after the last action is 0, also where the turn limit cut
+    the episode: the limit is part of the task, and no reward comes after it.
     """
     advantages = torch.zeros_like(rewards)
-    following_value = torch.zeros(rewards.shape[0])
-    following = torch.zeros(rewards.shape[0])
+    next_value = torch.zeros(rewards.shape[0])
+    next_advantage = torch.zeros(rewards.shape[0])
     for t in range(rewards.shape[1] - 1, -1, -1):
-        delta = rewards[:, t] + gamma * following_value - values[:, t]
-        following = torch.where(valid[:, t], delta + gamma * lam * following, torch.zeros(()))
-        following_value = torch.where(valid[:, t], values[:, t], torch.zeros(()))
-        advantages[:, t] = following
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(valid[:, t], delta + gamma * lam * next_advantage, torch.zeros(()))
+        next_value = torch.where(valid[:, t], values[:, t], torch.zeros(()))
+        advantages[:, t] = next_advantage
     return advantages
 
 
@@ -74,29 +73,29 @@ def _turn_gae(batch: TrajectoryBatch, gamma: float, lam: float) -> tuple[Tensor,
     rewards = batch.turn_rewards
     if batch.token_rewards is not None:
         rewards = rewards + turn_sums(batch.token_rewards, batch.turn, rewards.shape[1])
-    spoken = torch.zeros(batch.turn_rewards.shape, dtype=torch.bool)
+    has_tokens = torch.zeros(batch.turn_rewards.shape, dtype=torch.bool)
     for turn in range(rewards.shape[1]):
         tokens = batch.mask & (batch.turn == turn)
-        spoken[:, turn] = tokens.any(1)
+        has_tokens[:, turn] = tokens.any(1)
         first = tokens.int().argmax(1)
-        values[:, turn] = torch.where(spoken[:, turn], batch.values.gather(1, first[:, None])[:, 0], torch.zeros(()))
-    return gae(rewards, values, spoken, gamma, lam), values
+        values[:, turn] = torch.where(has_tokens[:, turn], batch.values.gather(1, first[:, None])[:, 0], torch.zeros(()))
+    return gae(rewards, values, has_tokens, gamma, lam), values
 
 
 def gae_advantage(batch: TrajectoryBatch, params: Advantage) -> TrajectoryBatch:
     """`advantages` and the critic's targets `returns` = A + V (both [B, T], 0 off the mask); V of the turn at level turn.
 
-    Raises ValueError if the batch carries no critic values.
+    Raises ValueError without a critic's values.
     """
     if batch.values is None:
         raise ValueError("rl.advantage.estimator: gae needs a critic's values, and this batch has none; use algorithm: ppo")
     gamma, lam = params.gamma, params.lam
     if params.level == "turn":
-        turns, values = _turn_gae(batch, gamma, lam)
+        by_turn, turn_values = _turn_gae(batch, gamma, lam)
         turn = batch.turn.clamp(min=0)
-        advantages, held = turns.gather(1, turn) * batch.mask, values.gather(1, turn)
-        return batch.with_(advantages=advantages, returns=(advantages + held) * batch.mask)
-    index, valid = compact(batch.mask)
-    compacted = gae(token_rewards(batch, index, valid), batch.values.gather(1, index), valid, gamma, lam)
-    advantages = torch.zeros_like(batch.values).scatter(1, index, compacted) * batch.mask
-    return batch.with_(advantages=advantages, returns=(advantages + batch.values) * batch.mask)
+        advantages, values = by_turn.gather(1, turn) * batch.mask, turn_values.gather(1, turn)
+    else:
+        index, valid = compact(batch.mask)
+        compacted = gae(token_rewards(batch, index, valid), batch.values.gather(1, index), valid, gamma, lam)
+        advantages, values = torch.zeros_like(batch.values).scatter(1, index, compacted) * batch.mask, batch.values
+    return batch.with_(advantages=advantages, returns=(advantages + values) * batch.mask)

@@ -1,11 +1,13 @@
 """Step advantages from the graph of a group's episodes: equal steps get the mean advantage of the episodes that took them.
 
-Nodes are the environment's states, edges its actions (SALT, arXiv 2510.20022). All steps of a group with one key form an edge E:
+Nodes are the environment's states, edges its actions (SALT, arXiv 2510.20022). All steps of a group with equal keys form an edge
+E:
 
-    A_E = mean over the episodes that passed E of their own advantage at it,
+    A_E = mean over the episodes that took E of their own advantage at it,
 
-and a step that no other episode took keeps what it has, bit for bit. Nothing flows along the graph, so loops need no order. Turns
-that branches of a rollout have in common are merged the same way (ARPO's hard attribution): their key is the draw they stem from.
+and a step that no other episode took keeps its advantage, bit for bit. Nothing propagates along the graph, so loops need no
+order. Turns that branches of a rollout share are merged the same way (ARPO's hard attribution): their key is the draw they stem
+from.
 """
 
 from __future__ import annotations
@@ -18,14 +20,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import StepKeys, TrajectoryBatch
 
 if TYPE_CHECKING:
     from stages.algorithms.parts.credit import Credit
 
 _ROUNDING = 1e-6
-"""A mean below this share of the group's largest |A| is rounding: advantages that cancel give exactly 0."""
+"""A mean below this share of the group's largest |A| is rounding error: advantages that cancel give exactly 0."""
 _WORD = re.compile(r"\w+")
+
+
+def step_keys(batch: TrajectoryBatch, kind: str) -> StepKeys:
+    """The batch's StepKeys. Raises ValueError if it has none."""
+    keys = batch.get(StepKeys)
+    if keys is None:
+        raise ValueError(f"rl.credit.kind: {kind} needs the states and actions of the turns (StepKeys), and this batch has none")
+    return keys
 
 
 def turn_advantages(batch: TrajectoryBatch) -> Tensor:
@@ -34,19 +44,19 @@ def turn_advantages(batch: TrajectoryBatch) -> Tensor:
     Raises ValueError if the batch has none yet, or if tokens of one turn differ in theirs.
     """
     if batch.advantages is None:
-        raise ValueError("step credit is made of advantages, and the batch has none yet")
+        raise ValueError("step credit modifies advantages, and the batch has none yet")
     result = torch.zeros(batch.turn_rewards.shape)
     rows = torch.arange(batch.size)
     for turn in range(result.shape[1]):
-        spoken = batch.mask & (batch.turn == turn)
-        result[:, turn] = torch.where(spoken.any(1), batch.advantages[rows, spoken.int().argmax(1)], torch.zeros(()))
+        tokens = batch.mask & (batch.turn == turn)
+        result[:, turn] = torch.where(tokens.any(1), batch.advantages[rows, tokens.int().argmax(1)], torch.zeros(()))
     if not torch.equal(result.gather(1, batch.turn.clamp(min=0)) * batch.mask, batch.advantages * batch.mask):
         raise ValueError("tokens of one turn differ in their advantage; rl.credit.kind graph and branches merge whole turns")
     return result
 
 
 def similar_states(names: Sequence[str], threshold: float) -> dict[str, str]:
-    """Each name's representative: the first one, in alphabetical order, whose word counts have at least this cosine with its own;
+    """Each name's representative: the first one, in alphabetical order, whose word counts have at least this cosine similarity;
     itself if there is none."""
     found: dict[str, str] = {}
     leaders: list[tuple[str, Counter[str], float]] = []
@@ -64,33 +74,30 @@ def similar_states(names: Sequence[str], threshold: float) -> dict[str, str]:
     return found
 
 
-def _states(batch: TrajectoryBatch, params: Credit) -> list[list[Hashable]]:
-    """State keys of each row, U + 1 of them, with like states made equal where `match` is cosine."""
-    assert batch.states is not None
-    numbers = batch.states.tolist()
+def _states(batch: TrajectoryBatch, keys: StepKeys, params: Credit) -> list[list[Hashable]]:
+    """State keys of each row, U + 1 of them; similar states are equal where `match` is cosine."""
+    numbers = keys.states.tolist()
     if params.match != "cosine":
         return numbers
     result: list[list[Hashable]] = [list(row) for row in numbers]
     for group in batch.group.unique().tolist():
         rows = torch.nonzero(batch.group == group).flatten().tolist()
-        # Ends are no texts: they have numbers below 0 and stay apart.
-        used = [batch.state_names[number] for row in rows for number in numbers[row] if number >= 0]
+        # Ends have no text, and numbers below 0; they stay distinct.
+        used = [keys.state_names[number] for row in rows for number in numbers[row] if number >= 0]
         leaders = similar_states(used, params.threshold)
         for row in rows:
-            result[row] = [leaders[batch.state_names[number]] if number >= 0 else number for number in numbers[row]]
+            result[row] = [leaders[keys.state_names[number]] if number >= 0 else number for number in numbers[row]]
     return result
 
 
 def edges(batch: TrajectoryBatch, params: Credit) -> Tensor:
     """[B, U] int64: steps of one group have the same number if they are one edge of its graph; -1 past an episode's end.
 
-    A key is (s, a, s') or (s, a), as `key` says, and those of the `history` steps before it. match: scrambled gives every step a
-    key of its own, the control in which nothing merges. Raises ValueError if the batch carries no state keys.
+    A key is (s, a, s') or (s, a), as `key` says, and those of the `history` steps before it. match: scrambled, the control, gives
+    every step a key of its own. Raises ValueError without StepKeys.
     """
-    if batch.states is None or batch.actions is None:
-        raise ValueError("rl.credit.kind: graph needs the states and actions of the turns, and this batch carries none")
-    states, actions = _states(batch, params), batch.actions.tolist()
-    history = params.history
+    keys = step_keys(batch, "graph")
+    states, actions = _states(batch, keys, params), keys.actions.tolist()
     numbers: dict[Hashable, int] = {}
     result = torch.full(batch.turn_rewards.shape, -1, dtype=torch.int64)
     for row, (group, turns) in enumerate(zip(batch.group.tolist(), batch.turns.tolist(), strict=True)):
@@ -98,7 +105,7 @@ def edges(batch: TrajectoryBatch, params: Credit) -> Tensor:
         for turn in range(turns):
             after = (states[row][turn + 1],) if params.key != "state_action" else ()
             steps.append((states[row][turn], actions[row][turn], *after))
-            key: Hashable = (group, *steps[max(0, turn - history) :])
+            key: Hashable = (group, *steps[max(0, turn - params.history) :])
             if params.match == "scrambled":
                 key = (row, turn)
             result[row, turn] = numbers.setdefault(key, len(numbers))
@@ -107,9 +114,9 @@ def edges(batch: TrajectoryBatch, params: Credit) -> Tensor:
 
 def merge(advantages: Tensor, edge: Tensor, group: Tensor, each: bool = False) -> tuple[Tensor, Tensor]:
     """Advantages [B, U] with those of one edge [B, U] replaced by their mean over episodes, and which steps at least two
-    episodes took, [B, U] bool; steps of edge -1 and steps that no other episode took stay as they are.
+    episodes took, [B, U] bool; steps of edge -1 and steps that no other episode took are unchanged.
 
-    An episode that comes back to an edge votes once, with its mean there; `each`: once for every time.
+    An episode that takes an edge several times has one vote, its mean there; `each`: one vote each time.
     """
     members: dict[int, dict[int, list[float]]] = {}
     for row, (numbers, values) in enumerate(zip(edge.tolist(), advantages.double().tolist(), strict=True)):
@@ -123,7 +130,7 @@ def merge(advantages: Tensor, edge: Tensor, group: Tensor, each: bool = False) -
     for number, by_row in members.items():
         if len(by_row) < 2:
             continue
-        # Sorted, so that the order of episodes does not show in the last bit.
+        # Sorted, so that the order of episodes does not change the last bit.
         votes = sorted(value for values in by_row.values() for value in (values if each else [sum(values) / len(values)]))
         mean = sum(votes) / len(votes)
         if abs(mean) <= _ROUNDING * largest[int(group[next(iter(by_row))])]:
@@ -134,7 +141,7 @@ def merge(advantages: Tensor, edge: Tensor, group: Tensor, each: bool = False) -
 
 
 def restore_spread(merged: Tensor, before: Tensor, real: Tensor, group: Tensor) -> Tensor:
-    """`merged` [B, U] times one factor per group, so that the mean square over its real steps [B, U] is what it was `before`."""
+    """`merged` [B, U] times one factor per group, so that the mean square over its real steps [B, U] is that of `before`."""
     result = merged.clone()
     for number in group.unique():
         rows = real & (group == number)[:, None]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from stages.algorithms.batch import Extra
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
 from stages.runtime.validation import Count, NonNegative, ParamsError
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class Loss(Part):
+    """The policy loss."""
+
     kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
+    """policy_gradient: REINFORCE; importance: with importance ratios, not clipped; ppo_clip: PPO; gspo: PPO with one ratio per
+    episode; cispo: clipped ratios as weights of REINFORCE."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
     """Importance ratios are clipped from below at 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0.0, le=10.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
@@ -37,6 +42,7 @@ class Loss(Part):
     kl_coef: NonNegative = 0.0
     """Weight of the KL divergence from the frozen reference."""
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k3"
+    """Estimator of the KL divergence per token."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
     entropy_aggregation: Annotated[Literal["loss", "token_mean"], AppliesAboveZero("entropy_coef")] = "loss"
@@ -54,6 +60,17 @@ class Loss(Part):
                 f"rl.loss.kind: policy_gradient does not correct for off-policy data, and rl.epochs is {rl.epochs}, "
                 f"rl.minibatches {rl.minibatches}; set both to 1, or loss.kind to importance, ppo_clip, gspo or cispo"
             )
+
+
+@dataclass(frozen=True)
+class MeanLogprobs(Extra):
+    """For methods whose loss compares with it (`Composition.rescored`)."""
+
+    PER_TOKEN = ("old",)
+
+    old: Tensor
+    """[B, T] float32: mean over the vocabulary of the log-probabilities before each token, before the step's first update; 0 off
+    the mask."""
 
 
 def advantages_of(batch: TrajectoryBatch) -> Tensor:

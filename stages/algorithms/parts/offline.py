@@ -1,77 +1,79 @@
-"""What methods that learn from stored episodes, off-policy, share: a batch of them, what networks say of it, two plain losses.
+"""What methods share that learn off-policy from an offline dataset: settings, the batch, the networks' scores, two plain losses.
 
-Every loss is a sum of weighted terms per token; weights are taken over the whole optimiser step, so that the split into
+Every loss is a sum of weighted terms per token; weights are computed over the whole optimiser step, so that the split into
 micro-batches changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from stages.algorithms.batch import Extra
 from stages.runtime.validation import Count, NonNegative, Section, Share
 
-
-class StoredSettings(Section):
-    """Keys of rl.settings that all of these methods have."""
-
-    per_step: Count = 64
-    """Episodes in one optimiser step."""
-    real_share: Share = 0.5
-    """Of these, ground truth: the expert's demonstrations and other solutions that are known."""
-    other_share: Share = 0.25
-    """... and what others did: known mistakes, records of others' games, noisy demonstrations. The rest are the SFT policy's own,
-    of rollout. Where there is none of a kind, the others fill its place."""
-    beta_ce: NonNegative = 0.5
-    """Weight of the negative log-probability of the ground truth."""
-
-    @model_validator(mode="after")
-    def _shares(self) -> StoredSettings:
-        if self.real_share + self.other_share > 1:
-            raise ValueError(f"real_share ({self.real_share:g}) and other_share ({self.other_share:g}) come to more than 1")
-        return self
-
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Discount = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
+class OfflineSettings(Section):
+    """Keys of rl.settings that all of these methods have."""
+
+    per_step: Count = 64
+    """Episodes per optimiser step."""
+    real_share: Share = 0.5
+    """Share of these that is ground truth: the expert's demonstrations and other known solutions."""
+    other_share: Share = 0.25
+    """Share of these that others played: known mistakes, records of games, noisy demonstrations. The rest are the SFT policy's
+    own rollouts. A kind without episodes is replaced by the others."""
+    beta_ce: NonNegative = 0.5
+    """Weight of the negative log-probability of the ground truth."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> OfflineSettings:
+        if self.real_share + self.other_share > 1:
+            raise ValueError(f"real_share ({self.real_share:g}) and other_share ({self.other_share:g}) add up to more than 1")
+        return self
+
+
 @dataclass(frozen=True)
-class StoredBatch:
-    """d episodes, padded on the right to T tokens."""
+class OfflineBatch(Extra):
+    """B episodes, padded on the right to T tokens."""
+
+    PER_TOKEN = ("token_ids", "mask", "rewards", "logprobs_ref", "best_ref", "greedy")
 
     token_ids: Tensor
-    """[d, T] int64."""
+    """[B, T] int64."""
     mask: Tensor
-    """[d, T] bool: tokens that were chosen, by whomever."""
+    """[B, T] bool: tokens that whoever played chose."""
     rewards: Tensor
-    """[d, T] float32: of a turn, on its last token."""
+    """[B, T] float32: of a turn, on its last token."""
     real: Tensor
-    """[d] bool: ground truth."""
+    """[B] bool: ground truth."""
     baseline: Tensor
-    """[d] float32: mean return of the SFT policy's own episodes at the task (at all tasks, where it has none)."""
+    """[B] float32: mean return of the SFT policy's own episodes of the task (of all tasks, if it has none)."""
     weight: Tensor
-    """[d] float32: of each token's term, 1 / (tokens of the episode * episodes of the step)."""
+    """[B] float32: of each token's term, 1 / (tokens of the episode * episodes of the step)."""
     real_weight: Tensor
-    """[d] float32: the same over the step's ground truth alone, 0 for others."""
+    """[B] float32: the same over the step's ground truth alone, 0 for other episodes."""
     logprobs_ref: Tensor
-    """[d, T] float32: log-probabilities of the tokens under the frozen SFT policy, ..."""
+    """[B, T] float32: log-probabilities of the tokens under the frozen SFT policy."""
     best_ref: Tensor
-    """[d, T] float32: ... of the likeliest tokens in their places, and ..."""
+    """[B, T] float32: log-probabilities of its likeliest tokens at the same positions."""
     greedy: Tensor
-    """[d, T] int64: ... which those are; the lowest of equals."""
+    """[B, T] int64: these likeliest tokens; the lowest id of equals."""
 
-    def rows(self, index: list[int], device: torch.device | str = "cpu") -> StoredBatch:
-        """Some episodes, cut to the longest."""
-        chosen = torch.tensor(index)
-        width = int((self.mask[chosen] * torch.arange(1, self.mask.shape[1] + 1)).amax())
-        picked = {
-            name: (value[chosen] if value.dim() == 1 else value[chosen, :width]).to(device) for name, value in vars(self).items()
-        }
-        return replace(self, **picked)
+    def take(self, rows: list[int], device: torch.device | str = "cpu") -> OfflineBatch:
+        """Some rows, cut to the longest, on `device`."""
+        import torch
+
+        picked = self.rows(torch.tensor(rows))
+        return picked.cut(int((picked.mask * torch.arange(1, picked.mask.shape[1] + 1)).amax()), device)
 
     @property
     def returns(self) -> Tensor:
@@ -80,32 +82,32 @@ class StoredBatch:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the networks say of a StoredBatch's tokens, [d, T] float32 each, 0 off the mask; None where they were not asked."""
+    """The networks' outputs on an OfflineBatch, [B, T] float32 each, 0 off the mask; None where they were not computed."""
 
     logprobs: Tensor | None = None
-    """The policy's, of the tokens, with gradient."""
+    """The policy's log-probabilities of the tokens, with gradient."""
     best: Tensor | None = None
-    """... of its likeliest tokens, ..."""
+    """... of its own likeliest tokens."""
     greedy: Tensor | None = None
-    """... and of the frozen SFT policy's likeliest tokens."""
+    """... of the frozen SFT policy's likeliest tokens."""
     value: Tensor | None = None
     """The value network's output, before it is bounded."""
     residual: Tensor | None = None
     """What the policy's learner adds to that."""
 
 
-def asked(found: Tensor | None) -> Tensor:
-    """A tensor of `Scores`. Raises ValueError if the networks were not asked for it."""
-    if found is None:
-        raise ValueError("a loss on stored episodes reads what the networks were not asked for")
-    return found
+def required(scores: Tensor | None) -> Tensor:
+    """A tensor of `Scores`. Raises ValueError if it was not computed."""
+    if scores is None:
+        raise ValueError("an offline loss reads scores that were not computed")
+    return scores
 
 
-def weighted(per_token: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
-    """Sum of weight [d] times per_token [d, T] over the mask."""
-    return (torch.where(mask, per_token, torch.zeros_like(per_token)).sum(1) * weight).sum()
+def weighted_sum(per_token: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+    """Sum of weight [B] times per_token [B, T] over the mask."""
+    return (per_token.where(mask, 0.0).sum(1) * weight).sum()
 
 
-def imitation(logprobs: Tensor, batch: StoredBatch) -> Tensor:
+def imitation(logprobs: Tensor, batch: OfflineBatch) -> Tensor:
     """Mean over the ground truth of the mean negative log-probability of its tokens."""
-    return weighted(-logprobs, batch.mask, batch.real_weight)
+    return weighted_sum(-logprobs, batch.mask, batch.real_weight)

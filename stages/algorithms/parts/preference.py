@@ -30,10 +30,13 @@ class Preference(Part):
     source: Literal["trees", "imported", "all"] = "trees"
     """Pairs of data/annotated/<domain>, those that curate imported (curate.imports), or both."""
     loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] = "dpo"
+    """The loss of a pair."""
     level: Literal["step", "trajectory"] = "trajectory"
     """What a pair of trees compares: the two actions, or each with what followed it to the nearest right and wrong end."""
     pairs_per_step: Count = 32
+    """Pairs in one optimiser step."""
     beta: Positive = 0.1
+    """Scale of log-ratios of policy and reference."""
     gamma: Annotated[NonNegative, AppliesTo("loss", "simpo")] = 0.5
     """simpo: target margin, outside beta."""
     smoothing: Annotated[float, Field(ge=0.0, lt=0.5), AppliesTo("loss", "cdpo", "robust_dpo")] = 0.1
@@ -41,6 +44,7 @@ class Preference(Part):
     length_normalise: Annotated[bool, AppliesTo("loss", "ipo")] = False
     """ipo: log-probabilities per token in place of sums."""
     desirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
+    """kto: weight of desirable episodes."""
     undesirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
     """kto: weights of the two kinds."""
     nll_coef: Annotated[NonNegative, AppliesTo("loss", "cpo", "orpo")] = 1.0

@@ -1,29 +1,36 @@
-"""Rewards of steps from a progress estimator (SPA, arXiv 2505.20732): the return spread over the turns that earned it.
+"""Step rewards from a progress estimator (SPA, arXiv 2505.20732): the return divided among the turns that earned it.
 
 `rl.credit.kind: progress`, before the advantage is estimated. With contributions c_i of N turns and g_i = 1 where the environment
 understood turn i's action,
 
     r_i = weight * c_i + grounding_coef * g_i  (bonus)    or    - grounding_coef * (1 - g_i)  (penalty).
 
-A bonus is paid for every turn, so that longer episodes earn more; `share` divides it by N; the penalty, the default, pays nothing
-for a turn that changes nothing. What the contributions lack of the return `residual` can put on the last turn or spread over all.
+A bonus is paid for every turn, so longer episodes earn more; `share` divides it by N; the penalty, the default, pays nothing for
+a turn that changes nothing. `residual` assigns what the contributions lack of the return: to the last turn, or evenly to all.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.batch import Extra, TrajectoryBatch
 
 if TYPE_CHECKING:
     from stages.algorithms.parts.credit import Credit
 
 
-def left_out(rewards: Tensor, group: Tensor) -> Tensor:
-    """Each return minus the mean of its group's others, [B] from returns and groups [B]; alone in its group it stays as it is."""
+@dataclass(frozen=True)
+class Progress(Extra):
+    contributions: Tensor
+    """[B, U] float32: the progress estimator's contribution of each turn to the return; 0 past the end."""
+
+
+def minus_mean_of_others(rewards: Tensor, group: Tensor) -> Tensor:
+    """Each return minus the mean of its group's others, [B] from returns and groups [B]; unchanged if alone in its group."""
     result = rewards.clone()
     for number in group.unique():
         rows = group == number
@@ -34,16 +41,17 @@ def left_out(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def contributions(batch: TrajectoryBatch, params: Credit) -> Tensor:
-    """What each turn is said to have earned, [B, U], 0 past the end, before weights and grounding.
+    """Each turn's share of the return, [B, U], 0 past the end, before weights and grounding.
 
-    Raises ValueError if the batch carries no estimates.
+    Raises ValueError without estimates.
     """
-    real = torch.arange(batch.turn_rewards.shape[1])[None, :] < batch.turns[:, None]
+    real = batch.real_turns
     if params.step_reward == "rloo_broadcast":
-        return left_out(batch.rewards, batch.group)[:, None] * real
-    if batch.turn_progress is None:
-        raise ValueError("rl.credit.kind: progress needs the progress estimator's contributions, and this batch carries none")
-    found = batch.turn_progress * real
+        return minus_mean_of_others(batch.rewards, batch.group)[:, None] * real
+    progress = batch.get(Progress)
+    if progress is None:
+        raise ValueError("rl.credit.kind: progress needs the progress estimator's contributions, and this batch has none")
+    found = progress.contributions * real
     missing = batch.rewards - found.sum(1)
     if params.residual == "last_step":
         rows = torch.arange(batch.size)
@@ -54,28 +62,25 @@ def contributions(batch: TrajectoryBatch, params: Credit) -> Tensor:
 
 
 def grounding(batch: TrajectoryBatch, params: Credit) -> Tensor:
-    """The grounding signal's part of the rewards, [B, U]. Raises ValueError if the batch does not tell what was understood."""
+    """Rewards for actions that were understood, [B, U]. Raises ValueError if the batch does not have `accepted`."""
     if batch.accepted is None:
-        raise ValueError(
-            "rl.credit.grounding needs to know which actions the environment understood, and this batch does not tell"
-        )
-    real = torch.arange(batch.turn_rewards.shape[1])[None, :] < batch.turns[:, None]
-    understood, coef = batch.accepted.float(), params.grounding_coef
+        raise ValueError("rl.credit.grounding needs the batch's `accepted` (which actions were understood), and it has none")
+    real, understood, coef = batch.real_turns, batch.accepted.float(), params.grounding_coef
     if params.grounding == "penalty":
         return coef * (understood - 1.0) * real
     return coef * understood * real / (batch.turns.clamp(min=1)[:, None] if params.grounding == "share" else 1.0)
 
 
 def progress_rewards(batch: TrajectoryBatch, params: Credit) -> TrajectoryBatch:
-    """The batch with the rewards of steps as `turn_rewards`, which `rewards` sums up."""
+    """The batch with step rewards as `turn_rewards`, and their sum as `rewards`."""
     found = contributions(batch, params)
     steps = params.weight * found + grounding(batch, params)
     turns = batch.turns.clamp(min=1)
     if params.step_weight == "steps_to_go":
         steps = steps * (turns[:, None] - 1 - torch.arange(steps.shape[1])[None, :]).clamp(min=0)
     assert batch.accepted is not None
-    real = torch.arange(steps.shape[1])[None, :] < batch.turns[:, None]
-    told = {"grounded": float((batch.accepted & real).sum() / real.sum().clamp(min=1))}
-    if batch.turn_progress is not None:
-        told["progress_residual"] = float((batch.rewards - (batch.turn_progress * real).sum(1)).abs().mean())
-    return batch.with_(turn_rewards=steps, rewards=steps.sum(1)).with_metrics(**told)
+    real, progress = batch.real_turns, batch.get(Progress)
+    metrics = {"grounded": float((batch.accepted & real).sum() / real.sum().clamp(min=1))}
+    if progress is not None:
+        metrics["progress_residual"] = float((batch.rewards - (progress.contributions * real).sum(1)).abs().mean())
+    return batch.with_(turn_rewards=steps, rewards=steps.sum(1)).with_metrics(**metrics)

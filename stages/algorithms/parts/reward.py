@@ -55,6 +55,7 @@ class Reward(Part):
     tool_bonus: NonNegative = 0.0
     """Added per tool call."""
     tool_bonus_on: Annotated[Literal["wrong", "both"], AppliesAboveZero("tool_bonus")] = "wrong"
+    """wrong: failures alone; both: successes too."""
     tool_bonus_cap: Annotated[float | None, AppliesAboveZero("tool_bonus")] = None
     """Largest reward of a failure with its bonus."""
     overlong_penalty: NonNegative = 0.0
@@ -66,6 +67,7 @@ class Reward(Part):
     kl_coef: NonNegative = 0.0
     """Subtracted per token: kl_coef times the estimate of the sampling policy's KL from the reference."""
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k1"
+    """Estimator of the KL divergence per token."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:

@@ -13,8 +13,11 @@ class Histogram(Section):
     """Shares of easy, medium and hard tasks; only their proportions matter."""
 
     easy: NonNegative = 1.0
+    """Tasks of a success rate of easy_min or more."""
     medium: NonNegative = 1.0
+    """Tasks in between."""
     hard: NonNegative = 1.0
+    """Tasks of a success rate of hard_max or less."""
 
     @model_validator(mode="after")
     def _some(self) -> Histogram:
@@ -29,7 +32,9 @@ class Selection(Section):
     kind: Literal["all", "model_aware"] = "all"
     """`model_aware`: only tasks that rollout measured and that the SFT policy solves sometimes, weighted by `target`."""
     easy_min: Share = 0.75
+    """Success rate from which a task is easy."""
     hard_max: Share = 0.25
+    """Success rate up to which a task is hard."""
     target: Histogram = Histogram()
 
     @model_validator(mode="after")

@@ -9,7 +9,9 @@ class PrsStage(Section):
     """One stage of progressive reward shaping: reached once all stages before it have met their thresholds."""
 
     name: str
+    """Of the stage, and of the term it scores unless `term` is given."""
     weight: NonNegative
+    """Of the stage's score in the reward."""
     threshold: Share = 1.0
     """Score from which the next stage counts."""
     term: str | None = None

@@ -1,4 +1,4 @@
-"""The calculator domain: its settings, recipes and expert."""
+"""The calculator domain: settings, recipes and tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.environments.base_domain import SHARES, Mix, RecipeDomain, check_fields, some_weight, splits_in_turn
+from stages.environments.base_domain import SHARES, GradedDomain, check_fields, hashed_split, levels_in_turn, some_weight
 from stages.environments.calculator.environment import CalculatorEnvironment
 from stages.environments.calculator.expression import (
     Expression,
@@ -25,14 +25,14 @@ from stages.environments.calculator.expression import (
 from stages.environments.protocol import DomainSettings
 from stages.environments.search.scoring import stated_answer
 from stages.records.task import SPLITS, Split, Task
-from stages.seeding import key64, stream
+from stages.seeding import stream
 
 MAX_OPERATIONS = 5
 INSTRUCTIONS = (
     "Work it out. Each turn, write one action: key <number><operator><number>, which asks the calculator, or answer <number>.\n"
 )
 _DRAWS = 20_000
-"""Tries for one more expression that is new, before the recipes give up."""
+"""Attempts to draw an expression that is new before `recipes` gives up."""
 _FIELDS: dict[str, type] = {"task_id": str, "split": str, "expression": str}
 
 
@@ -43,23 +43,22 @@ class CalculatorSettings(DomainSettings):
     operations: dict[Annotated[int, Field(ge=0, le=MAX_OPERATIONS)], Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {0: 1.0, 1: 1.0, 2: 2.0, 3: 1.0}
     )
-    """Weights of items by the operations that need the tool, in recipes and among the tasks that curation takes. 0: easy items,
-    answered at sight (47*1)."""
+    """Weights of items by the number of operations that need the tool, in recipes and in curation. 0: trivial items (47*1)."""
     operators: list[Literal["+", "-", "*"]] = Field(default=["+", "-", "*"], min_length=1)
     brackets: bool = True
     smallest: Annotated[int, Field(ge=2, le=10**6)] = 2
-    """Of operands and of the results of an item's operations; below 2, operations can be read off."""
+    """Smallest operand, and smallest result of an operation; below 2, operations may be trivial."""
     largest_operand: Annotated[int, Field(ge=9, le=10**9)] = 99
     largest_result: Annotated[int, Field(ge=9, le=10**12)] = 999
-    """Of any operation of an item."""
+    """Largest result of any operation of an item."""
     show_rest: bool = False
-    """After an operation of the item, show with its result what is left to do (= 85-12). Small models work with what they were
-    just shown; to find one's place in a question read before is another skill."""
+    """After an operation of the item, show the rest of the expression with its result (= 85-12), so that a small model need not
+    look back at the question."""
     reward: Literal["exact_match", "digits", "progress"] = "exact_match"
-    """Of the answer: 1 if it is right; the share of its digits that are. `progress`: half of the return for the operations worked
-    out, shared among them, as each is done for the first time; the rest of 1 for the right answer."""
+    """`exact_match`: 1 for the correct answer. `digits`: the share of correct digits. `progress`: up to half for the operations,
+    in equal shares as each is first calculated, and the rest of 1 for the correct answer."""
     instructions: bool = False
-    """Put the available actions before the question; for models that were not trained on this domain."""
+    """Begin the prompt with the available actions; for models that were not trained on this domain."""
 
     _some_weight = field_validator("operations")(some_weight("operations", "{0: 1, 1: 1, 2: 2, 3: 1}"))
 
@@ -73,46 +72,26 @@ class CalculatorSettings(DomainSettings):
 
 
 def split_of(expression: Expression) -> Split:
-    """The split whose recipes may hold `expression`: each in one, whatever the order of its terms."""
-    place = key64("calculator.split", canonical(expression)) % sum(SHARES.values())
-    for split in SPLITS:
-        place -= SHARES[split]
-        if place < 0:
-            return split
-    raise AssertionError("shares add up to their sum")
+    """The split whose tasks may use `expression`, whatever the order of its operands."""
+    return hashed_split(SHARES, "calculator.split", canonical(expression))
 
 
-class CalculatorDomain(RecipeDomain[CalculatorSettings]):
-    """See stages.environments.protocol.Domain."""
-
+class CalculatorDomain(GradedDomain[CalculatorSettings]):
     name = "calculator"
     Settings = CalculatorSettings
+    levels_key = "operations"
 
-    def difficulty_weights(self) -> dict[float, float]:
-        """Difficulty (operations that need the tool) -> weight among the tasks that curation takes."""
-        return {float(count): weight for count, weight in sorted(self.settings.operations.items())}
-
-    def record_difficulty(self, record: Mapping[str, Any]) -> float:
-        return float(len(needed(parse(record["expression"]))))
-
-    def recipe_kinds(self) -> set[str]:
-        return {f"operations {count}" for count, weight in self.settings.operations.items() if weight > 0}
-
-    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
-        return {f"operations {len(needed(parse(record['expression'])))}"}
+    def level(self, record: Mapping[str, Any]) -> int:
+        return len(needed(parse(record["expression"])))
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records; splits take turns in the proportion 192 : 24 : 200, and numbers of operations within each by weight.
-
-        Raises ValueError where the settings do not give so many different expressions.
-        """
-        weights = {number: weight for number, weight in sorted(self.settings.operations.items()) if weight > 0}
-        levels = {split: Mix(list(weights.values())) for split in SPLITS}
+        """Raw records. Raises ValueError if the settings allow fewer different expressions."""
+        levels = list(self.levels())
+        weights = {split: [self.weights[level] for level in levels] for split in SPLITS}
         rng = stream("calculator.recipes", seed)
         seen: set[str] = set()
-        for split, index in splits_in_turn(count):
-            level = list(weights)[levels[split].next()]
-            expression = self._new_expression(level, split, seen, rng)
+        for split, index, place in levels_in_turn(count, weights):
+            expression = self._new_expression(levels[place], split, seen, rng)
             yield {"task_id": f"calculator-{split}-{index:06d}", "split": split, "expression": write(expression)}
 
     def _new_expression(self, level: int, split: Split, seen: set[str], rng: Random) -> Expression:
@@ -124,7 +103,7 @@ class CalculatorDomain(RecipeDomain[CalculatorSettings]):
                 seen.add(canonical(expression))
                 return expression
         raise ValueError(
-            f"calculator: no more different {split} items of {level} operations; ask for fewer, or change "
+            f"calculator: no more different {split} items of {level} operations; request fewer, or change "
             "per_domain.calculator.environment (largest_operand, largest_result, operators or operations)"
         )
 
@@ -132,7 +111,7 @@ class CalculatorDomain(RecipeDomain[CalculatorSettings]):
         return rng.randint(self.settings.smallest, self.settings.largest_operand)
 
     def _draw_easy(self, rng: Random) -> Expression:
-        """One or two operations that leave a number as it is: the answer stands in the question."""
+        """A number under one or two trivial operations: the question contains the answer."""
         expression: Expression = self._operand(rng)
         for _ in range(rng.randint(1, 2)):
             operator = rng.choice(self.settings.operators)
@@ -143,7 +122,7 @@ class CalculatorDomain(RecipeDomain[CalculatorSettings]):
         return expression
 
     def _draw(self, count: int, rng: Random) -> Expression | None:
-        """`count` operations in a random tree, each with a result in [smallest, largest_result]; None if the draw has another."""
+        """A random tree of `count` operations; None if one has a result outside [smallest, largest_result]."""
         if count == 0:
             return self._operand(rng)
         split = rng.randrange(count) if self.settings.brackets else count - 1
@@ -162,7 +141,6 @@ class CalculatorDomain(RecipeDomain[CalculatorSettings]):
             raise ValueError(f"'expression' must have 1 to {MAX_OPERATIONS} operations, not {count}")
 
     def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
-        """Specs hold all there is: there are no worlds."""
         expression = parse(record["expression"])
         prompt = f"what is {write(expression)}?"
         return Task(
@@ -180,9 +158,8 @@ class CalculatorDomain(RecipeDomain[CalculatorSettings]):
         return CalculatorEnvironment(self.settings.reward, self.settings.max_turns, show_rest=self.settings.show_rest)
 
     def answer(self, action: str) -> str | None:
-        """The normalised text of `answer <text>`; None for any other action."""
         return stated_answer(action)
 
     def entities(self, task: Task) -> set[str]:
-        """The expression, whatever the order of its terms."""
+        """The expression, whatever the order of its operands."""
         return {canonical(parse(task.spec["expression"]))}

@@ -1,4 +1,4 @@
-"""Arithmetic expressions over whole numbers with +, - and *: read, written, evaluated, simplified. Nothing is ever executed."""
+"""Arithmetic expressions over integers with +, - and *: parsed, formatted, evaluated, simplified; never executed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Expression: TypeAlias = int | Operation
 
 
 def parse(text: str) -> Expression:
-    """The expression that `text` writes. Raises ValueError, saying what is wrong, for anything but +, -, * and whole numbers."""
+    """The expression in `text`. Raises ValueError, saying what is wrong, for anything but +, -, * and integers."""
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"an expression has at most {MAX_CHARACTERS} characters, and this one {len(text)}")
+        raise ValueError(f"an expression has at most {MAX_CHARACTERS} characters, not {len(text)}")
     try:
         return _read(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
@@ -38,16 +38,14 @@ def _read(node: ast.expr) -> Expression:
     if isinstance(node, ast.BinOp) and type(node.op) in _SYMBOLS:
         return Operation(_SYMBOLS[type(node.op)], _read(node.left), _read(node.right))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        inner = _read(node.operand)
-        assert isinstance(inner, int)
-        return -inner
+        return -_read(node.operand)  # type: ignore[operator]  # a constant
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**MAX_DIGITS:
         return node.value
-    raise ValueError(f"an expression holds whole numbers of at most {MAX_DIGITS} digits, {', '.join(OPERATORS)} and brackets")
+    raise ValueError(f"an expression has only whole numbers of at most {MAX_DIGITS} digits, {', '.join(OPERATORS)} and brackets")
 
 
 def write(expression: Expression) -> str:
-    """As text, with the brackets that are needed: (47+38)*2-12."""
+    """As text with the fewest brackets: (47+38)*2-12."""
     if isinstance(expression, int):
         return str(expression) if expression >= 0 else f"({expression})"
     left, right = write(expression.left), write(expression.right)
@@ -73,7 +71,7 @@ def value(expression: Expression) -> int:
 
 
 def canonical(expression: Expression) -> str:
-    """The same text for expressions that differ by the order of terms under one + or * alone."""
+    """The same text for expressions that differ only in the order of operands of + or *."""
     if isinstance(expression, int):
         return str(expression)
     sides = [canonical(expression.left), canonical(expression.right)]
@@ -82,8 +80,8 @@ def canonical(expression: Expression) -> str:
     return f"({sides[0]}{expression.operator}{sides[1]})"
 
 
-def at_sight(operator: str, left: int, right: int) -> int | None:
-    """The result of an operation that needs no computing: x+0, 0+x, x-0, x-x, x*1, 1*x, x*0, 0*x; None for any other."""
+def trivial_result(operator: str, left: int, right: int) -> int | None:
+    """The result of a trivial operation: x+0, 0+x, x-0, x-x, x*1, 1*x, x*0, 0*x; None for any other."""
     neutral = 1 if operator == "*" else 0
     absorbed = operator == "*" and 0 in (left, right)
     swapped = operator != "-" and left == neutral
@@ -93,7 +91,7 @@ def at_sight(operator: str, left: int, right: int) -> int | None:
 
 
 def operations(expression: Expression) -> Iterator[tuple[str, int, int]]:
-    """(operator, left value, right value) of each operation, innermost and leftmost first: the order of working it out."""
+    """(operator, left value, right value) of each operation in evaluation order: innermost and leftmost first."""
     if isinstance(expression, Operation):
         yield from operations(expression.left)
         yield from operations(expression.right)
@@ -101,8 +99,8 @@ def operations(expression: Expression) -> Iterator[tuple[str, int, int]]:
 
 
 def needed(expression: Expression) -> list[str]:
-    """The operations, written out, that can't be read off: what the tool is for, in order, each once."""
-    return list(dict.fromkeys(_written(*one) for one in operations(expression) if at_sight(*one) is None))
+    """The non-trivial operations as text, in evaluation order, each once: those that need the tool."""
+    return list(dict.fromkeys(_written(*one) for one in operations(expression) if trivial_result(*one) is None))
 
 
 def _written(operator: str, left: int, right: int) -> str:
@@ -110,20 +108,21 @@ def _written(operator: str, left: int, right: int) -> str:
 
 
 def simplify(expression: Expression, known: Mapping[str, int]) -> Expression:
-    """`expression` with what is `known` (written operation -> result), or can be read off, put in."""
+    """`expression` with trivial operations and `known` ones (text -> result) replaced by their results."""
     if isinstance(expression, int):
         return expression
     left, right = simplify(expression.left, known), simplify(expression.right, known)
     if isinstance(left, int) and isinstance(right, int):
-        seen = at_sight(expression.operator, left, right)
-        found = known.get(_written(expression.operator, left, right)) if seen is None else seen
-        if found is not None:
-            return found
+        result = trivial_result(expression.operator, left, right)
+        if result is None:
+            result = known.get(_written(expression.operator, left, right))
+        if result is not None:
+            return result
     return Operation(expression.operator, left, right)
 
 
 def next_operation(expression: Expression) -> str | None:
-    """The innermost, leftmost operation of a simplified expression; None for a number."""
+    """The operation of a simplified expression to evaluate next; None for a number."""
     if isinstance(expression, int):
         return None
     return next_operation(expression.left) or next_operation(expression.right) or write(expression)

@@ -1,18 +1,14 @@
-"""What an answer is worth: the right number, or the share of its digits that are right."""
+"""Scores of an answer: exact match, or the share of correct digits."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Sequence
-
-from stages.records.task import Task
 
 _NUMBER = re.compile(r"[+-]?\d+")
 
 
 def normalize(text: str) -> str:
-    """A number without thousands' commas, a plus sign, leading zeros or a full stop; other text in lower case as it stands."""
+    """A number without thousands separators, plus sign, leading zeros and final full stop; other text in lower case."""
     plain = text.strip().lower().rstrip(".").replace(",", "")
     return str(int(plain)) if _NUMBER.fullmatch(plain) and len(plain) < 100 else plain
 
@@ -23,17 +19,10 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def digit_share(answer: str, gold: str) -> float:
-    """Places, counted from the units, where both numbers have the same digit (or the same sign before the first), as a share of
-    the longer one; 0 for an answer that is no number. In [0, 1], and 1 for the right number alone."""
+    """The share of the longer number's characters, sign included, that are equal when both are aligned at the units; 0 for an
+    answer that is not a number. In [0, 1]; 1 only for the correct number."""
     given, wanted = normalize(answer), normalize(gold)
     if not _NUMBER.fullmatch(given):
         return 0.0
     same = sum(a == b for a, b in zip(reversed(given), reversed(wanted), strict=False))
     return same / max(len(given), len(wanted))
-
-
-def constant_success(tasks: Sequence[Task]) -> float:
-    """Success on `tasks` of the best single answer in hindsight. Raises ValueError for no tasks."""
-    if not tasks:
-        raise ValueError("constant_success needs at least one task")
-    return max(Counter(task.spec["answer"] for task in tasks).values()) / len(tasks)

@@ -1,4 +1,4 @@
-"""What a solution does, whatever it is written like: the same function must not be in training and in test."""
+"""Identifies functions by their results, so that no function is both in training and in test, however it is written."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from stages.environments.code.problems import called, compiled
+from stages.environments.code.problems import compiled, evaluated
 from stages.seeding import stream
 
 NUMBERS = range(1, 25)
-"""What problems about numbers are tested on, constants of one digit being near it."""
+"""Inputs for problems about numbers, whose constants have one digit."""
 
 
 @cache
 def _grid(kind: str, parameters: int) -> tuple[tuple[Any, ...], ...]:
-    """Arguments of the calls that tell two functions of a kind apart; always the same ones."""
+    """Fixed arguments of the calls that distinguish functions of a kind."""
     rng = stream("code.behaviour", kind)
     if kind == "word":
         return tuple(("".join(rng.choice("abcdefgh") for _ in range(4 + draw % 3)),) for draw in range(24))
@@ -28,10 +28,11 @@ def _grid(kind: str, parameters: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def behaviour(kind: str, parameters: Sequence[str], expression: str) -> str:
-    """16 hex digits, equal for expressions of ours that give the same on every input of a fixed grid. `kind`: list, number,
-    choice or word; problems about a number and choices share inputs, since they may be the same function. Not for what others
-    wrote, which runs in the sandbox alone."""
+    """16 hex digits, equal for expressions with equal results on a fixed grid of inputs. `kind`: list, number, choice or word;
+    number and choice share a grid, since they may be the same function. Runs the expression here: only for trusted ones."""
     code = compiled(expression)
     assert code is not None
-    values = [repr(called(code, parameters, arguments)) for arguments in _grid(kind.replace("choice", "number"), len(parameters))]
+    values = [
+        repr(evaluated(code, parameters, arguments)) for arguments in _grid(kind.replace("choice", "number"), len(parameters))
+    ]
     return hashlib.sha256("\n".join(values).encode()).hexdigest()[:16]

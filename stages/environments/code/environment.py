@@ -1,4 +1,4 @@
-"""Handing in programs: tests that are shown, tests that are not, and, if there are turns, repair."""
+"""Plays one problem: programs are run on shown and hidden tests, and may be repaired if there are turns left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stages.environments.base_environment import ValueEnvironment
+from stages.environments.base_environment import EpisodeEnvironment, EpisodeState
 from stages.environments.code.settings import Rewards
 from stages.environments.protocol import Observation, Step
 from stages.records.task import Task
@@ -14,50 +14,41 @@ from stages.sandbox import Outcome, Program, Sandbox, TestResult, Tests
 from stages.seeding import key64
 
 RESULTS = ("pass", "fail", "error", "compile_error")
-SAID = {"pass": "passed.", "fail": "failed.", "error": "failed.", "compile_error": "failed."}
-REMEMBERED = 4096
-"""Programs whose outcomes are kept: search and repair come back to the same ones."""
+CACHED = 4096
+"""Number of programs whose outcomes are cached, since search and repair return to the same programs."""
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.S)
 _EQUATION = re.compile(r"assert (.+?) == (.+)", re.S)
 
 
 @dataclass(frozen=True)
-class CodeState:
-    """Everything that changes while a problem is worked on."""
+class CodeState(EpisodeState):
+    """`terminated`: the last program passes all shown tests."""
 
-    task_id: str
     programs: tuple[str, ...] = ()
-    """That were handed in and compile."""
-    turns: int = 0
-    passed: bool = False
-    truncated: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.passed or self.truncated
+    """Submitted programs that compile."""
 
 
 class Judge:
-    """Runs programs on tasks' tests, in one sandbox for all environments of a domain, and remembers what came of them."""
+    """Runs programs on tasks' tests in the sandbox that all environments of a domain share, and caches the outcomes."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self._known: dict[tuple[str, str], Outcome] = {}
+        self._outcomes: dict[tuple[str, str], Outcome] = {}
 
     def outcome(self, task: Task, source: str) -> Outcome:
-        """Of a program on all tests of `task`, the shown ones first. Raises SandboxError where there is no sandbox."""
+        """The outcome of a program on all tests of `task`, shown ones first. Raises SandboxError if there is no sandbox."""
         spec, key = task.spec, (task.task_id, source)
-        if key not in self._known:
+        if key not in self._outcomes:
             program = Program(source, spec["entry"], tuple(spec["parameters"]), spec["context"])
             tests = Tests((*spec["shown"], *spec["hidden"]), spec["context"])
-            while len(self._known) >= REMEMBERED:
-                del self._known[next(iter(self._known))]
-            self._known[key] = self.sandbox.run(program, tests)
-        return self._known[key]
+            while len(self._outcomes) >= CACHED:
+                del self._outcomes[next(iter(self._outcomes))]
+            self._outcomes[key] = self.sandbox.run(program, tests)
+        return self._outcomes[key]
 
 
 def result_of(outcome: Outcome) -> str:
-    """One of RESULTS. An error on any test counts before a failure on any other."""
+    """One of RESULTS; an error on any test takes precedence over a failure."""
     if outcome.status == "compile_error":
         return "compile_error"
     verdicts = {result.verdict for result in outcome.results}
@@ -67,13 +58,13 @@ def result_of(outcome: Outcome) -> str:
 
 
 def unfenced(action: str) -> str:
-    """The program in an answer: what stands in its last code block, or all of it."""
+    """The program in an answer: its last code block, or all of it."""
     blocks = _FENCE.findall(action)
     return blocks[-1] if blocks else action
 
 
-def told(test: str, result: TestResult) -> str:
-    """What a failed test says: "f([1, 2]) is 3, not 2"."""
+def failure_text(test: str, result: TestResult) -> str:
+    """Describes a failed test: "f([1, 2]) is 3, not 2"."""
     if result.verdict != "fail":
         return f"{result.call}: {result.message}" if result.call else result.message
     equation = _EQUATION.fullmatch(test)
@@ -82,7 +73,7 @@ def told(test: str, result: TestResult) -> str:
     return f"{result.message}, {result.call} is {result.value}" if result.call else result.message
 
 
-class CodeEnvironment(ValueEnvironment[CodeState]):
+class CodeEnvironment(EpisodeEnvironment[CodeState]):
     """One running problem. `name` is its domain's."""
 
     def __init__(self, name: str, judge: Judge, rewards: Rewards, max_turns: int, styles: Sequence[str]) -> None:
@@ -94,7 +85,7 @@ class CodeEnvironment(ValueEnvironment[CodeState]):
         return CodeState(task.task_id), ""
 
     def step(self, action: str) -> Step:
-        """Hand in a program: a module that defines the function, its body, or the expression it returns."""
+        """Submit a program: a module that defines the function, its body, or the expression it returns."""
         state = self._running()
         source = unfenced(action)
         outcome = self._judge.outcome(self.task, source)
@@ -102,50 +93,46 @@ class CodeEnvironment(ValueEnvironment[CodeState]):
         programs = state.programs if result == "compile_error" else (*state.programs, source)
         wrong = next((place for place, one in enumerate(outcome.results[:shown]) if one.verdict != "pass"), None)
         ready = outcome.status == "ok" and wrong is None
-        turns = state.turns + 1
-        self._state = replace(
-            state, programs=programs, turns=turns, passed=ready, truncated=not ready and turns >= self._max_turns
-        )
+        now = self._end_turn(replace(state, programs=programs, terminated=ready))
         if outcome.status != "ok":
             text = outcome.message
         else:
-            text = SAID[result] if wrong is None else told(self.task.spec["shown"][wrong], outcome.results[wrong])
-        if not self._state.over:
+            text = (
+                ("passed." if result == "pass" else "failed.")
+                if wrong is None
+                else failure_text(self.task.spec["shown"][wrong], outcome.results[wrong])
+            )
+        if not now.over:
             return Step(Observation(text), 0.0, result != "compile_error", terminated=False, truncated=False, cost=1.0)
         return Step(
             observation=Observation(text),
             reward=self._rewards.of(result),
             accepted=result != "compile_error",
-            # With a single turn, handing in a program is the end of it, whatever it comes to.
+            # With a single turn, any submission ends the task.
             terminated=ready or self._max_turns == 1,
-            truncated=self._state.truncated and self._max_turns > 1,
+            truncated=now.truncated and self._max_turns > 1,
             cost=1.0,
             terms=self._terms(outcome, result),
         )
 
     def _terms(self, outcome: Outcome, result: str) -> dict[str, float]:
-        """One of RESULTS is 1; `tests` is the share of the hidden tests that passed."""
+        """1 for one of RESULTS; `tests`: share of the hidden tests that passed."""
         hidden = outcome.results[len(self.task.spec["shown"]) :]
         share = sum(one.verdict == "pass" for one in hidden) / len(self.task.spec["hidden"])
         return {**{name: float(name == result) for name in RESULTS}, "tests": share}
 
     def state_key(self) -> str:
-        """The programs that were handed in, but for white space."""
+        """The submitted programs, up to white space."""
         return "#".join((self.task.task_id, *(" ".join(source.split()) for source in self._state.programs)))
 
-    def next_action(self) -> str | None:
-        """A reference solution, of the style that the task drew; None once the episode is over."""
-        return None if self._state.over else self._reference()
-
-    def _reference(self) -> str:
+    def _expert_action(self) -> str:
+        """A reference solution in the task's style."""
         by_style = {one["style"]: one["source"] for one in self.task.spec["references"]}
         known = [style for style in self._styles if style in by_style] or sorted(by_style)
         return by_style[known[key64("code.style", self.task.task_id) % len(known)]]
 
-    def admissible(self) -> Sequence[str]:
-        """A sample: the task's solutions and the near misses that compile. Empty once the episode is over."""
-        if self._state.over:
-            return []
+    def _actions(self) -> list[str]:
+        """A sample: the task's solutions and the near misses that compile."""
         spec = self.task.spec
         misses = [one["source"] for one in spec["near_misses"] if one["outcome"] != "compile_error"]
-        return sorted({one["source"] for one in spec["references"]} | set(misses))
+        return [*(one["source"] for one in spec["references"]), *misses]

@@ -1,4 +1,4 @@
-"""What is the same about two problems: their solutions but for names and constants, and their descriptions."""
+"""Finds duplicate problems: by their solutions up to names and constants, and by their descriptions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import re
 import textwrap
 
 WORDS = 13
-"""Words in a row that no two descriptions share by chance; shorter descriptions count as a whole."""
-
-
+"""Length of word n-grams that two descriptions do not share by chance."""
 _BUILTIN = frozenset(("sum", "len", "max", "min", "sorted", "list", "map", "filter", "set", "dict", "range", "int", "str"))
 
 
-class _Nameless(ast.NodeTransformer):
-    """Names by the order in which they come (those of built-in functions as they are), constants by their type unless they are
-    kept, functions without docstring and annotations."""
+class _Anonymize(ast.NodeTransformer):
+    """Renames variables by order of appearance (built-in functions keep their names), replaces constants by their types unless
+    `keep_constants`, and removes docstrings and annotations."""
 
     def __init__(self, parameters: tuple[str, ...], keep_constants: bool = False) -> None:
         self.names: dict[str, str] = {name: name for name in sorted(_BUILTIN)}
@@ -44,25 +42,25 @@ class _Nameless(ast.NodeTransformer):
 
 
 def fingerprint(source: str, parameters: tuple[str, ...] = ()) -> str:
-    """16 hex digits, equal for solutions that differ in names (but those of built-in functions), constants, comments and layout.
-    `source`: a module, or the expression or body of a function of `parameters`. Raises SyntaxError for what is neither."""
+    """16 hex digits, equal for solutions that differ only in names (except built-in functions), constants, comments and layout.
+    `source`: a module, or the body or expression of a function of `parameters`. Raises SyntaxError."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         tree = ast.parse(f"def f({', '.join(parameters)}):\n" + textwrap.indent(source, "    "))
-    nameless = _Nameless(parameters)
+    anonymize = _Anonymize(parameters)
     body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    text = "\n".join(ast.dump(nameless.visit(node)) for node in body)
+    text = "\n".join(ast.dump(anonymize.visit(node)) for node in body)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
-    """The same text for programs that differ in names and layout alone, whether they are written as the function `entry` in a
-    module, as its body or as the expression that it returns. `parameters`: its own where the program does not name them. Of what
-    cannot be taken apart here, it is the text with single spaces."""
+    """The same text for programs that differ only in names and layout, whether written as the function `entry`, as its body or as
+    the expression that it returns. `parameters`: of a program without a signature. A program that cannot be parsed keeps its
+    text, with single spaces."""
     try:
         return _canonical(source, entry, parameters)
-    # The sandbox puts up with some more layouts, and has more room for what is nested deeply.
+    # The sandbox accepts some more layouts and deeper nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return " ".join(source.split())
 
@@ -77,11 +75,11 @@ def _canonical(source: str, entry: str, parameters: tuple[str, ...]) -> str:
     match body:
         case [ast.Return(value=ast.expr() as value) | ast.Expr(value=value)]:
             body = [ast.Expr(value)]
-    nameless = _Nameless(parameters, keep_constants=True)
-    return "\n".join(ast.dump(nameless.visit(node)) for node in body)
+    anonymize = _Anonymize(parameters, keep_constants=True)
+    return "\n".join(ast.dump(anonymize.visit(node)) for node in body)
 
 
 def phrases(description: str) -> set[str]:
-    """All runs of WORDS words, or the whole of a shorter description; lower case, without punctuation."""
+    """All word n-grams of length WORDS, or all words of a shorter description; lower case, without punctuation."""
     words = re.findall(r"\w+", description.lower())
     return {" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))}

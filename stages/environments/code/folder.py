@@ -1,4 +1,4 @@
-"""Problems from files in the shape of MBPP (arXiv 2108.07732) or HumanEval (arXiv 2107.03374), JSON or JSON lines."""
+"""Reads problems in the format of MBPP (arXiv 2108.07732) or HumanEval (arXiv 2107.03374) from JSON or JSON Lines files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.environments.base_domain import SHARES
+from stages.environments.base_domain import SHARES, hashed_split
 from stages.environments.code.fingerprint import fingerprint
-from stages.records.task import SPLITS, Split
-from stages.seeding import key64
+from stages.records.task import Split
 
 FIELDS: dict[str, type] = {
     "task_id": str,
@@ -27,21 +26,21 @@ FIELDS: dict[str, type] = {
     "hidden": list,
     "solution": str,
 }
-"""Of a raw record, whichever shape it came in."""
-_NAMED = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
+"""Fields of a raw record."""
+_SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
 
 
 def folder_records(folder: Path, shown: int) -> list[dict[str, Any]]:
-    """All problems of all files, in the order of names and lines.
+    """Raw records of all problems, in the order of file names and lines.
 
-    A problem's split is what it says itself ("split"), what its file's name says (train.jsonl, mbpp_validation.json), or drawn by
-    its solution, so that two problems with one solution come to one split. Raises FileNotFoundError if there are no files,
-    ValueError naming file and problem for one that can't be read.
+    A problem's split is its own field "split", or given by the file name (train.jsonl, mbpp_validation.json), or a hash of its
+    solution, so that equal solutions share a split. Raises FileNotFoundError if there are none, ValueError naming a
+    problem that can't be read.
     """
     files = sorted(path for kind in ("*.json", "*.jsonl") for path in folder.glob(kind))
     if not files:
         raise FileNotFoundError(
-            f"{folder} holds no .json or .jsonl file; put problems in the shape of MBPP or HumanEval there, or set "
+            f"{folder} has no .json or .jsonl file; put problems in the format of MBPP or HumanEval there, or set "
             "per_domain.code_folder.environment.folder"
         )
     records = []
@@ -64,18 +63,18 @@ def _read(path: Path) -> list[Mapping[str, Any]]:
     else:
         found = _parse(data, path.name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"{path.name} must hold a list of problems, or one in each line")
+        raise ValueError(f"{path.name} must be a list of problems, or one problem per line (.jsonl)")
     return found
 
 
 def _parse(text: bytes, where: str) -> Any:
-    """A JSON value that UTF-8 can hold. Raises ValueError naming `where` it stands."""
+    """A JSON value that can be encoded as UTF-8. Raises ValueError naming `where` it is."""
     try:
         value = json.loads(text.decode("utf-8"))
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except RecursionError as error:
         raise ValueError(f"{where} is not JSON (values are nested too deeply)") from error
-    except ValueError as error:  # what json.loads takes and no table holds, too: half a surrogate pair, NaN
+    except ValueError as error:  # also lone surrogates and NaN, which json.loads accepts
         raise ValueError(f"{where} is not JSON ({error})") from error
     return value
 
@@ -83,12 +82,11 @@ def _parse(text: bytes, where: str) -> Any:
 def _split(problem: Mapping[str, Any], path: Path, record: Mapping[str, Any]) -> Split:
     words = [str(problem["split"])] if "split" in problem else re.split(r"[^a-z]+", path.stem.lower())
     for word in words:
-        if word in _NAMED:
-            return _NAMED[word]  # type: ignore[return-value]
+        if word in _SPLIT_NAMES:
+            return _SPLIT_NAMES[word]  # type: ignore[return-value]
     if "split" in problem:
-        raise ValueError(f"'split' must be one of {sorted(_NAMED)}, not {problem['split']!r}")
-    place = key64("code_folder.split", fingerprint(record["solution"])) % sum(SHARES.values())
-    return SPLITS[0] if place < SHARES["train"] else SPLITS[1] if place < SHARES["train"] + SHARES["valid"] else SPLITS[2]
+        raise ValueError(f"'split' must be one of {sorted(_SPLIT_NAMES)}, not {problem['split']!r}")
+    return hashed_split(SHARES, "code_folder.split", fingerprint(record["solution"]))
 
 
 def _task_id(problem: Mapping[str, Any], shape: str) -> str:
@@ -98,8 +96,8 @@ def _task_id(problem: Mapping[str, Any], shape: str) -> str:
 
 
 def of_mbpp(problem: Mapping[str, Any], shown: int) -> dict[str, Any]:
-    """A problem with `task_id`, `text` (or `prompt`), `code` and `test_list`; also `test_setup_code`, `test_imports` and
-    `challenge_test_list`. At most `shown` tests are shown, and one at least is hidden. Raises ValueError or KeyError."""
+    """A record from `task_id`, `text` (or `prompt`), `code`, `test_list` and, optionally, `test_setup_code`, `test_imports` and
+    `challenge_test_list`. At most `shown` tests are shown and at least one is hidden. Raises ValueError or KeyError."""
     tests = [*problem["test_list"], *problem.get("challenge_test_list", ())]
     if not tests:
         raise ValueError("'test_list' is empty")
@@ -126,13 +124,13 @@ def of_mbpp(problem: Mapping[str, Any], shown: int) -> dict[str, Any]:
 
 
 def of_humaneval(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem with `task_id`, `prompt`, `entry_point`, `canonical_solution` and `test`. The examples of its docstring that are
-    plain values are the tests that are shown. Raises ValueError or KeyError."""
+    """A record from `task_id`, `prompt`, `entry_point`, `canonical_solution` and `test`. The docstring's examples with literal
+    results are the shown tests. Raises ValueError or KeyError."""
     prompt, entry = problem["prompt"], problem["entry_point"]
     tree = ast.parse(prompt + "\n    pass\n")
     function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry), None)
     if function is None:
-        raise ValueError(f"'prompt' does not begin the function {entry}")
+        raise ValueError(f"'prompt' does not define the function {entry}")
     docstring = ast.get_docstring(function) or ""
     before = prompt.splitlines()[: function.lineno - 1 - len(function.decorator_list)]
     return {
@@ -149,7 +147,7 @@ def of_humaneval(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
-    """As they stand in a head, without annotations, all in one text: ["a, b=2"]."""
+    """The parameters without annotations, as one string: ["a, b=2"]."""
     for node in ast.walk(function.args):
         if isinstance(node, ast.arg):
             node.annotation = None
@@ -157,7 +155,7 @@ def _parameters(function: ast.FunctionDef) -> list[str]:
 
 
 def _examples(docstring: str) -> list[str]:
-    """`>>> f(1)` followed by a plain value, as asserts."""
+    """Doctest examples with literal results, as asserts."""
     found = []
     try:
         examples = doctest.DocTestParser().get_examples(docstring)
@@ -175,21 +173,19 @@ def _examples(docstring: str) -> list[str]:
 
 
 def check_problem(record: Mapping[str, Any]) -> None:
-    """Raise ValueError, saying what is wrong, for a record whose texts are none, or whose solution or tests are no Python."""
+    """Raise ValueError for fields that are not text, and for a solution or tests that are not valid Python."""
     for name in ("parameters", "shown", "hidden"):
         if not all(isinstance(item, str) for item in record[name]):
-            raise ValueError(f"'{name}' must be a list of texts")
+            raise ValueError(f"'{name}' must be a list of strings")
     if not record["hidden"]:
-        raise ValueError("'hidden' is empty: a program that nothing tests passes")
-    for name, source in (("solution", record["solution"]), ("context", record["context"])):
-        _parsed(name, source)
-    for name in ("shown", "hidden"):
-        for source in record[name]:
-            _parsed(name, source)
+        raise ValueError("'hidden' is empty; add at least one test")
+    sources = [(name, source) for name in ("solution", "context", "shown", "hidden") for source in _as_list(record[name])]
+    for name, source in sources:
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"'{name}' is not valid Python ({error}): {source[:80]!r}") from error
 
 
-def _parsed(name: str, source: str) -> None:
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"'{name}' is no Python ({error}): {source[:80]!r}") from error
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

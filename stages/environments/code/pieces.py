@@ -1,7 +1,7 @@
-"""What problems are put together from: operations with their words, their Python and the mistakes that people make with them.
+"""The operations that problems combine: their wording, their Python and typical mistakes.
 
-`{v}` stands for what an operation is applied to and `{k}` for its constant. Every piece occurs in problems of every split;
-which pieces come together, a family, belongs to one.
+`{v}` is the operand of an operation and `{k}` its constant. Every piece occurs in problems of every split; a combination of
+pieces (a family) belongs to one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """One operation. `mistakes`: (what was mistaken, what was written instead)."""
+    """One operation. `mistakes`: (kind, wrong code)."""
 
     name: str
     words: str
@@ -19,14 +19,10 @@ class Piece:
     mistakes: tuple[tuple[str, str], ...] = ()
     smallest: int = 2
     largest: int = 9
-    """Of its constant."""
-
-    @property
-    def constant(self) -> bool:
-        return "{k}" in self.code
+    """Range of its constant."""
 
 
-# Of the numbers in a list: which, what of each, and what of all.
+# Problems about the numbers in a list: a filter, a mapping and an aggregate.
 WHICH = (
     Piece("all", "", ""),
     Piece("above", " above {k}", "b>{k}", (("boundary", "b>={k}"), ("direction", "b<{k}"))),
@@ -52,7 +48,7 @@ ALL = (
     Piece("sorted", "in order ", "sorted({v})", (("forgotten", "[{v}]"), ("method", "[{v}].sort()"))),
 )
 
-# Of numbers: one step after another, with the other number or a constant.
+# Problems about numbers: a chain of steps with the other number or a constant.
 STEPS = (
     Piece("plus", "plus {k}", "{v}+{k}", (("sign", "{v}-{k}"), ("operator", "{v}*{k}"))),
     Piece("minus", "minus {k}", "{v}-{k}", (("order", "{k}-{v}"), ("sign", "{v}+{k}"))),
@@ -61,7 +57,7 @@ STEPS = (
     Piece("remainder", "modulo {k}", "{v}%{k}", (("operator", "{v}//{k}"), ("order", "{k}%{v}"))),
 )
 
-# Of a number, depending on it.
+# Problems with a condition on a number.
 CONDITIONS = (
     Piece("above", "above {k}", "a>{k}", (("boundary", "a>={k}"), ("direction", "a<{k}"))),
     Piece("below", "below {k}", "a<{k}", (("boundary", "a<={k}"), ("direction", "a>{k}"))),
@@ -75,7 +71,7 @@ BRANCHES = (
     Piece("constant", "{k}", "{k}", (("operator", "a*{k}"),)),
 )
 
-# Of a word: one step after another.
+# Problems about a word: a chain of steps.
 CUTS = (
     Piece("first", "the first {k} letters", "{v}[:{k}]", (("index", "{v}[{k}]"), ("direction", "{v}[{k}:]")), 2, 3),
     Piece("last", "the last {k} letters", "{v}[-{k}:]", (("index", "{v}[-{k}]"), ("direction", "{v}[:-{k}]")), 2, 3),

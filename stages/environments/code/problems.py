@@ -1,4 +1,4 @@
-"""From a family and its constants to a problem: tests that tell its mistakes from its solutions, and what both come to."""
+"""Makes a problem from a family and its constants: tests that distinguish mistakes from solutions, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stages.seeding import stream
 
 Result = Literal["pass", "fail", "error", "compile_error"]
 DRAWS = 400
-"""Inputs that are drawn before a family's constants are given up."""
+"""Attempts to draw an input before a family's constants are rejected."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a task's spec holds. `shown` and `hidden`: tests, statements with asserts; `near_misses`: (kind, source, what it
-    comes to on all tests)."""
+    """The contents of a task's spec. `shown` and `hidden`: tests as assert statements; `references`: (style, source);
+    `near_misses`: (kind of mistake, source, result of all tests)."""
 
     entry: str
     parameters: tuple[str, ...]
@@ -38,13 +38,12 @@ class Problem:
             "shown": list(self.shown),
             "hidden": list(self.hidden),
             "references": [{"style": style, "source": source} for style, source in self.references],
-            "near_misses": [{"mistake": kind, "source": source, "outcome": told} for kind, source, told in self.near_misses],
+            "near_misses": [{"mistake": kind, "source": source, "outcome": result} for kind, source, result in self.near_misses],
         }
 
 
 def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int, hidden: int, *, signs: bool = False) -> Problem:
-    """The same arguments always give the same problem. Raises ValueError where so many different inputs can't be found, or all
-    give the same."""
+    """The problem, deterministically. Raises ValueError if there are too few different inputs or all have the same result."""
     wording = family.wording(constants)
     solution = compiled(wording.references[0][1])
     assert solution is not None
@@ -59,20 +58,20 @@ def make_problem(family: Family, constants: Sequence[int], seed: int, shown: int
         if len(cases) == shown + hidden:
             break
         arguments = family.inputs(constants, rng)
-        value = called(solution, wording.parameters, arguments)
+        value = evaluated(solution, wording.parameters, arguments)
         if isinstance(value, Raised) or repr(arguments) in seen:
             continue
-        # First come inputs on which some mistake shows that showed on none before; later any will do.
-        told = {source for source, code in open_mistakes.items() if called(code, wording.parameters, arguments) != value}
-        if not told and open_mistakes and draw < DRAWS // 2:
+        # Prefer inputs that reveal a mistake which no earlier input revealed; later accept any.
+        revealed = {source for source, code in open_mistakes.items() if evaluated(code, wording.parameters, arguments) != value}
+        if not revealed and open_mistakes and draw < DRAWS // 2:
             continue
-        for source in told:
+        for source in revealed:
             del open_mistakes[source]
         seen.add(repr(arguments))
         cases.append((arguments, value))
     if len(cases) < shown + hidden or all(equal(value, cases[0][1]) for _, value in cases):
         raise ValueError(f"family {family.name} with {list(constants)} has no {shown + hidden} tests that differ")
-    # The tests that tell most come first; they are hidden ones.
+    # The first cases reveal the most mistakes; they become the hidden tests.
     ordered = [*cases[hidden:], *cases[:hidden]]
     tests = [test_of(arguments, value) for arguments, value in ordered]
     misses = _outcomes(wording, mistakes, ordered)
@@ -85,51 +84,50 @@ def test_of(arguments: Sequence[Any], value: Any) -> str:
 
 
 def _outcomes(wording: Wording, mistakes: Sequence[tuple[str, str, Any]], cases: Sequence[tuple[list[Any], Any]]) -> tuple:
-    """Near misses that do not pass, each once, with what they come to."""
+    """Near misses that fail some test, each once, with their result."""
     found: dict[str, tuple[str, str, Result]] = {}
     for kind, source, code in mistakes:
-        told: Result = "compile_error"
+        result: Result = "compile_error"
         if code is not None:
-            values = [(called(code, wording.parameters, arguments), value) for arguments, value in cases]
-            raised = any(isinstance(mine, Raised) for mine, _ in values)
-            told = "error" if raised else "pass" if all(equal(mine, value) for mine, value in values) else "fail"
-        if told != "pass":
-            found.setdefault(source, (kind, source, told))
+            values = [(evaluated(code, wording.parameters, arguments), value) for arguments, value in cases]
+            raised = any(isinstance(actual, Raised) for actual, _ in values)
+            result = "error" if raised else "pass" if all(equal(actual, value) for actual, value in values) else "fail"
+        if result != "pass":
+            found.setdefault(source, (kind, source, result))
     return tuple(found.values())
 
 
 @dataclass(frozen=True)
 class Raised:
-    """In place of a value."""
+    """The result of an expression that raised an exception."""
 
     kind: str
 
 
 def compiled(source: str) -> Any:
-    """Code of an expression of ours; None if it is none."""
-    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # it is a mistake that Python notices
+    """Bytecode of an expression; None for a syntax error."""
+    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # some mistakes cause one
         try:
             return compile(source, "<piece>", "eval")
         except SyntaxError:
             return None
 
 
-def called(code: Any, parameters: Sequence[str], arguments: Sequence[Any]) -> Any:
-    """What an expression of ours gives; `Raised` if it raises. Generators are what a program returns: no list."""
+def evaluated(code: Any, parameters: Sequence[str], arguments: Sequence[Any]) -> Any:
+    """The value of a trusted expression, or `Raised`."""
     scope = dict(zip(parameters, (list(item) if isinstance(item, list) else item for item in arguments), strict=True))
     try:
         value = eval(code, scope)
     except Exception as error:
         return Raised(type(error).__name__)
-    return Raised("TypeError") if callable(value) else value  # no plain value: the sandbox can't hand it out
+    return Raised("TypeError") if callable(value) else value  # the sandbox can't return a function
 
 
-def equal(mine: Any, value: Any) -> bool:
-    return bool(mine == value)
+def equal(actual: Any, expected: Any) -> bool:
+    return bool(actual == expected)
 
 
-def stored_programs(spec: Mapping[str, Any]) -> list[tuple[str, Result]]:
-    """The programs that come with a task and what each comes to: references in all styles, then near misses; what an off-policy
-    method learns from beside its own samples."""
+def known_programs(spec: Mapping[str, Any]) -> list[tuple[str, Result]]:
+    """A task's programs and their results: references in all styles, then near misses. Off-policy methods train on them."""
     references: list[tuple[str, Result]] = [(one["source"], "pass") for one in spec["references"]]
     return references + [(one["source"], one["outcome"]) for one in spec["near_misses"]]

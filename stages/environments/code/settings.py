@@ -1,4 +1,4 @@
-"""What can be set for `code` and `code_folder` (params.yaml, per_domain.<name>.environment), and what raw records must hold."""
+"""Settings of `code` and `code_folder` (per_domain.<name>.environment in params.yaml), and raw records of `code`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ Style = Literal["expression", "loop", "functional", "steps"]
 
 
 class Rewards(BaseModel):
-    """Of an episode, by what its last program came to on all tests. CodeRL's (arXiv 2207.01780) are 1, -0.3, -0.6 and -1."""
+    """Reward of an episode, by the result of its last program. CodeRL's (arXiv 2207.01780) are 1, -0.3, -0.6 and -1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     passed: Annotated[float, Field(alias="pass", ge=1.0, le=1.0)] = 1.0
-    """1: what counts as success."""
     fail: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.0
-    """Some test's assert did not hold."""
+    """An assertion failed."""
     error: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.0
-    """On some test the program raised something, or took too much of something."""
+    """The program raised an exception or exceeded a limit."""
     compile_error: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.0
 
     def of(self, outcome: str) -> float:
@@ -36,59 +35,52 @@ class Rewards(BaseModel):
 
 
 class ProgramSettings(DomainSettings):
-    """What both domains have in common."""
-
     max_turns: Annotated[int, Field(ge=1, le=16)] = 1
-    """Programs that may be handed in. Above 1: after a program that fails a test that is shown, the agent reads what it did there
-    and may repair it; what it hands in last, or what passes all shown tests first, counts."""
+    """Submissions. Above 1: after a program fails a shown test, the agent sees its result and may repair it; the last program, or
+    the first that passes all shown tests, is graded."""
     rewards: Rewards = Rewards()
     sandbox: SandboxSettings = SandboxSettings()
     instructions: bool = False
-    """Say what to write before the problem; for models that were not trained on this domain."""
+    """Begin the prompt with the answer's format; for models that were not trained on this domain."""
 
 
 class CodeSettings(ProgramSettings):
-    """Settings of the `code` domain, and of the recipes it writes (`python -m stages.curation raw code`)."""
-
     levels: dict[Annotated[int, Field(ge=1, le=3)], Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
-    """Weights of problems by the operations they are made of, in recipes and among the tasks that curation takes."""
+    """Weights of problems by their number of operations, in recipes and in curation."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = ("list", "number", "word", "choice")
-    """Of problems: about the numbers in a list, about one or two numbers, about a word, about what depends on a number."""
+    """Problems about the numbers in a list, about one or two numbers, about a word, and with a condition on a number."""
     largest_constant: Annotated[int, Field(ge=3, le=9)] = 9
-    """Of the numbers that problems name; they begin at 2."""
+    """Largest constant in a problem; the smallest is 2."""
     wording: Literal["words", "signs"] = "words"
-    """Of problems: "a times 4, then minus 2", or "a, *4, -2". Small models that never read any Python work with what they are
-    shown; to know the signs of words is another skill."""
+    """Of problems: "a times 4, then minus 2", or "a, *4, -2" for small models that know no Python."""
     shown: Annotated[int, Field(ge=1, le=8)] = 2
     """Tests in the prompt."""
     hidden: Annotated[int, Field(ge=1, le=32)] = 4
     styles: Annotated[tuple[Style, ...], Field(min_length=1)] = ("expression",)
-    """Of demonstrations; each task's is drawn among those of these that it has. Tasks hold solutions in all styles anyway."""
+    """Styles of demonstrations; one that the task has is drawn per task."""
 
     _some_weight = field_validator("levels")(some_weight("levels", "{1: 1, 2: 2, 3: 1}"))
 
 
 class FolderSettings(ProgramSettings):
-    """Settings of the `code_folder` domain."""
-
     folder: str = "data/raw/code_folder"
-    """Of JSON or JSON lines files in the shape of MBPP or HumanEval, relative to the repository. Below data/raw, so that DVC sees
-    when it changes."""
+    """Folder of JSON or JSON Lines files in the format of MBPP or HumanEval, relative to the repository; must be below data/raw,
+    where DVC tracks it."""
     shown: Annotated[int, Field(ge=0, le=8)] = 1
-    """Tests in the prompt, at most; of HumanEval's problems the examples in the prompt."""
+    """Maximum number of tests in the prompt; HumanEval's prompts have their own examples."""
 
     @field_validator("folder")
     @classmethod
     def _watched(cls, name: str) -> str:
         if not watched(name):
-            raise ValueError(f"is {name}; problems come from a folder below data/raw, where DVC sees them change")
+            raise ValueError(f"is {name}; choose a folder below data/raw, where DVC tracks changes")
         return name
 
 
 class Recipe(Checked):
-    """One raw record of `code`: a family, the constants of its operations, and the seed that draws its tests."""
+    """A raw record of `code`: a family, the constants of its operations, and the seed of its tests."""
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split
@@ -100,16 +92,16 @@ class Recipe(Checked):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in families():
-            raise ValueError(f"there is no family '{name}'")
+            raise ValueError(f"unknown family '{name}'")
         return name
 
 
 def parse_recipe(record: Mapping[str, Any]) -> Recipe:
-    """A raw record, checked. Raises ValueError with one line per mistake."""
+    """A validated raw record. Raises ValueError."""
     recipe = parse_record(Recipe, record, "code")
     family = families()[recipe.family]
     if len(recipe.constants) != len(family.pieces):
-        raise ValueError(f"code record {recipe.task_id}: family {family.name} has {len(family.pieces)} constants")
+        raise ValueError(f"code record {recipe.task_id}: family {family.name} needs {len(family.pieces)} constants")
     if recipe.split != family.split:
         raise ValueError(
             f"code record {recipe.task_id}: family {family.name} belongs to split {family.split}, not {recipe.split}"

@@ -1,4 +1,4 @@
-"""The keydoor domain: recipes, tasks and the expert."""
+"""The keydoor domain: recipes and tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.environments.base_domain import Mix, RecipeDomain, splits_in_turn
+from stages.environments.base_domain import RecipeDomain, levels_in_turn, parse_record
 from stages.environments.keydoor.environment import KeydoorEnvironment
-from stages.environments.keydoor.settings import KeydoorSettings, Level, WeightedLevel, parse_recipe
+from stages.environments.keydoor.settings import KeydoorSettings, Level, Recipe, WeightedLevel
 from stages.environments.keydoor.world import World, make_world
 from stages.records.task import SPLITS, Task
 from stages.seeding import key64, permutation
@@ -17,46 +17,45 @@ INSTRUCTIONS = "Each turn, write one action: go <room>, take <key or thing>, unl
 
 
 class KeydoorDomain(RecipeDomain[KeydoorSettings]):
-    """See stages.environments.protocol.Domain."""
-
     name = "keydoor"
     Settings = KeydoorSettings
 
     def difficulty_weights(self) -> dict[float, float]:
-        """Difficulty (length of the shortest solution) -> weight among the tasks that curation takes."""
+        """Difficulty (length of the shortest solution) -> weight in curation."""
         weights: dict[float, float] = {}
         for level in self.settings.levels:
             weights[float(level.solution_length)] = weights.get(float(level.solution_length), 0.0) + level.weight
         return dict(sorted(weights.items()))
 
     def record_difficulty(self, record: Mapping[str, Any]) -> float:
-        return float(parse_recipe(record).solution_length)
+        return float(self._recipe(record).solution_length)
 
     def recipe_kinds(self) -> set[str]:
         return {_kind(level) for level in self.settings.levels}
 
     def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
-        return {_kind(parse_recipe(record))}
+        return {_kind(self._recipe(record))}
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records; splits take turns in the proportion 192 : 24 : 200, and levels within each by weight."""
         levels = self.settings.levels
-        mixes = {split: Mix([level.weight for level in levels]) for split in SPLITS}
-        for split, index in splits_in_turn(count):
+        weights = {split: [level.weight for level in levels] for split in SPLITS}
+        for split, index, place in levels_in_turn(count, weights):
             task_id = f"keydoor-{split}-{index:06d}"
             yield {
                 "task_id": task_id,
                 "split": split,
-                **levels[mixes[split].next()].model_dump(include=set(Level.model_fields)),
+                **levels[place].model_dump(include=set(Level.model_fields)),
                 "seed": key64("keydoor.recipes", seed, task_id) % 2**31,
             }
 
+    def _recipe(self, record: Mapping[str, Any]) -> Recipe:
+        return parse_record(Recipe, record, self.name)
+
     def check(self, record: Mapping[str, Any]) -> None:
-        parse_recipe(record)
+        self._recipe(record)
 
     def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
-        """Specs hold all there is: the world is small."""
-        recipe = parse_recipe(record)
+        recipe = self._recipe(record)
         world = make_world(recipe.split, recipe, recipe.seed)
         prompt = self._prompt(world, recipe.seed)
         return Task(
@@ -71,7 +70,7 @@ class KeydoorDomain(RecipeDomain[KeydoorSettings]):
         )
 
     def _prompt(self, world: World, seed: int) -> str:
-        """The goal; with `clues`, also where everything is, in an order that tells nothing."""
+        """The goal; with `clues`, also the room of everything, in random order."""
         goal = f"Bring {world.thing} to {world.start}." if world.deliver else f"Find {world.thing}."
         if not self.settings.clues:
             return goal

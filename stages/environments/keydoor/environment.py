@@ -1,11 +1,11 @@
-"""Playing one world. All state is a few Python values, so snapshots are free."""
+"""Plays one world."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from stages.environments.base_environment import ValueEnvironment
+from stages.environments.base_environment import EpisodeEnvironment, EpisodeState
 from stages.environments.keydoor.world import State, World, normal
 from stages.environments.protocol import Observation, Step
 from stages.records.task import Task
@@ -15,22 +15,15 @@ WON = "you win."
 _DONE = {"take": "taken.", "unlock": "unlocked.", "drop": "dropped."}
 
 
-@dataclass(frozen=True)
-class KeydoorState:
-    """Everything that changes while a world is played."""
+@dataclass(frozen=True, kw_only=True)
+class KeydoorState(EpisodeState):
+    """`terminated`: the world is won."""
 
-    task_id: str
     world: State
-    turns: int = 0
-    truncated: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.world.won or self.truncated
 
 
-class KeydoorEnvironment(ValueEnvironment[KeydoorState]):
-    """One running world. `progress_reward` is the part of the return that is paid for sub-goals."""
+class KeydoorEnvironment(EpisodeEnvironment[KeydoorState]):
+    """One running world. `progress_reward`: the part of the return paid for sub-goals."""
 
     name = "keydoor"
 
@@ -41,27 +34,26 @@ class KeydoorEnvironment(ValueEnvironment[KeydoorState]):
     def _start(self, task: Task) -> tuple[KeydoorState, str]:
         if self._task is None or self._task.spec != task.spec:
             self._world = World.from_spec(task.spec)
-        state = KeydoorState(task.task_id, self._world.initial())
+        state = KeydoorState(task_id=task.task_id, world=self._world.initial())
         return state, self._world.describe(state.world)
 
     def step(self, action: str) -> Step:
         state = self._running()
         after = self._world.after(state.world, action)
         world = after if after is not None else state.world
-        turns = state.turns + 1
-        self._state = KeydoorState(state.task_id, world, turns, truncated=not world.won and turns >= self._max_turns)
+        now = self._end_turn(replace(state, world=world, terminated=world.won))
         return Step(
             observation=Observation(self._shown(action, after)),
             reward=step_reward(self._world, state.world, world, self._share),
             accepted=after is not None,
             terminated=world.won,
-            truncated=self._state.truncated,
+            truncated=now.truncated,
             cost=1.0,
             terms={"won": float(world.won), "subgoals": self._world.reached(world) / self._world.subgoals},
         )
 
     def _shown(self, action: str, after: State | None) -> str:
-        """What came of the action, then the surroundings."""
+        """The result of the action, then the surroundings."""
         if after is None:
             return f"{NOTHING} {self._world.describe(self._state.world)}"
         if after.won:
@@ -70,18 +62,18 @@ class KeydoorEnvironment(ValueEnvironment[KeydoorState]):
         return f"{done} {self._world.describe(after)}" if done else self._world.describe(after)
 
     def state_key(self) -> str:
-        """The task, and `State.key`: room, what is carried, which doors are open."""
+        """The task and `State.key`: the room, the items held and the doors opened."""
         return f"{self.task.task_id}#{self._state.world.key}"
 
-    def next_action(self) -> str | None:
-        """The first action of the shortest way to win; None once the episode is over."""
-        return None if self._state.over else self._world.shortest(self._state.world)
+    def _expert_action(self) -> str | None:
+        """The first action of the shortest way to win."""
+        return self._world.shortest(self._state.world)
 
-    def admissible(self) -> Sequence[str]:
-        """Everything that is possible now, sorted: `look`, and what would change the world. Empty once the episode is over."""
-        return [] if self._state.over else list(self._world.moves(self._state.world))
+    def _actions(self) -> Iterable[str]:
+        """Everything that is possible now: `look`, and whatever would change the world."""
+        return self._world.moves(self._state.world)
 
 
 def step_reward(world: World, before: State, after: State, share: float) -> float:
-    """`share` / sub-goals for each sub-goal that the step reached, and 1 - `share` for winning: a won episode comes to 1."""
+    """`share` / sub-goals for each sub-goal that the step reached, and 1 - `share` for winning: a won episode returns 1."""
     return share * (world.reached(after) - world.reached(before)) / world.subgoals + (1.0 - share) * after.won

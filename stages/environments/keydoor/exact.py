@@ -2,7 +2,7 @@
 
 V_t(s) = sum_a pi(a | s, t) Q_t(s, a) and Q_t(s, a) = r(s, a, s') + gamma V_{t+1}(s'), with V = 0 once the world is won or t
 reaches the turn limit (backward induction over a finite horizon; Puterman, Markov Decision Processes, 1994, section 4.5). The
-turn is part of the state: with few turns left the same room is worth less. Worlds are deterministic and have some hundred states.
+turn is part of the state: with few turns left, the same room is worth less. Worlds are deterministic, with some hundred states.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from stages.environments.keydoor.world import State, World, normal
 from stages.records.task import Task
 
 Policy = Callable[[str, int, Sequence[str]], Mapping[str, float]]
-"""(state key as `Environment.state_key` gives it, turns already taken, admissible actions) -> probability of each action. What is
-missing to 1 is the probability of an action that is refused: it takes a turn and changes nothing."""
+"""(state key from `Environment.state_key`, turns taken, admissible actions) -> probability of each action. If they sum to less
+than 1, the rest is the probability of an invalid action, which takes a turn and changes nothing."""
 _TOLERANCE = 1e-6
 
 
@@ -28,8 +28,8 @@ def uniform(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, f
 
 
 def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> Policy:
-    """The policy that `table` (state key -> action, in any case -> count or probability, of refused actions too) estimates, each
-    admissible action counting `prior` more. States without counts get the uniform policy."""
+    """The policy estimated from `table` (state key -> action, in any case -> count or probability; invalid actions allowed), with
+    `prior` added to the count of each admissible action. Uniform in states without counts."""
 
     def policy(state_key: str, turn: int, admissible: Sequence[str]) -> dict[str, float]:
         counts: defaultdict[str, float] = defaultdict(float)
@@ -45,30 +45,27 @@ def from_table(table: Mapping[str, Mapping[str, float]], prior: float = 0.0) -> 
 
 @dataclass(frozen=True)
 class StepValue:
-    """What one step of an episode is worth under a policy."""
+    """The exact values of one step of an episode under a policy."""
 
     state_key: str
     turn: int
     value: float
     """V_t(s) before the step."""
     q: float
-    """Q_t(s, a) of the action that was taken."""
+    """Q_t(s, a) of the action taken."""
     advantage: float
-    """q - value."""
 
 
 class ExactValues:
-    """All values of `task` under `policy`; None: the optimal policy, which takes the best action in every state.
+    """All values of `task` under `policy`, or under the optimal policy if None, with the turn limit and rewards of `settings`.
 
-    `settings` gives the turn limit and the reward. Raises ValueError where the policy's probabilities are negative, add up to
-    more than 1 or are for actions that are not admissible.
+    Raises ValueError for a policy with negative probabilities, a sum above 1 or actions that are not admissible.
     """
 
     def __init__(self, task: Task, settings: KeydoorSettings, policy: Policy | None = None, gamma: float = 1.0) -> None:
         self.task, self.settings, self.policy, self.gamma = task, settings, policy, gamma
         self.world = World.from_spec(task.spec)
-        last = dict.fromkeys(self.world.states, 0.0)
-        self._values: list[dict[State, float]] = [last]
+        self._values: list[dict[State, float]] = [dict.fromkeys(self.world.states, 0.0)]
         """By turns left."""
         for turn in reversed(range(settings.max_turns)):
             self._values.append({state: self._backup(state, turn) for state in self.world.states})
@@ -85,7 +82,7 @@ class ExactValues:
         return sum(chances[action] * qs[action] for action in chances) + refused * self._worth(state, state, turn)
 
     def probabilities(self, state: State, turn: int) -> Mapping[str, float]:
-        """The policy's probabilities, checked. The optimal policy shares among its best actions."""
+        """The policy's probabilities, checked; the optimal policy is uniform over the best actions."""
         moves, key = self.world.states[state], self.state_key(state)
         if self.policy is None:
             qs = {action: self.q(state, turn, action) for action in moves}
@@ -95,8 +92,8 @@ class ExactValues:
         total = sum(chances.values())
         if min(chances.values(), default=0.0) < 0.0 or total > 1.0 + _TOLERANCE or not chances.keys() <= moves.keys():
             raise ValueError(
-                f"the policy gives {dict(chances)} at {key}; it must give the admissible actions {list(moves)} "
-                "probabilities that are not negative and add up to at most 1"
+                f"the policy gives {dict(chances)} at {key}; its probabilities of the admissible actions {list(moves)} "
+                "must not be negative and must add up to at most 1"
             )
         return chances
 
@@ -108,7 +105,7 @@ class ExactValues:
         return self._values[self.settings.max_turns - turn][state]
 
     def q(self, state: State, turn: int, action: str) -> float:
-        """Q of any action, normalised as `Environment.step` takes it; one that is not admissible changes nothing."""
+        """Q of any action, in any case and spacing; an invalid one changes nothing."""
         return self._worth(state, self.world.after(state, action) or state, turn)
 
     def _worth(self, state: State, after: State, turn: int) -> float:
@@ -116,10 +113,7 @@ class ExactValues:
         return reward + self.gamma * self.value(after, turn + 1)
 
     def episode(self, actions: Sequence[str]) -> list[StepValue]:
-        """The exact values along an episode that starts anew and does `actions`, which need not be admissible.
-
-        Raises ValueError for actions beyond the episode's end.
-        """
+        """The exact values along the episode of `actions`, which may be invalid. Raises ValueError for actions after its end."""
         state, steps = self.world.initial(), []
         for turn, action in enumerate(actions):
             if state.won or turn >= self.settings.max_turns:

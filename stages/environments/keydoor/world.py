@@ -1,7 +1,7 @@
-"""The world as pure functions: what can be done in a state, what it leads to, and what the agent reads there.
+"""The world as pure functions: the possible actions in a state, their results, and the text that describes it.
 
-Rooms form a tree rooted at the start. A corridor leads to a fork, where some side rooms are open and one door is locked; behind
-the door is the next fork, and behind the last door the thing. Without doors the thing is in a side room.
+Rooms form a tree rooted at the start. A corridor leads to a fork with open side rooms and one locked door; behind the door is the
+next fork, and behind the last door the thing. Without doors the thing is in a side room.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -19,45 +19,44 @@ from stages.records.task import Split
 from stages.seeding import stream
 
 KEYS = ("chalk", "clay", "glass", "gold", "iron", "oak", "silk", "stone", "tin", "wax")
-"""What keys are made of: common words, as things are. Worlds are told apart by their rooms' names, which are those of the
-encyclopaedia's pages for that split: test names were never met, while every syllable of theirs was."""
+"""Materials of keys: common words, as the things are. Rooms have the encyclopaedia's names for the split: test names are unseen
+in training, but each of their syllables is not."""
 THINGS = ("bell", "book", "coin", "cup", "drum", "jar", "lamp", "ring", "rope", "vase")
 
 
 def normal(action: str) -> str:
-    """An action in the form that decides what it does: lower case, single spaces."""
+    """An action in lower case with single spaces."""
     return " ".join(action.lower().split())
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that actions change."""
+    """Everything that actions change in a world."""
 
     room: str
     held: frozenset[str] = frozenset()
-    """Keys and things that the agent carries; a key stays in the lock that it opened."""
+    """Keys and things that the agent carries; a used key stays in its lock."""
     opened: frozenset[str] = frozenset()
-    """Rooms whose door was locked and is not any more."""
+    """Rooms whose door was unlocked."""
     won: bool = False
 
     @property
     def key(self) -> str:
-        """Canonical: equal states, equal keys."""
-        parts = (self.room, " ".join(sorted(self.held)), " ".join(sorted(self.opened)), "won" if self.won else "")
-        return "|".join(parts)
+        """Equal for equal states."""
+        return "|".join((self.room, " ".join(sorted(self.held)), " ".join(sorted(self.opened)), "won" if self.won else ""))
 
 
 @dataclass(frozen=True)
 class World:
-    """One world. Locks, keys and contents are those of the start; a `State` says what has become of them."""
+    """One world, with locks and contents as they are at the start."""
 
     start: str
     back: Mapping[str, str]
-    """Room -> the room one step nearer to the start; the start itself is missing."""
+    """Room -> the room one step nearer to the start; without the start."""
     locks: Mapping[str, str]
     """Room behind a locked door -> the key that fits."""
     contents: Mapping[str, str]
-    """Room -> the key or thing that lies there."""
+    """Room -> the key or thing in it."""
     thing: str
     deliver: bool
 
@@ -74,7 +73,7 @@ class World:
 
     @cached_property
     def subgoals(self) -> int:
-        """Keys that fit a door, doors, the thing, and bringing it where it belongs."""
+        """Number of sub-goals: keys that fit a door, doors, the thing, and its delivery."""
         return 2 * len(self.locks) + 1 + self.deliver
 
     def initial(self) -> State:
@@ -83,14 +82,14 @@ class World:
     def is_open(self, state: State, room: str) -> bool:
         return room not in self.locks or room in state.opened
 
-    def lies_here(self, state: State) -> str | None:
+    def item_here(self, state: State) -> str | None:
         """The key or thing on the floor of the agent's room."""
         item = self.contents.get(state.room)
         used = {self.locks[room] for room in state.opened}
         return None if item is None or item in state.held or item in used else item
 
     def moves(self, state: State) -> dict[str, State]:
-        """Action -> the state it leads to, for everything that is possible now; sorted. Empty once the world is won."""
+        """Every possible action -> the next state, sorted; empty once the world is won."""
         if state.won:
             return {}
         found = {"look": state}
@@ -101,7 +100,7 @@ class World:
                 found[f"go {room}"] = State(room, state.held, state.opened)
             elif self.locks[room] in state.held:
                 found[f"unlock {room}"] = State(state.room, state.held - {self.locks[room]}, state.opened | {room})
-        item = self.lies_here(state)
+        item = self.item_here(state)
         if item is not None:
             won = item == self.thing and not self.deliver
             found[f"take {item}"] = State(state.room, state.held | {item}, state.opened, won)
@@ -110,12 +109,12 @@ class World:
         return dict(sorted(found.items()))
 
     def after(self, state: State, action: str) -> State | None:
-        """The state that `action`, in any case and spacing, leads to; None if it is not possible."""
+        """The state after `action`, in any case and spacing; None if the action is not possible."""
         wanted = normal(action)
         return next((after for name, after in self.moves(state).items() if name.lower() == wanted), None)
 
     def reached(self, state: State) -> int:
-        """Sub-goals reached, of `subgoals`; it never falls."""
+        """Number of sub-goals reached; it never decreases."""
         if state.won:
             return self.subgoals
         keys = sum(key in state.held for key in self.locks.values())
@@ -123,7 +122,7 @@ class World:
 
     @cached_property
     def states(self) -> dict[State, dict[str, State]]:
-        """Every state that can come about, with its moves, in the order of their distance from the start."""
+        """Every reachable state with its moves, in order of distance from the start."""
         found = {self.initial(): self.moves(self.initial())}
         waiting = deque(found)
         while waiting:
@@ -135,7 +134,7 @@ class World:
 
     @cached_property
     def distances(self) -> dict[State, int]:
-        """State -> actions of the shortest way to win from there."""
+        """State -> number of actions of the shortest way to win."""
         before: dict[State, list[State]] = {state: [] for state in self.states}
         for state, moves in self.states.items():
             for after in moves.values():
@@ -156,7 +155,7 @@ class World:
         return min(moves, key=lambda action: (self.distances[moves[action]], action), default=None)
 
     def describe(self, state: State) -> str:
-        """What the agent reads in `state`: the whole of its surroundings, so that no earlier text is needed to know the state."""
+        """What the agent reads in `state`: all of its surroundings, so that the state can be known without earlier text."""
         here = [room for room in self.onward[state.room] if self.is_open(state, room)]
         parts = [f"you are in {state.room}."]
         if here:
@@ -165,7 +164,7 @@ class World:
             parts.append(f"back {self.back[state.room]}.")
         if state.held:
             parts.append(f"you hold {', '.join(sorted(state.held))}.")
-        item = self.lies_here(state)
+        item = self.item_here(state)
         if item is not None:
             parts.append(f"here is {item}.")
         for room in self.onward[state.room]:
@@ -175,16 +174,16 @@ class World:
         return " ".join(parts)
 
     def to_spec(self) -> dict[str, Any]:
-        """Plain JSON; `from_spec` reads it."""
+        """As plain JSON values."""
         return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> World:
-        return cls(**{name: spec[name] for name in ("start", "back", "locks", "contents", "thing", "deliver")})
+        return cls(**{field.name: spec[field.name] for field in fields(cls)})
 
 
 def make_world(split: Split, level: Level, seed: int) -> World:
-    """The world that `seed` draws for `level`, with names of `split`; the same arguments always give the same world."""
+    """The world that `seed` draws for `level`, with names of `split`; deterministic."""
     shape = (level.corridor, level.doors, level.side_rooms, level.decoys, level.deliver)
     rng = stream("keydoor.world", split, *shape, seed)
     names, keys, thing = rng.sample(names_of(split), level.rooms), rng.sample(KEYS, level.keys), rng.choice(THINGS)

@@ -1,4 +1,4 @@
-"""The `search` domain: multi-hop questions over a fictional encyclopaedia, with BM25 as the tool.
+"""The `search` domain: multi-hop questions over a fictional encyclopaedia, with BM25 search as the tool.
 
 An episode: "Who is the mentor of the founder of Kelmar?", `search Kelmar founder`, "Kelmar Hall: founder Dorvin; rival Selat;
 heir Pomtar.", `search Dorvin mentor`, ..., `answer Selat`. Pages share names with distractors, and questions take 1 to 3 hops.
@@ -6,6 +6,5 @@ heir Pomtar.", `search Dorvin mentor`, ..., `answer Selat`. Pages share names wi
 
 from stages.environments.search.domain import SearchDomain, SearchSettings
 from stages.environments.search.environment import SearchEnvironment
-from stages.environments.search.scoring import closed_book_success
 
-__all__ = ["SearchDomain", "SearchEnvironment", "SearchSettings", "closed_book_success"]
+__all__ = ["SearchDomain", "SearchEnvironment", "SearchSettings"]

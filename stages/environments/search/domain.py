@@ -1,4 +1,4 @@
-"""The search domain: its settings, recipes, worlds and expert."""
+"""The search domain: settings, recipes, tasks and worlds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from stages.environments.base_domain import (
-    RecipeDomain,
-    allotted,
+    GradedDomain,
+    apportioned,
     check_fields,
     check_world_number,
     some_weight,
@@ -41,39 +41,28 @@ class SearchSettings(DomainSettings):
     hops: dict[Annotated[int, Field(ge=1, le=MAX_HOPS)], Annotated[float, Field(ge=0.0)]] = Field(
         default_factory=lambda: {1: 1.0, 2: 2.0, 3: 1.0}
     )
-    """Weights of 1-, 2- and 3-hop questions, in recipes and among the tasks that curation takes."""
+    """Weights of 1-, 2- and 3-hop questions, in recipes and in curation."""
     echo_query: bool = False
-    """End what a search shows with the query, so that it is the last thing the agent reads. Small models find what they were just
-    asked for; to look for what was asked before the text they read is another skill, and a rarer one."""
+    """Repeat the query after the results, so that a small model need not look back for it."""
     instructions: bool = False
-    """Put the available actions before the question; for models that were not trained on this domain."""
+    """Begin the prompt with the available actions; for models that were not trained on this domain."""
 
     _some_weight = field_validator("hops")(some_weight("hops", "{1: 1, 2: 2, 3: 1}"))
 
 
-class SearchDomain(RecipeDomain[SearchSettings]):
-    """See stages.environments.protocol.Domain."""
-
+class SearchDomain(GradedDomain[SearchSettings]):
     name = "search"
     Settings = SearchSettings
+    levels_key = "hops"
 
-    def difficulty_weights(self) -> dict[float, float]:
-        """Difficulty (hops) -> weight among the tasks that curation takes."""
-        return {float(hops): weight for hops, weight in sorted(self.settings.hops.items())}
+    def level(self, record: Mapping[str, Any]) -> int:
+        return record["hops"]
 
-    def record_difficulty(self, record: Mapping[str, Any]) -> float:
-        """The difficulty that the record's task will have."""
-        return float(record["hops"])
-
-    def recipe_kinds(self) -> set[str]:
-        """The hops of a world's questions, which are the same for every world."""
-        return {f"hops {hops}" for hops in self._hop_plan(0)}
-
-    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
-        return {f"hops {record['hops']}"}
+    def levels(self) -> list[int]:
+        return self._hop_plan(0)  # all worlds have the same counts
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records, world by world; splits take turns in the proportion 192 : 24 : 200 of tasks."""
+        """Raw records, grouped by world."""
         return world_by_world(count, TASKS_PER_WORLD, seed, self._world_recipes)
 
     def _world_recipes(self, split: Split, number: int) -> Iterator[dict[str, Any]]:
@@ -96,14 +85,14 @@ class SearchDomain(RecipeDomain[SearchSettings]):
             }
 
     def _hop_plan(self, number: int) -> list[int]:
-        """Hops of a world's questions: counts by largest remainder of the weights, in an order of its own."""
-        return allotted(TASKS_PER_WORLD, self.settings.hops, "search.hops", number)
+        """Hops of a world's questions, in proportion to the weights."""
+        return apportioned(TASKS_PER_WORLD, self.settings.hops, "search.hops", number)
 
     def check(self, record: Mapping[str, Any]) -> None:
         check_fields(record, _FIELDS)
         check_world_number(record, "world")
         if not 1 <= record["hops"] <= MAX_HOPS or record["hops"] != len(record["relations"]):
-            raise ValueError(f"'hops' must be 1 to {MAX_HOPS} and the number of relations, not {record['hops']}")
+            raise ValueError(f"'hops' must be 1 to {MAX_HOPS} and equal the number of relations, not {record['hops']}")
         bad = [relation for relation in record["relations"] if relation not in RELATIONS]
         if bad:
             raise ValueError(f"'relations' holds {bad}; known are {list(RELATIONS)}")
@@ -153,9 +142,8 @@ class SearchDomain(RecipeDomain[SearchSettings]):
         return self.load_world(path, "world", lambda text: SearchIndex(World.from_json(text).pages))
 
     def answer(self, action: str) -> str | None:
-        """The normalised text of `answer <text>`; None for any other action."""
         return stated_answer(action)
 
     def entities(self, task: Task) -> set[str]:
-        """Names that the question's chain goes through, the answer included."""
+        """The names along the question's chain, the answer included."""
         return {task.spec["start"], *(hop["value"] for hop in task.spec["chain"])}

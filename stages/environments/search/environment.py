@@ -1,8 +1,8 @@
-"""Playing one question: search pages, then answer. All state is a handful of Python values, so snapshots are free."""
+"""Plays one question: any number of searches, then an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stages.environments.base_environment import AnsweringEnvironment, AnswerState
@@ -18,14 +18,12 @@ NO_HIT = "No page found."
 
 @dataclass(frozen=True)
 class SearchState(AnswerState):
-    """Everything that changes while a question is played."""
-
     seen: tuple[int, ...] = ()
-    """Numbers of the pages shown so far, in the order they were first shown."""
+    """Numbers of the pages shown so far, in order of first appearance."""
 
 
 class SearchEnvironment(AnsweringEnvironment[SearchState]):
-    """One running question. `load_index` gives the index of a world by the name in task.spec["world"]."""
+    """One running question. `load_index` returns the index of the world named in task.spec["world"]."""
 
     name = "search"
     usage = USAGE
@@ -63,7 +61,7 @@ class SearchEnvironment(AnsweringEnvironment[SearchState]):
         return Step(Observation(text), 0.0, accepted=True, terminated=False, truncated=False, cost=1.0)
 
     def _graded(self, answer: str | None) -> tuple[float, dict[str, float]]:
-        """Terms: `evidence` is the share of the hops whose page was seen."""
+        """Term `evidence`: share of the hops whose page was shown."""
         gold = self.task.spec["answer"]
         evidence = [self._number[hop["page"]] in self._state.seen for hop in self.task.spec["chain"]]
         terms = {
@@ -75,32 +73,27 @@ class SearchEnvironment(AnsweringEnvironment[SearchState]):
         return terms[self._reward], terms
 
     def state_key(self) -> str:
-        """The titles of the pages seen, sorted, and the normalised answer if one was given."""
+        """The titles of the pages shown, sorted, and the normalised answer if one was given."""
         return self._key("|".join(sorted(self.seen_pages())), normalize)
 
     def seen_pages(self) -> set[str]:
         """Titles of the pages shown so far."""
         return {self._index.pages[number].title for number in self._state.seen}
 
-    def next_action(self) -> str | None:
-        """Search the first hop whose page was not seen yet, by name and relation; with all pages seen, answer."""
-        if self._state.over:
-            return None
+    def _expert_action(self) -> str:
+        """Search for the first hop whose page was not shown yet; when all were, answer."""
         seen = self.seen_pages()
         for hop in self.task.spec["chain"]:
             if hop["page"] not in seen:
                 return f"search {hop['name']} {hop['relation']}"
         return f"answer {self.task.spec['answer']}"
 
-    def admissible(self) -> Sequence[str]:
-        """A sample of sensible actions: for each name read so far, to search it, alone or with a relation of the question, or
-        to answer it. Empty once the episode is over."""
-        if self._state.over:
-            return []
+    def _actions(self) -> set[str]:
+        """A sample of sensible actions: for each name shown so far, search for it, alone or with a relation of the question, or
+        answer it."""
         names = {self.task.spec["start"]}
         for number in self._state.seen:
             page = self._index.pages[number]
             names |= {page.name, *(value for _, value in page.facts)}
         actions = {f"answer {name}" for name in names} | {f"search {name}" for name in names}
-        actions |= {f"search {name} {relation}" for name in names for relation in self.task.spec["relations"]}
-        return sorted(actions)
+        return actions | {f"search {name} {relation}" for name in names for relation in self.task.spec["relations"]}

@@ -1,14 +1,11 @@
-"""What an answer is worth: exact match and token F1, with the normalisation of SQuAD (Rajpurkar et al., 2016)."""
+"""Scores of an answer: exact match, token F1 and BLEU, with the normalisation of SQuAD (Rajpurkar et al., 2016)."""
 
 from __future__ import annotations
 
 import math
 import re
 import string
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-
-from stages.records.task import Task
+from collections import Counter
 
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -30,7 +27,7 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """F1 = 2PR / (P + R) over the words the two texts share, counted with multiplicity; in [0, 1]."""
+    """F1 = 2PR / (P + R) over the multisets of words; in [0, 1]."""
     given, wanted = normalize(answer).split(), normalize(gold).split()
     shared = sum((Counter(given) & Counter(wanted)).values())
     if shared == 0:
@@ -40,8 +37,8 @@ def token_f1(answer: str, gold: str) -> float:
 
 
 def answer_bleu(answer: str, gold: str, max_order: int = 4) -> float:
-    """Length-aware BLEU over normalised words, in [0, 1] (named in arXiv 2512.07478; the form is ours): orders up to the shorter
-    text's length alone, so that short answers can score.
+    """Length-aware BLEU over normalised words, in [0, 1] (arXiv 2512.07478 names it without a formula): n-gram orders only up to
+    the shorter text's length, so that short answers can score.
 
     BP * exp(mean over n = 1 .. min(max_order, c, r) of ln p_n), p_n the clipped n-gram precision, BP = 1 if c >= r else
     exp(1 - r / c), for a candidate of c and a reference of r words; 0 if any p_n is 0 or the answer is empty.
@@ -57,28 +54,3 @@ def answer_bleu(answer: str, gold: str, max_order: int = 4) -> float:
     if not logs:
         return 0.0
     return min(1.0, math.exp(1 - len(wanted) / len(given))) * math.exp(sum(logs) / len(logs))
-
-
-def closed_book_success(tasks: Sequence[Task]) -> dict[str, float]:
-    """Exact-match success on `tasks` of strategies that never search; the best of them must be about zero.
-
-    "constant" is the best single answer in hindsight; "relation_majority" the most frequent answer of the other tasks that ask
-    for the same relation (leave one out); "start" repeats the name in the question. Raises ValueError for no tasks.
-    """
-    if not tasks:
-        raise ValueError("closed_book_success needs at least one task")
-    answers = Counter(task.spec["answer"] for task in tasks)
-    by_relation: dict[str, Counter[str]] = defaultdict(Counter)
-    for task in tasks:
-        by_relation[task.spec["relations"][-1]][task.spec["answer"]] += 1
-    majority_hits = 0
-    for task in tasks:
-        others = by_relation[task.spec["relations"][-1]] - Counter([task.spec["answer"]])
-        if others:
-            guess = min(others, key=lambda name: (-others[name], name))
-            majority_hits += guess == task.spec["answer"]
-    return {
-        "constant": max(answers.values()) / len(tasks),
-        "relation_majority": majority_hits / len(tasks),
-        "start": sum(task.spec["start"] == task.spec["answer"] for task in tasks) / len(tasks),
-    }

@@ -1,7 +1,7 @@
-"""The fictional encyclopaedia: names made of two syllables, pages of facts, and the questions one can ask about them.
+"""The fictional encyclopaedia: two-syllable names, pages of facts, and multi-hop questions about them.
 
 A world is a pure function of (split, number). Names of train, valid and test worlds are disjoint, while every syllable occurs
-in all three, so that a tokenizer knows the pieces of a name it has never seen and nothing about a world can be memorised.
+in all three: the parts of an unseen name are known to a tokenizer, and nothing about a world can be memorised.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from typing import Any
 from stages.records.task import SPLITS, Split
 from stages.seeding import stream
 
-
-def _syllables(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-FIRST = _syllables(
-    "Bal Ber Bor Cal Cor Dal Del Dor Fal Fen Fir Gal Gel Gor Hal Hel Hor Jal Jor Kal "
-    "Kel Kor Lor Lun Mal Mel Mir Mor Nal Nel Nor Pel Pom Ral Ros Sel Tal Tor Val Zor"
-)
-SECOND = _syllables(
-    "bas ben bis bon dan den din dus gan gar gos gus kan kas ken kin kos kus lan las "
-    "lis los mas mek min mon nak nas nis pas ran ras ris rus san sen sin tan tar vin"
-)
+_FIRST = """
+    Bal Ber Bor Cal Cor Dal Del Dor Fal Fen Fir Gal Gel Gor Hal Hel Hor Jal Jor Kal
+    Kel Kor Lor Lun Mal Mel Mir Mor Nal Nel Nor Pel Pom Ral Ros Sel Tal Tor Val Zor
+"""
+_SECOND = """
+    bas ben bis bon dan den din dus gan gar gos gus kan kas ken kin kos kus lan
+    las lis los mas mek min mon nak nas nis pas ran ras ris rus san sen sin tan tar vin
+"""
+FIRST, SECOND = tuple(_FIRST.split()), tuple(_SECOND.split())
 KINDS = ("Abbey", "Circle", "Court", "Guild", "Hall", "House", "Order", "School")
 RELATIONS = ("ally", "envoy", "founder", "heir", "keeper", "master", "mentor", "patron", "rival", "warden")
 _CLASSES: dict[Split, tuple[int, ...]] = {"train": (0, 1, 2, 3, 4), "valid": (5,), "test": (6, 7, 8, 9)}
@@ -36,11 +32,11 @@ _CLASSES: dict[Split, tuple[int, ...]] = {"train": (0, 1, 2, 3, 4), "valid": (5,
 NAMES_PER_WORLD = 36
 PAGELESS_NAMES = 4
 SHARED_NAMES = 16
-"""Names of a world that have no page, and names that have two: the asked-for page and a distractor."""
+"""Numbers of names in a world, of names without a page, and of names with two pages (one is a distractor)."""
 
 
 def split_of(name: str) -> Split | None:
-    """The split whose worlds may hold `name`; None if it is not a name of this encyclopaedia."""
+    """The split whose worlds may use `name`; None if no world does."""
     if name[:3] not in FIRST or name[3:] not in SECOND:
         return None
     # 7 and 3 are coprime to 10: each first syllable meets every class equally often, and so does each second one.
@@ -50,18 +46,18 @@ def split_of(name: str) -> Split | None:
 
 @cache
 def names_of(split: Split) -> tuple[str, ...]:
-    """All names of a split, in a fixed order: 800 for train, 160 for valid, 640 for test."""
+    """All names of a split in a fixed order: 800 for train, 160 for valid, 640 for test."""
     return tuple(first + second for first in FIRST for second in SECOND if split_of(first + second) == split)
 
 
 @dataclass(frozen=True)
 class Page:
-    """One article. Two pages may share a name; their relations are then disjoint, so (name, relation) has one value."""
+    """One article. Pages that share a name have disjoint relations, so (name, relation) has one value."""
 
     name: str
     kind: str
     facts: tuple[tuple[str, str], ...]
-    """(relation, value), the value being a name."""
+    """(relation, name)."""
 
     @property
     def title(self) -> str:
@@ -69,13 +65,13 @@ class Page:
 
     @property
     def text(self) -> str:
-        """As a search shows it: "Kelmar Hall: founder Dorvin; rival Selat; heir Pomtar."."""
+        """As search shows it: "Kelmar Hall: founder Dorvin; rival Selat; heir Pomtar."."""
         return f"{self.title}: " + "; ".join(f"{relation} {value}" for relation, value in self.facts) + "."
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One piece of evidence: `page` says that the `relation` of `name` is `value`."""
+    """One piece of evidence: `page` states that the `relation` of `name` is `value`."""
 
     page: str
     name: str
@@ -95,7 +91,7 @@ class World:
         return {(page.name, relation): (page, value) for page in self.pages for relation, value in page.facts}
 
     def chain(self, start: str, relations: Sequence[str]) -> list[Hop]:
-        """The hops from `start` along `relations`, in order. Raises ValueError where the encyclopaedia has no such fact."""
+        """The hops from `start` along `relations`. Raises ValueError for a missing fact."""
         hops, name = [], start
         for relation in relations:
             if (name, relation) not in self.facts:
@@ -111,13 +107,13 @@ class World:
 
     @classmethod
     def from_json(cls, text: str) -> World:
-        """Raises ValueError (json.JSONDecodeError) or KeyError for text that `to_json` did not write."""
+        """The inverse of `to_json`. Raises ValueError (json.JSONDecodeError) or KeyError for other text."""
         pages: list[Mapping[str, Any]] = json.loads(text)
         return cls(tuple(Page(page["name"], page["kind"], tuple((r, v) for r, v in page["facts"])) for page in pages))
 
 
 def make_world(split: Split, number: int) -> World:
-    """World `number` of a split; the same arguments always give the same pages."""
+    """World `number` of a split; deterministic."""
     rng = stream("search.world", split, number)
     names = rng.sample(names_of(split), NAMES_PER_WORLD)
     pages = []
@@ -138,7 +134,7 @@ def question(start: str, relations: Sequence[str]) -> str:
 
 
 def draw_chain(world: World, hops: int, rng: Random) -> list[Hop]:
-    """A random chain in which every hop is needed: names and relations differ, and no earlier page states the answer."""
+    """A random chain in which every hop is needed: names and relations are distinct, and no earlier page states the answer."""
     by_name: dict[str, list[tuple[str, str]]] = {}
     for (name, relation), (_, value) in world.facts.items():
         by_name.setdefault(name, []).append((relation, value))

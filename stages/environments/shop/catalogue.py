@@ -1,7 +1,7 @@
-"""Catalogues: items that differ in kind, attributes, options and price, and what customers ask for.
+"""Catalogues of items that differ in kind, attributes, options and price, and customers' goals.
 
-A catalogue is a pure function of (split, number). Its items' names are those of the encyclopaedia's pages for that split: names
-of train, valid and test shops are disjoint. Kinds, attributes and options are common words that all shops share.
+A catalogue is a pure function of (split, number). Item names are the encyclopaedia's names for the split, so those of train,
+valid and test shops are disjoint. Kinds, attributes and options are common words that all shops share.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "crest": ("bee", "deer", "fox", "frog", "lion", "owl", "swan", "wolf"),
     "motif": ("bird", "fish", "leaf", "moon", "ship", "star", "sun", "tree"),
 }
-"""Group -> its values; no value is in two groups, so that a value alone says which group it is for."""
+"""Group -> values; a value belongs to one group, so that it identifies the group."""
 KINDS_PER_SHOP = 4
 PAIRS_PER_KIND = 3
-"""Different pairs of attributes among the items of a kind."""
+"""Distinct pairs of attributes among the items of a kind."""
 VALUES_PER_GROUP = 3
 TWINS = 0.75
-"""Share of the pairs of attributes that come at both prices."""
+"""Probability that a pair of attributes comes at both prices."""
 LOWEST, CHEAP, DEAR, HIGHEST = 10, 39, 60, 99
-"""Prices of the cheaper item of a pair of attributes are LOWEST to CHEAP, those of the dearer one DEAR to HIGHEST."""
+"""The cheaper item with a pair of attributes costs LOWEST to CHEAP, the more expensive one DEAR to HIGHEST."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a customer asks for."""
+    """A customer's request."""
 
     kind: str
     attributes: tuple[str, ...]
@@ -76,7 +76,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """About 21 items: in each kind three pairs of attributes, each cheap, dear or both."""
+    """About 21 items: each kind has three pairs of attributes, each at a low price, a high one or both."""
 
     items: tuple[Item, ...]
 
@@ -89,24 +89,18 @@ class Catalogue:
 
     @classmethod
     def from_json(cls, text: str) -> Catalogue:
-        """Raises ValueError (json.JSONDecodeError), KeyError or TypeError for text that `to_json` did not write."""
-        return cls(
-            tuple(
-                Item(
-                    item["name"],
-                    item["kind"],
-                    tuple(item["attributes"]),
-                    {group: tuple(values) for group, values in item["options"].items()},
-                    item["price"],
-                )
-                for item in json.loads(text)
-            )
-        )
+        """The inverse of `to_json`. Raises ValueError (json.JSONDecodeError), KeyError or TypeError for other text."""
+
+        def read(item: Mapping[str, Any]) -> Item:
+            options = {group: tuple(values) for group, values in item["options"].items()}
+            return Item(item["name"], item["kind"], tuple(item["attributes"]), options, item["price"])
+
+        return cls(tuple(map(read, json.loads(text))))
 
 
 @lru_cache(maxsize=256)
 def make_catalogue(split: Split, number: int) -> Catalogue:
-    """Catalogue `number` of a split; the same arguments always give the same items."""
+    """Catalogue `number` of a split; deterministic."""
     rng = stream("shop.catalogue", split, number)
     names = rng.sample(names_of(split), 2 * KINDS_PER_SHOP * PAIRS_PER_KIND)
     items = []
@@ -114,7 +108,7 @@ def make_catalogue(split: Split, number: int) -> Catalogue:
         options = {group: tuple(sorted(rng.sample(values, VALUES_PER_GROUP))) for group, values in OPTIONS.items()}
         for attributes in _pairs(rng):
             prices = [rng.randint(LOWEST, CHEAP), rng.randint(DEAR, HIGHEST)]
-            # Most pairs come at both prices, so that what is asked for can't be told from the attributes alone.
+            # Most pairs come at both prices, so that the attributes alone do not identify the requested item.
             for price in prices if rng.random() < TWINS else [rng.choice(prices)]:
                 items.append(Item(names.pop(), kind, attributes, options, price))
     rng.shuffle(items)
@@ -122,7 +116,7 @@ def make_catalogue(split: Split, number: int) -> Catalogue:
 
 
 def _pairs(rng: Random) -> list[tuple[str, ...]]:
-    """Different pairs of attributes, each sorted; pairs may share one, so that a search finds what is almost right as well."""
+    """Distinct pairs of attributes, each sorted. Pairs may overlap, so that a search also finds near matches."""
     pairs: list[tuple[str, ...]] = []
     pool = rng.sample(ATTRIBUTES, PAIRS_PER_KIND + 1)
     while len(pairs) < PAIRS_PER_KIND:
@@ -133,9 +127,9 @@ def _pairs(rng: Random) -> list[tuple[str, ...]]:
 
 
 def draw_goal(catalogue: Catalogue, options: int, rng: Random) -> Goal:
-    """What a customer who has one item of the catalogue in mind asks for, with so many options; that item matches fully.
+    """A goal with `options` options that one item, drawn at random, matches fully.
 
-    The price limit lies between the item's price and that of a dearer twin.
+    The price limit is between the item's price and that of its more expensive twin.
     """
     item = rng.choice(catalogue.items)
     groups = sorted(rng.sample(sorted(item.options), options))

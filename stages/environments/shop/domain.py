@@ -1,4 +1,4 @@
-"""The shop domain: recipes, catalogues, tasks and the expert."""
+"""The shop domain: recipes, tasks and catalogues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stages.environments.base_domain import RecipeDomain, allotted, check_fields, check_world_number, world_by_world
+from stages.environments.base_domain import GradedDomain, apportioned, check_fields, check_world_number, world_by_world
 from stages.environments.search.index import SearchIndex
 from stages.environments.shop.catalogue import ATTRIBUTES, KINDS, OPTIONS, Catalogue, Goal, draw_goal, make_catalogue
 from stages.environments.shop.environment import Shop, ShopEnvironment
@@ -29,39 +29,31 @@ _FIELDS: dict[str, type] = {
 }
 
 
-class ShopDomain(RecipeDomain[ShopSettings]):
-    """See stages.environments.protocol.Domain."""
-
+class ShopDomain(GradedDomain[ShopSettings]):
     name = "shop"
     Settings = ShopSettings
+    levels_key = "options"
 
-    def difficulty_weights(self) -> dict[float, float]:
-        """Difficulty (options asked for) -> weight among the tasks that curation takes."""
-        return {float(count): weight for count, weight in sorted(self.settings.options.items())}
+    def level(self, record: Mapping[str, Any]) -> int:
+        return len(record["options"])
 
-    def record_difficulty(self, record: Mapping[str, Any]) -> float:
-        return float(len(record["options"]))
-
-    def recipe_kinds(self) -> set[str]:
-        return {f"options {count}" for count in self._option_plan(0)}
-
-    def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
-        return {f"options {len(record['options'])}"}
+    def levels(self) -> list[int]:
+        return self._option_plan(0)  # all shops have the same counts
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records, shop by shop; splits take turns in the proportion 192 : 24 : 200 of tasks."""
+        """Raw records, grouped by shop."""
         return world_by_world(count, TASKS_PER_SHOP, seed, self._shop_recipes)
 
     def _shop_recipes(self, split: Split, number: int) -> Iterator[dict[str, Any]]:
-        """The tasks of one shop, all different."""
+        """Distinct tasks of one shop."""
         catalogue = make_catalogue(split, number)
         rng = stream("shop.goals", split, number)
-        asked: set[str] = set()
+        drawn: set[str] = set()
         for index, options in enumerate(self._option_plan(number)):
             goal = draw_goal(catalogue, options, rng)
-            while goal.text in asked:
+            while goal.text in drawn:
                 goal = draw_goal(catalogue, options, rng)
-            asked.add(goal.text)
+            drawn.add(goal.text)
             yield {
                 "task_id": f"shop-{split}-{number:06d}-{index}",
                 "split": split,
@@ -73,8 +65,8 @@ class ShopDomain(RecipeDomain[ShopSettings]):
             }
 
     def _option_plan(self, number: int) -> list[int]:
-        """Options that a shop's tasks ask for: counts by largest remainder of the weights, in an order of its own."""
-        return allotted(TASKS_PER_SHOP, self.settings.options, "shop.options", number)
+        """Numbers of options of a shop's tasks, in proportion to the weights."""
+        return apportioned(TASKS_PER_SHOP, self.settings.options, "shop.options", number)
 
     def check(self, record: Mapping[str, Any]) -> None:
         check_fields(record, _FIELDS)
@@ -93,7 +85,7 @@ class ShopDomain(RecipeDomain[ShopSettings]):
             worlds[key] = make_catalogue(record["split"], record["shop"])
         goal = Goal(record["kind"], tuple(record["attributes"]), dict(sorted(record["options"].items())), record["price_upper"])
         if not any(can_match(item, goal) for item in worlds[key].items):
-            raise ValueError(f"record {record['task_id']}: no item of its shop is what it asks for")
+            raise ValueError(f"record {record['task_id']}: no item of its shop matches it")
         return Task(
             task_id=record["task_id"],
             domain=self.name,
@@ -122,5 +114,5 @@ class ShopDomain(RecipeDomain[ShopSettings]):
         return self.load_world(path, "shop", read)
 
     def entities(self, task: Task) -> set[str]:
-        """Names of all items of the task's shop."""
+        """The names of the shop's items."""
         return {item.name for item in make_catalogue(task.split, task.seed).items}

@@ -1,15 +1,15 @@
-"""Shopping: a search page, pages of results, an item with its options, and buying. All state is a few Python values.
+"""Plays one shopping task: a search page, pages of results, and an item's page with its options.
 
-As in WebShop, one searches on the search page and clicks everywhere else: names, `next` and `back` on results, options' values,
-`back` and `buy` on an item. Every page shows what can be clicked there, but for these three words.
+As in WebShop, the agent searches on the search page and clicks everywhere else: names, `next` and `back` on results; option
+values, `back` and `buy` on an item. Every page lists what can be clicked, except these three words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from stages.environments.base_environment import ValueEnvironment
+from stages.environments.base_environment import EpisodeEnvironment, EpisodeState
 from stages.environments.protocol import Observation, Step
 from stages.environments.search.index import SearchIndex, words
 from stages.environments.shop.catalogue import Catalogue, Goal, Item
@@ -31,28 +31,20 @@ class Shop:
 
 
 @dataclass(frozen=True)
-class ShopState:
-    """Everything that changes while a task is played. No query: the search page. No item: a page of results."""
+class ShopState(EpisodeState):
+    """`terminated`: an item was bought. Without a query: the search page; without an item: a page of results."""
 
-    task_id: str
-    turns: int = 0
     query: tuple[str, ...] = ()
-    """Words searched for, sorted, each once: what is found depends on them alone."""
+    """Words of the search, sorted, each once."""
     page: int = 0
     item: str | None = None
     picked: tuple[tuple[str, str], ...] = ()
-    """(group, value) chosen on the item's page, sorted. To choose anew one leaves the page, which forgets them; so pages grow
-    shorter as one goes on, and an episode stays within a small model's length."""
-    bought: bool = False
-    truncated: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.bought or self.truncated
+    """(group, value) chosen on the item's page, sorted. Leaving the page resets them. A picked group is no longer listed, which
+    keeps pages short for small models."""
 
 
-class ShopEnvironment(ValueEnvironment[ShopState]):
-    """One running task. `load_shop` gives the shop by the name in task.spec["shop"]."""
+class ShopEnvironment(EpisodeEnvironment[ShopState]):
+    """One running task. `load_shop` returns the shop named in task.spec["shop"]."""
 
     name = "shop"
 
@@ -70,32 +62,27 @@ class ShopEnvironment(ValueEnvironment[ShopState]):
     def step(self, action: str) -> Step:
         state = self._running()
         verb, _, rest = action.strip().partition(" ")
-        perform = {"search": self._search, "click": self._click}.get(verb.lower())
+        perform = {"search": self._search, "click": lambda target: self._clicks().get(target)}.get(verb.lower())
         after = perform(" ".join(rest.lower().split())) if perform else None
-        turns = state.turns + 1
-        now = replace(after or state, turns=turns)
-        self._state = replace(now, truncated=not now.bought and turns >= self._max_turns)
-        terms = self._terms() if self._state.over else {}
+        now = self._end_turn(after or state)
+        terms = self._terms() if now.over else {}
         return Step(
             observation=Observation(self._shown() if after else f"{USAGE} {self._shown()}"),
-            reward=terms["reward"] if now.bought else 0.0,
+            reward=terms["reward"] if now.terminated else 0.0,
             accepted=after is not None,
-            terminated=now.bought,
-            truncated=self._state.truncated,
+            terminated=now.terminated,
+            truncated=now.truncated,
             cost=1.0,
             terms=terms,
         )
 
     def _search(self, query: str) -> ShopState | None:
-        """None off the search page, or without a word to search for."""
+        """None if this is not the search page or the query has no word."""
         terms = tuple(sorted(set(words(query))))
         return replace(self._state, query=terms) if terms and not self._state.query else None
 
-    def _click(self, what: str) -> ShopState | None:
-        return self._clicks().get(what)
-
     def _clicks(self) -> dict[str, ShopState]:
-        """Everything that can be clicked now, in lower case -> the state it leads to."""
+        """Everything that can be clicked now, in lower case -> the next state."""
         state = self._state
         if not state.query:
             return {}
@@ -112,7 +99,7 @@ class ShopEnvironment(ValueEnvironment[ShopState]):
             if group not in picked
             for value in values
         }
-        return found | {"back": replace(state, item=None, picked=()), "buy": replace(state, bought=True)}
+        return found | {"back": replace(state, item=None, picked=()), "buy": replace(state, terminated=True)}
 
     def _item(self, name: str) -> Item:
         return self._shop.catalogue.by_name[name.lower()]
@@ -122,14 +109,14 @@ class ShopEnvironment(ValueEnvironment[ShopState]):
         return self._shop.index.search(" ".join(self._state.query), len(self._shop.catalogue.items))
 
     def _listed(self) -> list[Item]:
-        """Those on the present page of results."""
+        """The items on the current page of results."""
         first = self._state.page * self._results
         return self._found()[first : first + self._results]
 
     def _shown(self) -> str:
-        """The present page; what is wanted stands last, where an agent reads it next to what it has to choose from."""
+        """The current page, with the goal at the end."""
         state = self._state
-        if state.bought:
+        if state.terminated:
             return BOUGHT
         if not state.query:
             text = SEARCH_PAGE
@@ -144,24 +131,21 @@ class ShopEnvironment(ValueEnvironment[ShopState]):
         return f"{text} {self._goal.text}" if self._show_goal else text
 
     def _terms(self) -> dict[str, float]:
-        """Reward terms at the end of an episode; all 0 if nothing was bought."""
+        """Reward terms of the episode; all 0 if nothing was bought."""
         item = self._state.item
-        terms = score(self._item(item), dict(self._state.picked), self._goal) if item and self._state.bought else None
+        terms = score(self._item(item), dict(self._state.picked), self._goal) if item and self._state.terminated else None
         return terms or dict.fromkeys(("reward", "type", "attributes", "options", "price"), 0.0)
 
     def state_key(self) -> str:
-        """The page: words searched for, number of the page of results, item, options picked, and whether it was bought."""
+        """The query, number of the page of results, item, picked options, and whether it was bought."""
         state = self._state
         picked = " ".join(value for _, value in state.picked)
-        parts = (" ".join(state.query), str(state.page), state.item or "", picked, "bought" if state.bought else "")
+        parts = (" ".join(state.query), str(state.page), state.item or "", picked, "bought" if state.terminated else "")
         return f"{self.task.task_id}#{'|'.join(parts)}"
 
-    def next_action(self) -> str | None:
-        """Search for what is wanted, click the first item that matches, pick its options, buy; back where that is not the way.
-        None once the episode is over."""
+    def _expert_action(self) -> str:
+        """Search for the goal, click the first item that matches, pick its options and buy; go back from any other page."""
         state, goal = self._state, self._goal
-        if state.over:
-            return None
         wanted = f"{' '.join(goal.attributes)} {goal.kind}"
         if not state.query:
             return f"search {wanted}"
@@ -177,13 +161,10 @@ class ShopEnvironment(ValueEnvironment[ShopState]):
         more = any(can_match(item, goal) for item in self._found()[first:])
         return "click next" if more else "click back"
 
-    def admissible(self) -> Sequence[str]:
-        """On the search page a sample of sensible searches (kind, attributes, both); elsewhere everything that can be clicked.
-        Empty once the episode is over."""
-        if self._state.over:
-            return []
+    def _actions(self) -> list[str]:
+        """On the search page a sample of sensible searches (kind, attributes, both); elsewhere everything that can be clicked."""
         if not self._state.query:
             attributes = " ".join(self._goal.attributes)
-            return sorted({f"search {text}" for text in (self._goal.kind, attributes, f"{attributes} {self._goal.kind}")})
+            return [f"search {text}" for text in (self._goal.kind, attributes, f"{attributes} {self._goal.kind}")]
         names = {item.name.lower(): item.name for item in self._shop.catalogue.items}
-        return sorted(f"click {names.get(what, what)}" for what in self._clicks())
+        return [f"click {names.get(target, target)}" for target in self._clicks()]

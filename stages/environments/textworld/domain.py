@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from stages.environments.textworld.stories import Stories
 
 SHARES: dict[Split, int] = {"train": 384, "valid": 24, "test": 200}
-"""Tasks per split, in proportion."""
+"""Proportions of the splits."""
 _SHORTEST = 2
-"""Tasks that one command solves teach nothing."""
+"""Shortest solution of a task; one-command tasks teach nothing."""
 
 
 class TextWorldDomain:
-    """Household text games; `settings` is a `TextWorldSettings`. The library is imported when it is needed."""
+    """Household text games. Imports the textworld library only on use."""
 
     name = "textworld"
     Settings = TextWorldSettings
@@ -33,7 +33,7 @@ class TextWorldDomain:
         self._stories: Stories | None = None
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Records in an order of splits that keeps their proportions at every length; a game stays in one split."""
+        """Raw records; every prefix keeps the proportions of the splits, and a game belongs to one split."""
         made = dict.fromkeys(SHARES, 0)
         games = dict.fromkeys(SHARES, 0)
         levels, goals = self.settings.levels, self.settings.goals
@@ -50,7 +50,7 @@ class TextWorldDomain:
                     yield record
 
     def _game_records(self, values: Mapping[str, Any], name: str, seed: int) -> list[dict[str, Any]]:
-        """The tasks of one game: the first seed, of a sequence, whose game offers as many starts as the settings ask for."""
+        """The tasks of one game, from the first of a sequence of seeds whose game has enough useful starts."""
         wanted = 1 if self.settings.instructions == "full" else min(self.settings.starts, values["rooms"])
         for attempt in range(1000):
             record = {**values, "seed": key64("textworld", seed, name, attempt) % 2**31}
@@ -61,12 +61,11 @@ class TextWorldDomain:
                     for start, length in starts
                 ]
         raise ValueError(
-            f"textworld: no game with {dict(values)} has {wanted} starts that take {_SHORTEST} to "
+            f"textworld: no game with {dict(values)} has {wanted} starts with solutions of {_SHORTEST} to "
             f"{self.settings.max_turns} commands; change per_domain.textworld.environment (levels, starts or max_turns)"
         )
 
     def recipe_kinds(self) -> set[str]:
-        """The levels, goals and instructions that `recipes` takes in turn."""
         settings = self.settings
         goals = {f"goal {goal}" for goal in settings.goals}
         return {*map(_level_name, settings.levels), *goals, f"instructions {settings.instructions}"}
@@ -93,9 +92,9 @@ class TextWorldDomain:
         *,
         built: Callable[[int], None] | None = None,
     ) -> list[Task]:
-        """Compile the games of `records` into `folder`/games, each once, and return the tasks in the order of the records.
+        """Compile the games of `records` into `folder`/games and return the tasks in the order of the records.
 
-        `built` is told after each game how many records it served. Raises ValueError naming the record that can't be built.
+        `built` is called after each game with its number of records. Raises ValueError naming a record that can't be built.
         """
         folder = Path(folder)
         (folder / "games").mkdir(parents=True, exist_ok=True)
@@ -129,7 +128,7 @@ class TextWorldDomain:
         return TextWorldEnvironment(folder, self.settings, self._stories)
 
     def expert(self, environment: TextWorldEnvironment) -> str | None:
-        """The next command of TextWorld's own winning policy; None if the episode is over or can't be won any more."""
+        """The next command of TextWorld's winning policy; None if the episode is over or can no longer be won."""
         return next(iter(environment.policy()), None)
 
     def entities(self, task: Task) -> set[str]:
@@ -141,7 +140,7 @@ def _level_name(level: Level) -> str:
 
 
 def _useful_starts(recipe: Recipe, settings: TextWorldSettings) -> list[tuple[int, int]]:
-    """Starts whose shortest solution is neither trivial nor too long for the turn limit, with its length."""
+    """(start, length of its shortest solution) where that is neither trivial nor longer than the turn limit."""
     from stages.environments.textworld.games import make_game, start_moves
     from stages.environments.textworld.world import World
 
@@ -169,7 +168,7 @@ def _build_game(job: tuple[list[Recipe], Path]) -> list[Task]:
         if length != (recipe.solution_length or length) or not length:
             raise ValueError(
                 f"textworld record {recipe.task_id}: its solution takes {length} commands, not {recipe.solution_length}; "
-                "take the record out or correct its solution_length"
+                "remove the record or correct its solution_length"
             )
         tasks.append(
             Task(

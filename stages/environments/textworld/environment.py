@@ -1,10 +1,10 @@
-"""One running TextWorld game: the compiled story in the Frotz interpreter, and the facts that it makes true."""
+"""Plays one TextWorld game: the compiled story in the Frotz interpreter, and the facts in TextWorld's logic."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from textworld.logic import Action
@@ -21,12 +21,11 @@ _VERBS |= {"unlock", "north", "south", "east", "west", "n", "s", "e", "w", "i", 
 _COMMAND = re.compile(r"[a-z0-9 -]{1,80}")
 _CHAINED = re.compile(r"\bthen\b")
 _UNKNOWN = "that's not a verb i recognise."
-_NOT_RUNNING = "no episode is running: call reset(task) first"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that changes while an episode runs."""
+    """The state of an episode."""
 
     task: Task
     memory: Memory
@@ -39,10 +38,9 @@ class Snapshot:
 
 
 class TextWorldEnvironment:
-    """Plays the games below `folder`. Commands are free text; those that change nothing in the game's rules are refused.
+    """Plays the games below `folder`. Commands are free text; those that change no fact are refused and leave the game as it was.
 
-    A refused command leaves the game exactly as it was. Only single commands of the game's own verbs reach the interpreter:
-    `undo`, `restart`, `save`, chains ("go east then ...") and the like are not verbs here.
+    Only single commands with known verbs reach the interpreter: not `undo`, `restart`, `save` or chains ("go east then ...").
     """
 
     def __init__(self, folder: Path, settings: TextWorldSettings, stories: Stories | None = None) -> None:
@@ -53,14 +51,14 @@ class TextWorldEnvironment:
         self._planner: Planner | None = None
 
     def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises FileNotFoundError if its game was not built below the folder."""
+        """Start `task`. Raises FileNotFoundError if its game was not built."""
         self._now = self._stories.start(task, self._begin)
         return Observation(self._now.text)
 
     def step(self, action: str) -> Step:
         now = self._running()
         if now.done:
-            raise RuntimeError(f"the episode of {now.task.task_id} is over: call reset(task) or restore(state)")
+            raise RuntimeError(f"the episode of {now.task.task_id} is over; call reset(task) or restore(state)")
         raw, accepted, memory, state, history = self._play(action, now)
         won, lost = WON in raw and accepted, LOST in raw and accepted
         turn = now.turn + 1
@@ -68,25 +66,16 @@ class TextWorldEnvironment:
         potential = 1.0 if won else 0.0 if lost else self._potential(now.task, state, history)
         share = self.settings.progress_reward
         reward = share * (potential - now.potential) + (1.0 - share) * won
-        self._now = Snapshot(
-            task=now.task,
-            memory=memory,
-            state=state,
-            history=history,
-            turn=turn,
-            done=won or lost or truncated,
-            potential=potential,
-            text="",
-        )
-        text = self._shown(compact(raw), state, self._now.done)
-        self._now = replace(self._now, text=text)
+        done = won or lost or truncated
+        text = self._shown(compact(raw), state, done)
+        self._now = Snapshot(now.task, memory, state, history, turn, done, potential, text)
         return Step(Observation(text), reward, accepted, won or lost, truncated, cost=1.0, terms={"won": float(won)})
 
     def snapshot(self) -> Snapshot:
         return self._running()
 
     def restore(self, state: Snapshot) -> None:
-        """Go back to `state`, also from another task or in a new environment of the same folder and settings."""
+        """Go back to `state`, even of another task or of another environment with the same folder and settings."""
         self._now = state
 
     def state_key(self) -> str:
@@ -100,7 +89,7 @@ class TextWorldEnvironment:
         return self._admissible(now.state)
 
     def policy(self) -> list[str]:
-        """Commands that win from here; empty if the episode is over or the game can't be won any more."""
+        """Commands that win from here; empty if the episode is over or the game can no longer be won."""
         now = self._running()
         return [] if now.done else self._plan(now.state, now.history)
 
@@ -109,40 +98,31 @@ class TextWorldEnvironment:
 
     def _running(self) -> Snapshot:
         if self._now is None:
-            raise RuntimeError(_NOT_RUNNING)
+            raise RuntimeError("no episode is running; call reset(task) first")
         return self._now
 
     def _story(self, task: Task) -> Story:
         return self._stories.story(self.folder / str(task.spec["game"]))
 
     def _begin(self, task: Task) -> Snapshot:
-        """The task's first moment: the walk to its start is done, the room and what the agent carries are described."""
+        """The task's first state: after the walk to its start, with a description of the room and the inventory."""
         story = self._story(task)
         memory, state, history = story.first, story.world.initial(), ()
         for move in task.spec["moves"]:
             raw, memory = story.run(memory, move)
             followed = state.follow(succeeded_events(raw))
             if followed is None or not followed[1]:
-                raise ValueError(f"task {task.task_id}: '{move}' on the way to its start does nothing in {task.spec['game']}")
+                raise ValueError(f"task {task.task_id}: '{move}' on the walk to its start does nothing in {task.spec['game']}")
             state, history = followed[0], (*history, *followed[1])
         raw, memory = story.run(memory, "look")
         text = compact(raw)
         if any(fact.name == "in" and fact.arguments[1].name == "I" for fact in state.facts.facts):
             raw, memory = story.run(memory, "inventory")
             text = f"{text} {compact(raw)}"
-        return Snapshot(
-            task=task,
-            memory=memory,
-            state=state,
-            history=history,
-            turn=0,
-            done=False,
-            potential=0.0,
-            text=self._shown(text, state, done=False),
-        )
+        return Snapshot(task, memory, state, history, 0, False, 0.0, self._shown(text, state, done=False))
 
     def _play(self, action: str, now: Snapshot) -> tuple[str, bool, Memory, WorldState, tuple[Action, ...]]:
-        """What the game prints, whether it did anything, and memory, facts and history after it."""
+        """The game's output, whether the command was accepted, and memory, facts and history after it."""
         command = " ".join(action.lower().split())
         words = command.split(" ")
         if words[0] not in _VERBS or not _COMMAND.fullmatch(command) or _CHAINED.search(command):
@@ -161,7 +141,7 @@ class TextWorldEnvironment:
         return self._planner.policy(history)
 
     def _potential(self, task: Task, state: WorldState, history: tuple[Action, ...]) -> float:
-        """How near the goal is, in [0, 1]: 0 at the start's distance or farther, 1 when won (Ng et al., 1999)."""
+        """Progress in [0, 1]: 0 at the start's distance or farther, 1 when won (Ng et al., 1999)."""
         if not self.settings.progress_reward:
             return 0.0
         left = len(self._plan(state, history))

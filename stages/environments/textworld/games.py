@@ -1,4 +1,4 @@
-"""Makes TextWorld games from recipes, and compiles them to the same bytes every time."""
+"""Makes TextWorld games from recipes and compiles them reproducibly."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stages.seeding import permutation
 _NOUNS = {"r": "room", "c": "box", "s": "stand", "o": "thing", "f": "snack", "k": "key"}
 _GOAL_RULES = {goal: rf"{goal}(/[cs])?" for goal in ("take", "put", "insert", "open", "unlock", "drop", "eat")}
 _SERIAL = slice(0x12, 0x18)
-"""Where a story file holds the date it was compiled on (Z-machine standard 1.1, section 11.1)."""
+"""Bytes of a story file with its compilation date (Z-machine standard 1.1, section 11.1)."""
 
 
 def make_game(recipe: Recipe) -> Game:
-    """The recipe's game, uncompiled. Raises ValueError if TextWorld finds no such quest for this seed."""
+    """The recipe's game, not compiled. Raises ValueError if TextWorld finds no such quest for this seed."""
     options = GameOptions()
     options.kb = KnowledgeBase.default()
     options.seeds = recipe.seed
@@ -61,7 +61,7 @@ def make_game(recipe: Recipe) -> Game:
 
 
 def _name_entities(game: Game, recipe: Recipe) -> None:
-    """Names from the split's own numbers, each number once in a game; a key has the number of what it opens."""
+    """Give entities names with numbers of the split, each used once; a key has the number of what it opens."""
     numbers = iter(permutation(NAME_NUMBERS[recipe.split], "textworld", "game", recipe.seed))
     locks = {fact.arguments[0].name: fact.arguments[1].name for fact in game.world.facts if fact.name == "match"}
     given: dict[str, int] = {}
@@ -75,7 +75,7 @@ def _name_entities(game: Game, recipe: Recipe) -> None:
         info.name = info.noun = f"{_NOUNS[info.type]}{given[thing]}"
         info.adj = ""
     if -1 in given.values():
-        raise ValueError(f"textworld record {recipe.task_id}: {len(given)} entities are more than the names of its split")
+        raise ValueError(f"textworld record {recipe.task_id}: its {len(given)} entities exceed the names of its split")
 
 
 def entity_names(game: Game) -> list[str]:
@@ -83,7 +83,7 @@ def entity_names(game: Game) -> list[str]:
 
 
 def start_moves(game: Game, recipe: Recipe) -> tuple[Action, ...]:
-    """The shortest walk to the recipe's start: room 0 is the quest's own, the others come in an order drawn by the seed."""
+    """The shortest walk to the recipe's start: 0 is the quest's own room, the others are in random order by seed."""
     first = World(game).initial()
     walks: dict[str, tuple[Action, ...]] = {first.room: ()}
     frontier: list[WorldState] = [first]
@@ -97,21 +97,20 @@ def start_moves(game: Game, recipe: Recipe) -> tuple[Action, ...]:
     others = permutation(sorted(set(walks) - {first.room}), "textworld", "starts", recipe.seed)
     rooms = [first.room, *others]
     if recipe.start >= len(rooms):
-        raise ValueError(f"textworld record {recipe.task_id}: only {len(rooms)} rooms can be reached by walking")
+        raise ValueError(
+            f"textworld record {recipe.task_id}: start {recipe.start} is out of range; {len(rooms)} rooms can be reached"
+        )
     return walks[rooms[recipe.start]]
 
 
 def objective(game: Game) -> str:
-    """What to do, in the game's words, without the words that every objective has."""
+    """The game's objective in lower case, without its usual opening."""
     text = " ".join(game.objective.split()).lower()
     return text.removeprefix("the objective is to ").removeprefix("first; ")
 
 
 def compile_to(game: Game, folder: Path) -> None:
-    """Write `<game id>.z8` and `.json` to `folder`. Raises RuntimeError with the compiler's words if it refuses the game.
-
-    The bytes depend on the game alone: the date of compilation and this machine's paths are taken out.
-    """
+    """Write `<game id>.z8` and `.json` to `folder`, without dates and paths. Raises RuntimeError with the compiler's message."""
     name = game.metadata["uuid"]
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as work:
         options = GameOptions()

@@ -1,4 +1,4 @@
-"""What can be set for TextWorld (params.yaml, per_domain.textworld.environment), and what a raw record must hold."""
+"""Settings of the textworld domain (per_domain.textworld.environment in params.yaml), and its raw records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NAME_NUMBERS: dict[Split, tuple[int, ...]] = {
     "valid": tuple(sorted(_NUMBERS[40:60])),
     "test": tuple(sorted(_NUMBERS[60:])),
 }
-"""The numbers in entity names (room54, box12), by split: no name of a test game occurs in training."""
+"""Split -> numbers in entity names (room54, box12): no name of a test game occurs in training."""
 MAX_ENTITIES = min(len(numbers) for numbers in NAME_NUMBERS.values())
 
 
 class Level(BaseModel):
-    """How large a game is. `quest_length` counts the commands of the quest from its own start."""
+    """The size of a game. `quest_length`: commands of the quest from its own start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,8 +39,6 @@ class Level(BaseModel):
 
 
 class TextWorldSettings(DomainSettings):
-    """Settings of the environment, and of the recipes it writes (`python -m stages.curation raw textworld`)."""
-
     max_turns: Annotated[int, Field(ge=1, le=200)] = 12
     levels: Annotated[tuple[Level, ...], Field(min_length=1)] = (
         Level(rooms=3, objects=3, quest_length=3),
@@ -49,21 +47,21 @@ class TextWorldSettings(DomainSettings):
     )
     """Recipes take these in turn."""
     goals: Annotated[tuple[Goal, ...], Field(min_length=1)] = ("take", "put", "insert", "open", "unlock")
-    """Kinds of last action; recipes take these in turn."""
+    """Kinds of final action; recipes take these in turn."""
     starts: Annotated[int, Field(ge=1, le=10)] = 4
-    """Tasks per game: the quest's own start, then other rooms. At most as many as there are rooms."""
+    """Tasks per game: the quest's own start, then other rooms; at most the number of rooms."""
     instructions: Instructions = "goal"
-    """`goal` names the last action alone, so that the agent has to explore; `full` lists every step."""
+    """`goal` names only the final action, so that the agent must explore; `full` lists every step."""
     show_admissible: bool = False
-    """Append the commands that would be accepted to every observation."""
+    """Append the admissible commands to every observation."""
     idle_commands: bool = False
     """Count `look`, `inventory` and `examine ...`, which change nothing, among the admissible commands."""
     progress_reward: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Part of the reward paid for nearing the goal. The return of a won episode is 1 whatever this is."""
+    """Part of the reward paid for progress. The return of a won episode is always 1."""
 
 
 class Recipe(Checked):
-    """One raw record: the whole game and where the agent starts in it."""
+    """A raw record: the game and the agent's start."""
 
     task_id: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")]
     split: Split
@@ -75,24 +73,24 @@ class Recipe(Checked):
     instructions: Instructions
     start: Annotated[int, Field(ge=0, le=9)]
     solution_length: Annotated[int, Field(ge=1)] | None = None
-    """Commands of the shortest solution, as `recipes` found it; without it the task is measured when it is built."""
+    """Commands of the shortest solution, checked when the game is built; null: not checked."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         if self.start >= self.rooms:
-            raise ValueError(f"start {self.start} needs a room of its own, and there are {self.rooms} rooms")
+            raise ValueError(f"start {self.start} is out of range; the game has {self.rooms} rooms, numbered from 0")
         if self.instructions == "full" and self.start:
-            raise ValueError(f"full instructions hold for start 0 only, not for start {self.start}")
+            raise ValueError(f"full instructions are only valid for start 0, not for start {self.start}")
         return self
 
     @property
     def game_id(self) -> str:
-        """Name of the game: records that differ in `start` alone share it."""
+        """The game's name; records that differ only in `start` share it."""
         values = self.model_dump(exclude={"task_id", "start", "solution_length"})
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.split}-{digest}"
 
 
 def parse_recipe(record: Mapping[str, Any]) -> Recipe:
-    """A raw record, checked. Raises ValueError with one line per mistake: the key, what is wrong and what was given."""
+    """A validated raw record. Raises ValueError naming each wrong key, what is wrong and the value."""
     return parse_record(Recipe, record, "textworld")

@@ -1,8 +1,7 @@
-"""Loaded games, shared by all environments of a domain: an interpreter without a past, the logic, the first moments of tasks.
+"""Loaded games, shared by all environments of a domain: interpreters, the games' logic, and the first states of tasks.
 
-Loading a game takes as long as a handful of steps, and what an interpreter knows of an episode (its memory, stack and registers)
-is copied in and out within a tenth of a step. So one interpreter per game serves all episodes, whoever plays them, and a command
-that was run from the same memory before is not run again.
+Loading a game takes as long as several steps, but copying an interpreter's memory, stack and registers in and out takes a tenth
+of a step. So one interpreter per game serves all episodes, and a command is not run twice from the same memory.
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ if TYPE_CHECKING:
 
 _SEED = 1234
 Memory = tuple[Any, ...]
-"""An interpreter's memory and stack as compressed differences from the game's first moment (about 1 kB), and its registers."""
+"""An interpreter's memory and stack as compressed differences from the game's first state (about 1 kB), and its registers."""
 
 
 class Transitions:
-    """What commands did before, for all games of a process: an interpreter's answer depends on its memory and the command alone.
-
-    The least recently used are forgotten beyond `size`.
-    """
+    """An LRU cache of commands' results for all games of a process: a result depends only on the memory and the command."""
 
     def __init__(self, size: int = 1 << 16) -> None:
         self.size, self.hits, self.misses = size, 0, 0
@@ -57,7 +53,7 @@ class Story:
     """One compiled game."""
 
     def __init__(self, path: Path, transitions: Transitions | None = None) -> None:
-        """Raises FileNotFoundError if the game is not there."""
+        """Raises FileNotFoundError for a missing game."""
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; run the curate stage to build the games")
         self._path = path
@@ -91,7 +87,7 @@ class Story:
 
 
 class Stories:
-    """The games loaded last, and the first moments of the tasks played last."""
+    """Caches of recently loaded games and of the first states of recent tasks."""
 
     def __init__(self, games: int = 256, starts: int = 256) -> None:
         self.transitions = Transitions()
@@ -100,7 +96,7 @@ class Stories:
         self._starts: OrderedDict[str, Snapshot] = OrderedDict()
 
     def start(self, task: Task, begin: Callable[[Task], Snapshot]) -> Snapshot:
-        """The task's first moment, by `begin` if it is not known."""
+        """The task's first state, from `begin` unless it is cached."""
         found = self._starts.get(task.task_id)
         if found is None or found.task != task:
             found = self._starts[task.task_id] = begin(task)

@@ -1,4 +1,4 @@
-"""Turns what the game prints into a compact observation: its own words, without titles, traces and status lines."""
+"""Extracts a compact observation from the game's output: without titles, traces and status lines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ LOST = "*** You lost! ***"
 
 
 def succeeded_events(raw: str) -> list[str]:
-    """Actions that the game's trace reports as done, in order; those it does on the way (with a parenthesis) are left out."""
+    """Actions that the game's trace reports as done, in order, without implicit ones (in parentheses)."""
     events = [match.removesuffix(_SUCCEEDED) for match in _EVENT.findall(raw) if match.endswith(_SUCCEEDED)]
     return [event for event in events if "(" not in event and ")" not in event]
 
 
 def compact(raw: str) -> str:
-    """What the player reads, in lower case and single spaces."""
-    text = _STATUS.sub("", raw)
-    text = _EVENT.sub(" ", text)
-    text = _TITLE.sub(" ", text)
+    """The text for the player, in lower case with single spaces."""
+    text = _TITLE.sub(" ", _EVENT.sub(" ", _STATUS.sub("", raw)))
     ending = next((f" {mark}" for mark in (WON, LOST) if mark in text), "")
     text = _SCORE.sub("", text).split("***")[0] + ending
     return _SPACES.sub(" ", text).strip().lower()

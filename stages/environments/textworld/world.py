@@ -1,4 +1,4 @@
-"""What is true in a game: TextWorld's logic, kept in step with the interpreter by the events that the game reports."""
+"""The facts of a game in TextWorld's logic, kept in sync with the interpreter by the events that the game reports."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from textworld.logic import Action, Rule, State
 
 _IDLE_RULES = ("look", "inventory", "examine")
 _IDLE_EVENTS = ("looking", "taking inventory", "examining ")
-
-
-_KEPT = 128
-"""States of a game that are remembered; 10 to 20 kB each."""
+_CACHED = 128
+"""Cached states per game; 10 to 20 kB each."""
 
 
 class World:
@@ -31,27 +29,27 @@ class World:
         self.idle_rules = [rule for rule in rules if rule.name.startswith(_IDLE_RULES)]
 
     def initial(self) -> WorldState:
-        return self.known(WorldState(self, self.game.world.state.copy()))
+        return self.cached(WorldState(self, self.game.world.state.copy()))
 
-    def known(self, state: WorldState) -> WorldState:
-        """The state with the same facts that was met before, which knows its actions already; else `state`."""
+    def cached(self, state: WorldState) -> WorldState:
+        """The cached state with the same facts, whose actions may be computed already; else `state`."""
         found = self._states.setdefault(state.key, state)
         self._states.move_to_end(state.key)
-        if len(self._states) > _KEPT:
+        if len(self._states) > _CACHED:
             self._states.popitem(last=False)
         return found
 
     def commands(self, actions: Sequence[Action]) -> list[str]:
-        """The commands that do `actions`, in the same order, in lower case."""
+        """The commands for `actions`, in the same order, in lower case."""
         return [command.lower() for command in self.inform7.gen_commands_from_actions(actions)]
 
     def policy(self, history: Sequence[Action]) -> list[str]:
-        """Commands that win from the state after `history`; empty if the game is won or TextWorld knows no way."""
+        """See `Planner.policy`."""
         return Planner(self).policy(tuple(history))
 
 
 class WorldState:
-    """The facts at one moment. Never changes: `after` returns a new one."""
+    """The facts at one time; immutable."""
 
     def __init__(self, world: World, facts: State) -> None:
         self.world = world
@@ -62,7 +60,7 @@ class WorldState:
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Every action that would change the facts."""
+        """All actions that would change the facts."""
         return self._applicable(self.world.rules)
 
     @cached_property
@@ -72,12 +70,12 @@ class WorldState:
 
     @cached_property
     def idle_commands(self) -> tuple[str, ...]:
-        """Commands that only show something, sorted."""
+        """Commands that change nothing, sorted."""
         return tuple(sorted(set(self.world.commands(self._applicable(self.world.idle_rules)))))
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits of the facts: equal facts, equal keys, in whatever order they came about."""
+        """16 hex digits, equal for equal facts."""
         text = "\n".join(sorted(str(fact) for fact in self.facts.facts))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -87,10 +85,10 @@ class WorldState:
         return next(fact.arguments[1].name for fact in self.facts.facts if fact.name == "at" and fact.arguments[0].name == "P")
 
     def after(self, action: Action) -> WorldState:
-        return self.world.known(WorldState(self.world, self.facts.apply_on_copy(action)))
+        return self.world.cached(WorldState(self.world, self.facts.apply_on_copy(action)))
 
     def follow(self, events: Sequence[str]) -> tuple[WorldState, tuple[Action, ...]] | None:
-        """The state after `events` and the actions that led to it (none for looking); None if an event is not in the rules."""
+        """The state after `events`, and their actions (none for looking); None if an event is not in the rules."""
         state, done = self, []
         for event in events:
             if event.startswith(_IDLE_EVENTS):
@@ -104,10 +102,8 @@ class WorldState:
 
 
 class Planner:
-    """TextWorld's own winning policy, followed along a history of actions.
-
-    Tracking costs about as much as a step, so it is done when somebody asks, and only for what came since the last question.
-    """
+    """TextWorld's own winning policy along a history of actions. Tracking an action costs about as much as a step, so it is done
+    on demand, and only for new actions."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -115,7 +111,7 @@ class Planner:
         self._progress = GameProgression(world.game)
 
     def policy(self, history: tuple[Action, ...]) -> list[str]:
-        """Commands that win from the state after `history`; empty if the game is won or TextWorld knows no way."""
+        """Commands that win from the state after `history`; empty if the game is won or can't be won."""
         known = len(self._seen)
         if len(history) < known or any(a is not b for a, b in zip(self._seen, history, strict=False)):
             self._progress, known = GameProgression(self.world.game), 0

@@ -1,7 +1,7 @@
-"""The `wordle` domain: find a word in six guesses, each answered letter by letter.
+"""The `wordle` domain: find a word in six guesses, each of which is marked letter by letter.
 
 An episode: "letters d r b m f s.", `d r b`, "d not r in b not. from m f s with r. open open open.", `r m f`, ..., until the
-guess is the word. `rules` scores guesses, `words` makes lists, `players` plays at several strengths, `exact` gives exact values.
+guess is the word. `rules` marks guesses, `words` makes lists, `players` plays at several strengths, `exact` gives exact values.
 """
 
 from stages.environments.wordle.domain import WordleDomain

@@ -1,4 +1,4 @@
-"""The wordle domain: recipes, tasks, the expert and the players of game records."""
+"""The wordle domain: recipes, tasks and the players of game records."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from stages.environments.base_domain import Mix, RecipeDomain, splits_in_turn
+from stages.environments.base_domain import RecipeDomain, levels_in_turn, parse_record
 from stages.environments.protocol import Environment
 from stages.environments.wordle.environment import WordleEnvironment
 from stages.environments.wordle.players import choose
-from stages.environments.wordle.settings import Level, WordleSettings, parse_recipe
+from stages.environments.wordle.settings import Level, Recipe, WordleSettings
 from stages.environments.wordle.words import WordList, make_list, spell, split_of
 from stages.records.task import SPLITS, Split, Task
 from stages.seeding import key64, permutation
 
 
 class WordleDomain(RecipeDomain[WordleSettings]):
-    """See stages.environments.protocol.Domain."""
-
     name = "wordle"
     Settings = WordleSettings
 
     def difficulty_weights(self) -> dict[float, float]:
-        """Difficulty (log2 of the list's words) -> weight among the tasks that curation takes."""
+        """Difficulty (log2 of the list's words) -> weight in curation."""
         weights: dict[float, float] = {}
         for level in self.settings.levels:
             bits = _bits(level)
@@ -34,58 +32,57 @@ class WordleDomain(RecipeDomain[WordleSettings]):
         return dict(sorted(weights.items()))
 
     def record_difficulty(self, record: Mapping[str, Any]) -> float:
-        return _bits(parse_recipe(record))
+        return _bits(self._recipe(record))
 
     def recipe_kinds(self) -> set[str]:
         return {_kind(level, self._shared(level)) for level in self.settings.levels}
 
     def record_kinds(self, record: Mapping[str, Any]) -> set[str]:
-        recipe = parse_recipe(record)
+        recipe = self._recipe(record)
         return {_kind(recipe, recipe.list == _SHARED)}
 
     def _shared(self, level: Level) -> bool:
         return self.settings.lists == "shared" or level.source == "english"
 
     def recipes(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Raw records; splits take turns in the proportion 192 : 24 : 200, and levels within each by weight.
-
-        Raises ValueError where a shared list has no more words for a split, unless words are drawn anew at each guess.
-        """
+        """Raw records. Raises ValueError if a shared list has too few words for a split, unless guesses redraw them."""
         levels = self.settings.levels
-        mixes = {split: Mix([level.weight for level in levels]) for split in SPLITS}
-        dealt: Counter[tuple[Split, int]] = Counter()
-        for split, index in splits_in_turn(count):
-            place = mixes[split].next()
+        weights = {split: [level.weight for level in levels] for split in SPLITS}
+        used: Counter[tuple[Split, int]] = Counter()
+        for split, index, place in levels_in_turn(count, weights):
             level = Level(**levels[place].model_dump(include=set(Level.model_fields)))
             task_id = f"wordle-{split}-{index:06d}"
             drawn = 1 + key64("wordle.recipes", seed, task_id) % (2**31 - 1)
             if self._shared(level):
-                list_seed, word = _SHARED, self._shared_word(level, split, seed, dealt[split, place])
-                dealt[split, place] += 1
+                list_seed, word = _SHARED, self._shared_word(level, split, seed, used[split, place])
+                used[split, place] += 1
             else:
                 list_seed, word = _own_list(level, split, drawn)
             yield {"task_id": task_id, "split": split, **level.model_dump(), "list": list_seed, "word": word, "seed": drawn}
 
     def _shared_word(self, level: Level, split: Split, seed: int, number: int) -> str:
-        """Word `number` of those of a shared list that the split may hide, in an order of its own."""
+        """Word `number` of the shared list's words for the split, in random order."""
         words = _shared_words(level, split, seed)
         if not words or (number >= len(words) and self.settings.hidden == "fixed"):
             raise ValueError(
-                f"wordle: the shared list has {len(words)} words for {split}, and more are needed; ask for fewer tasks, make it "
-                "longer (per_domain.wordle.environment, levels), or set lists: own or hidden: consistent"
+                f"wordle: the shared list has only {len(words)} words for {split}; request fewer tasks, make it longer "
+                "(per_domain.wordle.environment, levels), or set lists: own or hidden: consistent"
             )
         return words[number % len(words)]
 
+    def _recipe(self, record: Mapping[str, Any]) -> Recipe:
+        return parse_record(Recipe, record, self.name)
+
     def check(self, record: Mapping[str, Any]) -> None:
-        recipe = parse_recipe(record)
+        recipe = self._recipe(record)
         words = make_list(recipe.level, recipe.list)
         if recipe.word not in words.index:
             raise ValueError(f"wordle record {recipe.task_id}: word: '{recipe.word}' is not in its list")
-        if split_of(recipe.word) != recipe.split:
-            raise ValueError(f"wordle record {recipe.task_id}: word: '{recipe.word}' is for {split_of(recipe.word)} tasks")
+        if (split := split_of(recipe.word)) != recipe.split:
+            raise ValueError(f"wordle record {recipe.task_id}: word: '{recipe.word}' is reserved for {split} tasks")
 
     def task(self, record: Mapping[str, Any], worlds: dict[str, WordList]) -> Task:
-        recipe = parse_recipe(record)
+        recipe = self._recipe(record)
         words = make_list(recipe.level, recipe.list)
         name = None
         if recipe.size is not None or recipe.source == "english":
@@ -129,11 +126,10 @@ class WordleDomain(RecipeDomain[WordleSettings]):
         )
 
     def entities(self, task: Task) -> set[str]:
-        """The hidden word; where none stays hidden, the task's own draws."""
+        """The hidden word, or the seed of its draws if it is redrawn."""
         return {task.spec["word"]} if self.settings.hidden == "fixed" else {f"draws {task.seed}"}
 
     def returns(self) -> tuple[float, float]:
-        """The smallest and the largest return of an episode."""
         return (0.0, 1.0) if self.settings.reward == "solved" else (-float(self.settings.max_turns), 0.0)
 
     def players(self) -> dict[str, float]:
@@ -149,18 +145,18 @@ class WordleDomain(RecipeDomain[WordleSettings]):
 _SHARED = 0
 """Seed of shared lists."""
 _DRAWS = 200
-"""Tries for an own list with a word of the right split."""
+"""Attempts to draw a list with a word of the right split."""
 
 
 def _own_list(level: Level, split: Split, seed: int) -> tuple[int, str]:
-    """Seed of a list that has words for `split`, and one of them. Raises ValueError where short lists hardly ever have one."""
+    """Seed of a list with words for `split`, and one of them. Raises ValueError if lists are too short to have one."""
     for attempt in range(_DRAWS):
         words = make_list(level, seed + attempt).words
         shuffled = permutation(words, "wordle.word", seed + attempt)
         word = next((word for word in shuffled if split_of(word) == split), None)
         if word is not None:
             return seed + attempt, word
-    raise ValueError(f"wordle: lists of {level.size} words have none for {split}; make them longer (levels, size)")
+    raise ValueError(f"wordle: lists of {level.size} words have none for {split}; use longer lists (levels, size)")
 
 
 @lru_cache(maxsize=64)

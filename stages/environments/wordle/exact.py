@@ -1,12 +1,12 @@
-"""Exact state values, action values and advantages of wordle by dynamic programming over what is known, for any policy.
+"""Exact state values, action values and advantages of wordle by dynamic programming, for any policy.
 
-A state is the set K of words that fit all that was said, each as likely (a hidden word drawn uniformly, and one drawn anew among
-those that fit at each guess, give the same chances of every answer). With n_m of |K| words giving the marks m to guess g,
+A state is the set K of words consistent with all marks so far, all equally likely (drawing the hidden word uniformly once or anew
+from K at each guess gives the same probabilities of marks). With n_m of |K| words giving the marks m to guess g,
 
     Q_t(K, g) = sum_m n_m / |K| (r + gamma V_{t+1}(K_m)),   V_t(K) = sum_g pi(g | K, t) Q_t(K, g),
 
-V = 0 once the word was found or t reaches the limit of guesses (backward induction; Puterman, Markov Decision Processes, 1994,
-section 4.5). Values are those over all tasks of a list, not of one task, whose word or draws are given.
+V = 0 once the word is found or t reaches the limit of guesses (backward induction; Puterman, Markov Decision Processes, 1994,
+section 4.5). Values are averages over all tasks of a list, not those of one task with its given word or draws.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stages.environments.wordle.settings import WordleSettings
 from stages.environments.wordle.words import WordList, read
 
 Known = tuple[int, ...]
-"""Numbers of the words that are possible, ascending."""
+"""Numbers of the possible words, ascending."""
 Policy = Callable[[Known, int], Mapping[str, float]]
-"""(what is known, guesses already made) -> probability of each legal guess, letters apart or joined. What is missing to 1 is the
-probability of an illegal one: it costs a guess and tells nothing."""
+"""(possible words, guesses made) -> probability of each legal guess, letters apart or joined. If their sum is below 1, the rest
+is the probability of an invalid guess, which uses a turn."""
 _TOLERANCE = 1e-6
 
 
@@ -36,24 +36,22 @@ def consistent(words: WordList) -> Policy:
 
 @dataclass(frozen=True)
 class GuessValue:
-    """What one guess of an episode is worth under a policy."""
+    """The exact values of one guess of an episode under a policy."""
 
     known: Known
     turn: int
     value: float
     """V_t(K) before the guess."""
     q: float
-    """Q_t(K, g) of the guess that was made."""
+    """Q_t(K, g) of the guess."""
     advantage: float
-    """q - value."""
 
 
 class ExactValues:
-    """All values of a list under `policy`; None: the optimal policy. `settings` gives guesses and reward.
+    """Values of a list under `policy`, or under the optimal policy if None, with the guesses and rewards of `settings`.
 
-    States are taken up as they are asked for; a policy that makes few guesses in each reaches few, the optimal one most of them:
-    64 words of three letters take seconds, and time grows faster than words cubed. Raises ValueError where the policy's
-    probabilities are negative, add up to more than 1 or are for words that are not legal.
+    Computed on demand. The optimal policy reaches most states: 64 words of three letters take seconds, and time grows faster than
+    the cube of the words. Raises ValueError for a policy with negative probabilities, a sum above 1 or words that are not legal.
     """
 
     def __init__(self, words: WordList, settings: WordleSettings, policy: Policy | None = None, gamma: float = 1.0) -> None:
@@ -67,7 +65,7 @@ class ExactValues:
         return tuple(range(len(self.words.words)))
 
     def answers(self, known: Known, guess: int) -> list[tuple[int, Known]]:
-        """Each code that guess number `guess` may get, with what is known then."""
+        """Each code that guess number `guess` may get, with the words that are then possible."""
         row = self._codes[guess, list(known)]
         return [(int(code), tuple(np.asarray(known)[row == code].tolist())) for code in np.unique(row)]
 
@@ -88,7 +86,7 @@ class ExactValues:
         return worth + illegal * self._refused(known, turn) if illegal > _TOLERANCE else worth
 
     def probabilities(self, known: Known, turn: int) -> dict[int, float]:
-        """The policy's probabilities by the word's number, checked. The optimal policy shares among its best guesses."""
+        """The policy's probabilities by word number, checked; the optimal policy is uniform over the best guesses."""
         if self.policy is None:
             qs = [self._worth(known, guess, turn) for guess in range(len(self.words.words))]
             best = [guess for guess, worth in enumerate(qs) if worth >= max(qs) - 1e-9]
@@ -103,7 +101,7 @@ class ExactValues:
         return {self.words.index[word]: chance for word, chance in given.items()}
 
     def q(self, known: Known, guess: str, turn: int = 0) -> float:
-        """Q_t(K, g) of any guess, an illegal one too."""
+        """Q_t(K, g) of any guess, invalid ones included."""
         number = self.words.index.get(read(guess, "letters"))
         return self._refused(known, turn) if number is None else self._worth(known, number, turn)
 
@@ -121,9 +119,9 @@ class ExactValues:
         return total / len(known)
 
     def episode(self, guesses: Sequence[str], words: Sequence[str]) -> list[GuessValue]:
-        """The exact values along an episode of `guesses` that were marked for `words`, one each (of an illegal guess: any).
+        """The exact values along an episode of `guesses`, each marked for the word at its index (any word for an invalid guess).
 
-        Raises ValueError for guesses beyond the episode's end and for words that do not fit what was said.
+        Raises ValueError for guesses after the episode's end and for words that contradict earlier marks.
         """
         known, steps, over = self.start, [], False
         for turn, (guess, word) in enumerate(zip(guesses, words, strict=True)):
@@ -132,9 +130,9 @@ class ExactValues:
             value, q = self.value(known, turn), self.q(known, guess, turn)
             steps.append(GuessValue(known, turn, value, q, q - value))
             if read(guess, "letters") in self.words.index:
-                told = dict(self.answers(known, self.words.index[read(guess, "letters")]))
+                answers = dict(self.answers(known, self.words.index[read(guess, "letters")]))
                 code = code_of(marks_of(read(guess, "letters"), word))
-                if code not in told:
-                    raise ValueError(f"'{word}' does not fit what was said before guess {turn}")
-                known, over = told[code], code == self._solved
+                if code not in answers:
+                    raise ValueError(f"the word '{word}' contradicts the marks before guess {turn}")
+                known, over = answers[code], code == self._solved
         return steps

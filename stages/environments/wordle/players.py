@@ -1,4 +1,4 @@
-"""Who plays: the expert of demonstrations, and players of several strengths whose games are records to learn from off-policy."""
+"""The expert of demonstrations, and players of several strengths whose games are off-policy training data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stages.seeding import stream
 if TYPE_CHECKING:
     from stages.environments.wordle.environment import WordleState
 
-WEIGHED = 2**17
-"""Pairs of a guess and a possible word that are looked at, at most: all legal guesses where they are not more, else as many of
-the possible words as fit."""
+MAX_PAIRS = 2**17
+"""Limit on the pairs (guess, possible word) that the expert compares; it tries all legal guesses if they stay below it, otherwise
+a sample of the possible words."""
 
 
 def expected_left(array: np.ndarray, guesses: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """[guesses] words that remain on average after each guess, all of `left` being as likely: sum over marks of n^2 / |left|, the
-    guess itself not counting where it is the word. `array` [words, letters] is a list's; the others are numbers of its words."""
+    """[guesses] expected number of words that remain after each guess, for a uniform hidden word in `left`: sum over marks of
+    n^2 / |left|, without the guess itself. `array`: a list's [words, letters]; `guesses` and `left`: numbers of its words."""
     table = codes(array[guesses], array[left])
     table.sort(axis=1)
     starts = np.concatenate([np.ones((len(table), 1), dtype=bool), table[:, 1:] != table[:, :-1]], axis=1)
@@ -34,12 +34,11 @@ def expected_left(array: np.ndarray, guesses: np.ndarray, left: np.ndarray) -> n
 
 
 def best_guess(words: WordList, left: np.ndarray) -> int:
-    """The legal word that leaves the fewest on average; of equals a possible one, then the first in the list's order.
+    """The legal word with the fewest expected words left; ties go to possible words, then to the list's order.
 
-    Where there are too many pairs (see `WEIGHED`), guesses are drawn among the possible words, and the first of those that repeat
-    no letter joins them.
+    With too many pairs (see `MAX_PAIRS`), guesses are sampled from the possible words, and the one with most distinct letters.
     """
-    # Lists of every string are alike but for the names of their letters, and the first turns of their games the same.
+    # Cached by the letters' numbers: lists of every string differ only in their letters.
     return _best_guess(words.array.tobytes(), words.array.shape, left.tobytes())
 
 
@@ -48,7 +47,7 @@ def _best_guess(array_bytes: bytes, shape: tuple[int, int], left_bytes: bytes) -
     array, left = np.frombuffer(array_bytes, dtype=np.int8).reshape(shape), np.frombuffer(left_bytes, dtype=np.int64)
     if len(left) <= 2:
         return int(left[0])
-    most = WEIGHED // len(left)
+    most = MAX_PAIRS // len(left)
     guesses = np.arange(len(array)) if len(array) <= most else left
     if len(guesses) > most:
         spread = [len(set(word)) for word in array[left].tolist()]
@@ -60,15 +59,15 @@ def _best_guess(array_bytes: bytes, shape: tuple[int, int], left_bytes: bytes) -
 
 @dataclass(frozen=True)
 class Player:
-    """What a player heeds, and how often it fails to."""
+    """Which marks a player uses, and how often it errs."""
 
-    heeds: Literal["places", "last", "all", "best"]
-    """Letters found in their place; the marks of the last guess, and those letters; all marks; all marks, and looks for the guess
-    that tells most."""
+    uses: Literal["places", "last", "all", "best"]
+    """`places`: letters in their place. `last`: these and the marks of the last guess. `all`: all marks. `best`: all marks, to
+    choose the most informative guess."""
     slip: float = 0.0
-    """Chance of any legal word instead."""
+    """Probability of a random legal word."""
     typo: float = 0.0
-    """Chance that one letter becomes another, which need not be a word."""
+    """Probability of one random letter, which may make the guess invalid."""
 
 
 PLAYERS: Mapping[PlayerName, Player] = {
@@ -79,27 +78,27 @@ PLAYERS: Mapping[PlayerName, Player] = {
 }
 
 
-def heeded(words: WordList, state: WordleState, heeds: str) -> np.ndarray:
-    """Numbers of the words that agree with what a player heeds."""
-    if heeds in ("all", "best") or not state.rows:
+def candidates(words: WordList, state: WordleState, uses: str) -> np.ndarray:
+    """Numbers of the words consistent with the marks that a player uses."""
+    if uses in ("all", "best") or not state.rows:
         return state.left
     fits = np.ones(len(words.words), dtype=bool)
     for guess, marks in state.rows:
         for place, (letter, mark) in enumerate(zip(guess, marks, strict=True)):
             if mark == HERE:
                 fits &= words.array[:, place] == words.letters.index(letter)
-    if heeds == "last":
+    if uses == "last":
         guess, marks = state.rows[-1]
         fits &= words.codes([words.index[guess]], words.everything)[0] == code_of(marks)
     return np.flatnonzero(fits)
 
 
 def choose(name: PlayerName, words: WordList, state: WordleState, rng: Random) -> str:
-    """The player's next guess, which need not be a word."""
+    """The player's next guess, which may be invalid."""
     player = PLAYERS[name]
-    if player.heeds == "best":
+    if player.uses == "best":
         return words.words[best_guess(words, state.left)]
-    pool = words.everything if rng.random() < player.slip else heeded(words, state, player.heeds)
+    pool = words.everything if rng.random() < player.slip else candidates(words, state, player.uses)
     word = list(words.words[rng.choice(pool.tolist())])
     if rng.random() < player.typo:
         word[rng.randrange(len(word))] = rng.choice(words.letters)

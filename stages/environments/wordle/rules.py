@@ -1,8 +1,8 @@
-"""Wordle's rules: how a guess is marked, also where letters repeat, and which words fit what was said.
+"""Wordle's rules: how a guess is marked, repeated letters included.
 
-A letter in its place is `here`. Each other letter, from left to right, is `in` as long as the word has one of it left that is
-neither `here` nor claimed by an `in` before; else it is `not`. So of two e guessed for a word with one e, one at most is `in`.
-(LMRL-Gym, arXiv 2311.18232, marks every letter that the word has as in it, however often it was guessed.)
+A letter in its place is `here`. Each other letter, from left to right, is `in` while the word has an occurrence of it that is
+neither `here` nor claimed by an earlier `in`; otherwise it is `not`. So if a guess has two e and the word one, at most one is
+`in`. (LMRL-Gym, arXiv 2311.18232, marks every letter that the word contains, however often it was guessed.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 HERE, IN, NOT = "here", "in", "not"
 MARKS = (NOT, IN, HERE)
-"""By the digit that stands for each in a code."""
+"""By their digit in a code."""
 
 
 def marks_of(guess: str, word: str) -> tuple[str, ...]:
-    """The mark of each letter of `guess`. Raises ValueError for lengths that differ."""
+    """The mark of each letter of `guess`. Raises ValueError for different lengths."""
     if len(guess) != len(word):
         raise ValueError(f"'{guess}' and '{word}' differ in length")
     left = Counter(right for letter, right in zip(guess, word, strict=True) if letter != right)
@@ -35,11 +35,8 @@ def marks_of(guess: str, word: str) -> tuple[str, ...]:
 
 
 def code_of(marks: Sequence[str]) -> int:
-    """Marks as one number: digits of base 3, the first letter's the highest."""
-    code = 0
-    for mark in marks:
-        code = 3 * code + MARKS.index(mark)
-    return code
+    """Marks as a number in base 3, the first letter's digit first."""
+    return int("".join(str(MARKS.index(mark)) for mark in marks), 3)
 
 
 def codes(guesses: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -49,13 +46,13 @@ def codes(guesses: np.ndarray, words: np.ndarray) -> np.ndarray:
     right = [guesses[:, None, place] == words[None, :, place] for place in range(length)]
     for place in range(length):
         letter = guesses[:, place]
-        # How many of the letter the word has that are not `here`, and how many guessed before this one want them.
+        # Occurrences of the letter in the word that are not `here`, and earlier letters of the guess that claim one.
         spare = np.zeros(result.shape, dtype=np.int8)
-        wanted = np.zeros(result.shape, dtype=np.int8)
+        claimed = np.zeros(result.shape, dtype=np.int8)
         for other in range(length):
             same = (guesses[:, other] == letter)[:, None]
             spare += (words[None, :, other] == letter[:, None]) & ~same
             if other < place:
-                wanted += same & ~right[other]
-        result = 3 * result + np.where(right[place], 2, wanted < spare)
+                claimed += same & ~right[other]
+        result = 3 * result + np.where(right[place], 2, claimed < spare)
     return result

@@ -1,4 +1,4 @@
-"""Lists of words: made by seed of a few letters, or the packaged English ones."""
+"""Word lists: drawn by seed from a few letters, or packaged English words."""
 
 from __future__ import annotations
 
@@ -11,42 +11,39 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.environments.base_domain import SHARES
+from stages.environments.base_domain import SHARES, hashed_split
 from stages.environments.wordle.rules import codes
 from stages.environments.wordle.settings import LETTERS, Level, Spelling
-from stages.records.task import SPLITS, Split
-from stages.seeding import key64, stream
+from stages.records.task import Split
+from stages.seeding import stream
 
 ENGLISH = Path(__file__).with_name("english.txt")
-
-
 _NAMES = """
     ant bell coin drum egg fish goat hill ivy jar kite lamp moon nest owl pear queen ring star tree uncle vase wolf xray yard
     zebra
 """
 NAMES = {name[0]: name for name in _NAMES.split()}
-"""A spelling alphabet. Names of consonants are single tokens of the shipped base model, which has read them often; single letters
-it has hardly met."""
+"""A spelling alphabet. The consonants' names are single tokens that the shipped base model has often seen, unlike letters."""
 _LETTERS = {name: letter for letter, name in NAMES.items()}
 
 
 def spell(word: str, spelling: Spelling) -> str:
-    """A word as it is shown and written, letter by letter, so that a tokenizer does not join them: b d f, or bell drum fish."""
+    """A word letter by letter, so that a tokenizer does not join letters: b d f, or bell drum fish."""
     return " ".join(NAMES[letter] for letter in word) if spelling == "names" else " ".join(word)
 
 
 def read(text: str, spelling: Spelling) -> str:
-    """The word that a guess stands for, in any case, its letters apart or joined."""
+    """The word in a guess, in any case, with its letters apart or joined."""
     parts = text.lower().split()
     return "".join(_LETTERS.get(part, part) for part in parts) if spelling == "names" else "".join(parts)
 
 
 @dataclass(frozen=True)
 class WordList:
-    """Legal words; the hidden one is among them."""
+    """The legal words, one of which is hidden."""
 
     letters: str
-    """Those that words are made of, in the order in which the agent reads them."""
+    """The letters of the words, in the order shown to the agent."""
     words: tuple[str, ...]
 
     @cached_property
@@ -60,11 +57,11 @@ class WordList:
 
     @cached_property
     def everything(self) -> np.ndarray:
-        """The numbers of all words: what is possible before the first guess."""
+        """The numbers of all words."""
         return np.arange(len(self.words))
 
     def codes(self, guesses: Sequence[int] | np.ndarray, left: np.ndarray) -> np.ndarray:
-        """[guesses, left] codes of words by number."""
+        """Codes [guesses, left] of words given by number."""
         return codes(self.array[np.asarray(guesses, dtype=np.int64)], self.array[left])
 
     def to_json(self) -> str:
@@ -72,35 +69,35 @@ class WordList:
 
     @classmethod
     def from_json(cls, text: str) -> WordList:
-        """Raises ValueError (json.JSONDecodeError), KeyError or TypeError for text that `to_json` did not write."""
+        """The inverse of `to_json`. Raises ValueError (json.JSONDecodeError), KeyError or TypeError for other text."""
         data = json.loads(text)
         return cls(data["letters"], tuple(data["words"]))
 
 
 @lru_cache(maxsize=128)
 def every_word(letters: str, length: int) -> WordList:
-    """All strings of `length` of these letters, those of the first letters first."""
+    """All strings of `length` of these letters, in their order."""
     return WordList(letters, tuple("".join(word) for word in product(letters, repeat=length)))
 
 
 @lru_cache(maxsize=1)
 def english_words() -> tuple[str, ...]:
-    """The packaged words, sorted: common ones of four and five letters."""
+    """The packaged words, sorted: common words of four and five letters."""
     return tuple(sorted(ENGLISH.read_text(encoding="utf-8").split()))
 
 
 @lru_cache(maxsize=128)
 def make_list(level: Level, seed: int) -> WordList:
-    """The list that `seed` draws for `level`: first its letters, then, where it does not hold them all, its words.
+    """The list that `seed` draws for `level`: its letters, then its words unless it has all.
 
-    Raises ValueError if there are fewer English words of that length than the level asks for.
+    Raises ValueError if there are fewer English words of that length than the level requests.
     """
     rng = stream("wordle.list", level.source, level.letters, level.alphabet, level.size, seed)
     if level.source == "english":
         words = tuple(word for word in english_words() if len(word) == level.letters)
         if not words or (level.size or 1) > len(words):
             raise ValueError(
-                f"there are {len(words)} English words of {level.letters} letters here; {level.size or 'some'} asked for"
+                f"there are only {len(words)} English words of {level.letters} letters; {level.size or 'some'} are requested"
             )
         letters = "abcdefghijklmnopqrstuvwxyz"
     else:
@@ -114,9 +111,4 @@ def make_list(level: Level, seed: int) -> WordList:
 
 def split_of(word: str) -> Split:
     """The split whose tasks may hide `word`, whatever the list."""
-    place = key64("wordle.split", word) % sum(SHARES.values())
-    for split in SPLITS:
-        place -= SHARES[split]
-        if place < 0:
-            return split
-    raise AssertionError("shares add up to their sum")
+    return hashed_split(SHARES, "wordle.split", word)

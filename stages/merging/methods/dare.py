@@ -39,6 +39,7 @@ class Settings(Normalized, Scaled, Sparse):
     """normalize null: false."""
 
     rescale: Literal["inverse_density", "l1", "none"] = "inverse_density"
+    """How kept entries are scaled up: by 1 / density, to the same L1 norm, or not."""
 
 
 class Dare(DeltaMethod):

@@ -61,10 +61,16 @@ def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) ->
 
 
 class RamOptions(Section):
+    """ram, ram_plus."""
+
     eps: Positive = 1e-3
+    """Smaller changes of a weight count as none."""
     r: NonNegative = 0.1
+    """ram_plus: unique changes are scaled by 1 + r clip(shared / unique, 0, alpha)."""
     alpha: NonNegative = 1.0
+    """ram_plus: upper limit of the ratio shared / unique."""
     scope: Literal["global", "tensor"] = "global"
+    """Whether overlap is measured over all weights or per tensor."""
 
 
 class Settings(Scaled):

@@ -26,10 +26,14 @@ def at_depth(values: Sequence[float], depth: float) -> float:
 
 
 class SlerpOptions(Section):
+    """slerp."""
+
     t: Share = 0.5
+    """0: the first model; 1: the second."""
     gradient: list[Share] = []
     """t over depth, first layer to last, in place of one t for all; evenly spaced and interpolated. Empty: t everywhere."""
     dot_threshold: Share = 0.9995
+    """Above this cosine, weights are interpolated linearly."""
 
 
 class Settings(Section):

@@ -56,7 +56,10 @@ def global_threshold(counts: Tensor, density: float) -> Tensor:
 
 
 class TiesOptions(Section):
+    """ties, dare_ties."""
+
     scope: Literal["global", "tensor"] = "tensor"
+    """Whether entries are trimmed over all weights or per tensor."""
 
 
 class Settings(Normalized, Scaled, Sparse):

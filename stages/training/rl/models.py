@@ -15,9 +15,13 @@ from torch import Tensor
 from stages.agent.logprobs import States, predicting_states, score_tokens, token_logprobs
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.credit import StepValues
 from stages.algorithms.parts.critic import learns_values
+from stages.algorithms.parts.external import PolicyVocabulary
 from stages.algorithms.parts.group_resampling import forward_rows
-from stages.algorithms.parts.loss import kl_estimate
+from stages.algorithms.parts.loss import MeanLogprobs, kl_estimate
+from stages.algorithms.parts.progress import Progress
+from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl
 from stages.training.adapters import reference_of, twin
 from stages.training.batches import plan_micro_batches, plan_whole_groups, take, trained_lengths, turn_boundaries, turn_ends
@@ -186,12 +190,12 @@ class Models:
         has_external = batch.external.any(1)
         found = self.logprobs(self.policy, batch, [row for row in rows if has_external[row]], temperature)
         old = torch.where(batch.external, found, batch.logprobs_old)
-        return batch.with_(logprobs_old=old, vocabulary=self.policy.config.vocab_size)
+        return batch.with_(logprobs_old=old).with_extra(PolicyVocabulary(self.policy.config.vocab_size))
 
     def rescored(
         self, batch: TrajectoryBatch, plan: Sequence[Sequence[int]], algorithm: Algorithm, trained: bool = False
     ) -> TrajectoryBatch:
-        """The batch with `logprobs_old`, and `mean_logprobs_old` if the method uses it, of the rows in `plan` as the training
+        """The batch with `logprobs_old`, and MeanLogprobs if the method uses them, of the rows in `plan` as the training
         pass computes them. trained: with the kernels of that pass."""
         vocabulary, temperature = algorithm.needs_rescoring, algorithm.rl.sampling.temperature
 
@@ -208,11 +212,12 @@ class Models:
         chosen[[row for rows in plan for row in rows]] = True
         old = torch.where(chosen, old, batch.logprobs_old)
         drawn = batch.logprobs_old if batch.logprobs_drawn is None else batch.logprobs_drawn
-        return batch.with_(logprobs_old=old, mean_logprobs_old=mean if vocabulary else None, logprobs_drawn=drawn)
+        batch = batch.with_(logprobs_old=old, logprobs_drawn=drawn)
+        return batch.with_extra(MeanLogprobs(mean)) if vocabulary else batch
 
     def annotate(self, batch: TrajectoryBatch, algorithm: Algorithm) -> TrajectoryBatch:
         """The batch with what the algorithm needs: the policy's `logprobs_old` (recomputed, or on external tokens only),
-        `logprobs_ref`, the critics' `values`, `turn_q` and `turn_v`, annotate's `turn_values` and `turn_progress`.
+        `logprobs_ref`, the critics' `values` and TurnCritic, annotate's StepValues and Progress.
 
         In mixed precision, `PolicyUpdates.rescored` computes `logprobs_old` for the loss, once the micro-batches are known; here
         they are recomputed for the reward's KL penalty alone.
@@ -239,7 +244,7 @@ class Models:
 
             shape = torch.Size((*batch.turn_rewards.shape, 2 * TWINS))
             found = self._per_row(batch, self.plan(batch, rows), shape, twins, turn_critic)
-            batch = batch.with_(turn_q=found[..., :TWINS], turn_v=found[..., TWINS:])
+            batch = batch.with_extra(TurnCritic(found[..., :TWINS], found[..., TWINS:]))
         if step_values is not None:
             turns, count = batch.turn_rewards.shape
 
@@ -247,7 +252,8 @@ class Models:
                 return step_values.turn_values(micro.token_ids, micro.lengths, turn_boundaries(micro))
 
             plan, shape = self.plan_dense(batch, rows), torch.Size((turns, count + 1))
-            batch = batch.with_(turn_values=self._per_row(batch, plan, shape, turn_values, step_values, fitted=True))
+            found = self._per_row(batch, plan, shape, turn_values, step_values, fitted=True)
+            batch = batch.with_extra(StepValues(found))
         if progress is not None:
 
             def contributions(micro: TrajectoryBatch) -> Tensor:
@@ -255,7 +261,7 @@ class Models:
 
             plan = self.plan_dense(batch, rows)
             found = self._per_row(batch, plan, batch.turn_rewards.shape, contributions, progress, fitted=True)
-            batch = batch.with_(turn_progress=found)
+            batch = batch.with_extra(Progress(found))
         return batch
 
 

@@ -19,7 +19,7 @@ from stages.agent.logprobs import predicting_states, token_scores
 from stages.agent.policy import Policy
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import LossTerms, next_token_values
-from stages.algorithms.parts.offline import Scores, StoredBatch, asked
+from stages.algorithms.parts.offline import OfflineBatch, Scores, required
 from stages.environments.protocol import Domain
 from stages.records.episode import read_tasks
 from stages.seeding import seed_torch
@@ -45,8 +45,8 @@ class OfflineJob(RlJob):
 
     def __init__(self, context: StageContext, algorithm: Algorithm, policy: Policy, processes: Processes, domain: Domain) -> None:
         super().__init__(context, algorithm, policy, processes, domain)
-        assert algorithm.method.stored is not None
-        self.losses, self.settings = algorithm.method.stored, self.rl.settings
+        assert algorithm.method.offline is not None
+        self.losses, self.settings = algorithm.method.offline, self.rl.settings
         self.value_steps = self.settings.warmup(self.rl.steps) if self.losses.value else 0
         """Steps that train the value network."""
         tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
@@ -78,7 +78,7 @@ class OfflineJob(RlJob):
         mean = sum(by_task.values()) / len(by_task) if by_task else 0.0
         no_weight = torch.zeros(len(self.episodes))
         mask = padded([episode.mask for episode in self.episodes], False, torch.bool)
-        self.batch = StoredBatch(
+        self.batch = OfflineBatch(
             token_ids=padded([episode.token_ids for episode in self.episodes], 0, torch.int64),
             mask=mask,
             rewards=padded([episode.rewards for episode in self.episodes], 0.0, torch.float32),
@@ -92,7 +92,7 @@ class OfflineJob(RlJob):
         )
         reference = self.models.reference
 
-        def compute(batch: StoredBatch, rows: Sequence[int]) -> Tensor:
+        def compute(batch: OfflineBatch, rows: Sequence[int]) -> Tensor:
             return torch.stack(token_scores(reference, batch.token_ids, batch.mask, read_reference, batch.token_ids), -1)
 
         found = self._per_episode(compute, reference, 3)
@@ -133,12 +133,12 @@ class OfflineJob(RlJob):
         return [[rows[place] for place in places] for places in plan]
 
     @torch.no_grad()
-    def _per_episode(self, compute: Callable[[StoredBatch, list[int]], Tensor], module: nn.Module, numbers: int) -> Tensor:
+    def _per_episode(self, compute: Callable[[OfflineBatch, list[int]], Tensor], module: nn.Module, numbers: int) -> Tensor:
         """`compute` (some episodes, their rows) -> [d, T, numbers], run with `module` on all episodes and put together on the
         CPU, 0 elsewhere; the same in every process."""
         parts = []
         for rows, active in self.processes.shard(self.plan(range(len(self.episodes)))):
-            batch = self.batch.rows(rows, self.models.policy.device)
+            batch = self.batch.take(rows, self.models.policy.device)
             part = self.processes.forward(module, partial(compute, batch, rows)).float().cpu()
             parts += [(rows, part)] if active else []
         result = torch.zeros((*self.batch.mask.shape, numbers))
@@ -146,7 +146,7 @@ class OfflineJob(RlJob):
             result[torch.tensor(rows), : part.shape[1]] = part
         return result
 
-    def step_batch(self, step: int) -> StoredBatch:
+    def step_batch(self, step: int) -> OfflineBatch:
         """All episodes, with the token weights of a step; an episode that the step uses twice has twice the weight."""
         times = torch.zeros(len(self.episodes))
         times.index_add_(0, torch.tensor(self.step_rows[step]), torch.ones(len(self.step_rows[step])))
@@ -167,16 +167,16 @@ class OfflineJob(RlJob):
         yield Update("policy", self.plan(rows), partial(self._policy_loss, batch, places), self.ledger.record)
         self.ledger.close()
 
-    def _raw(self, value: Critic, batch: StoredBatch) -> Tensor:
+    def _raw(self, value: Critic, batch: OfflineBatch) -> Tensor:
         return scattered(value.logits(batch.token_ids, batch.mask)[:, 0].float(), batch.mask)
 
-    def _value_loss(self, batch: StoredBatch, rows: list[int]) -> Iterator[LossTerms]:
+    def _value_loss(self, batch: OfflineBatch, rows: list[int]) -> Iterator[LossTerms]:
         assert self.value is not None
         assert self.losses.value is not None
-        micro = batch.rows(rows, self.models.policy.device)
+        micro = batch.take(rows, self.models.policy.device)
         yield self.losses.value(Scores(value=self._raw(self.value, micro)), micro, self.rl)
 
-    def policy_scores(self, batch: StoredBatch, rows: Sequence[int], trained: nn.Module) -> Scores:
+    def policy_scores(self, batch: OfflineBatch, rows: Sequence[int], trained: nn.Module) -> Scores:
         """The scores of the episodes `rows`, which are those in `batch`, under `trained` (the policy, or `Dueling`)."""
         policy = trained.policy if isinstance(trained, Dueling) else trained
         states = predicting_states(policy, batch.token_ids, batch.mask)
@@ -189,8 +189,8 @@ class OfflineJob(RlJob):
         value = self.base[torch.tensor(rows), : batch.mask.shape[1]].to(states.device)
         return Scores(logprobs, best, greedy, value, residual)
 
-    def _policy_loss(self, batch: StoredBatch, places: Mapping[int, int], rows: list[int]) -> Iterator[LossTerms]:
-        micro = batch.rows(rows, self.models.policy.device)
+    def _policy_loss(self, batch: OfflineBatch, places: Mapping[int, int], rows: list[int]) -> Iterator[LossTerms]:
+        micro = batch.take(rows, self.models.policy.device)
         terms = self.losses.policy(self.policy_scores(micro, rows, self.trained), micro, self.rl)
         yield replace(terms, trained=(torch.tensor([places[row] for row in rows]), micro.mask))
 
@@ -238,10 +238,10 @@ class OfflineJob(RlJob):
         R~, in total and per token, is larger for the better of two episodes of a task, ties counting half."""
         settings = self.settings
 
-        def compute(batch: StoredBatch, rows: Sequence[int]) -> Tensor:
+        def compute(batch: OfflineBatch, rows: Sequence[int]) -> Tensor:
             scores = self.policy_scores(batch, rows, self.trained)
-            value = bounded(asked(scores.value) + asked(scores.residual), settings.r_max)
-            advantage = advantages(asked(scores.logprobs), asked(scores.best), settings.alpha)
+            value = bounded(required(scores.value) + required(scores.residual), settings.r_max)
+            advantage = advantages(required(scores.logprobs), required(scores.best), settings.alpha)
             reward = recovered(advantage, value, next_token_values(value, batch.mask), settings.gamma)
             return torch.stack([reward * batch.mask, advantage * batch.mask], -1)
 

@@ -12,6 +12,7 @@ from stages.agent.policy import Policy
 from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
+from stages.algorithms.parts.advantage import GreedyReturns
 from stages.algorithms.parts.critic import check_returns
 from stages.algorithms.parts.group_resampling import dead_groups
 from stages.engine.engine import Sampling
@@ -141,8 +142,7 @@ class OnlineJob(RlJob):
             self.greedy = self.play(drawn, step, greedy=True)
             shaped = self.algorithm.shape(trajectory_batch(self.greedy)).rewards.tolist()
             returns = {episode.task_id: value for episode, value in zip(self.greedy, shaped, strict=True)}
-            rows = [*self.played, *self.external]
-            batch = batch.with_(greedy_rewards=torch.tensor([returns[episode.task_id] for episode in rows]))
+            batch = batch.with_extra(GreedyReturns(torch.tensor([returns[task_id] for task_id in batch.task_ids])))
         self.environment_steps += sum(len(episode.played) for episode in (*self.played, *self.greedy))
         return self.algorithm.resample(batch, *key)
 

@@ -17,7 +17,7 @@ from stages.runtime import stage as runtime
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
 from stages.runtime.validation import ParamsError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_hashes_are_those_of_dvc(tmp_path: Path) -> None:
     for name in ("deep/__pycache__/x.pyc", "half.partial"):
         (folder / name).write_text("not counted")
     (tmp_path / "table.csv").write_text("a\n1\n")
-    (tmp_path / ".dvcignore").write_bytes((Path(__file__).parents[1] / ".dvcignore").read_bytes())
+    (tmp_path / ".dvcignore").write_bytes((Path(__file__).parents[2] / ".dvcignore").read_bytes())
     for command in (["init", "--no-scm", "--quiet"], ["add", "--quiet", "model", "table.csv"]):
         subprocess.run([sys.executable, "-m", "dvc", *command], cwd=tmp_path, check=True)
     for name in ("model", "table.csv"):

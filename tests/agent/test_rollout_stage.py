@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,16 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from tiny import make_tiny_policy
+from toy_environment import CountingEnvironment, toy_tasks
 
 from stages import rollout
+from stages.evaluation.rollouts import successes, summary
 from stages.params import parse_params
 from stages.records.episode import Episode, TurnRecord, read_episodes, write_tasks
 from stages.runtime.shards import Shard
 from stages.runtime.stage import StageContext
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
-
-sys.path.insert(0, str(Path(__file__).parent / "agent"))
-from toy_environment import CountingEnvironment, toy_tasks
 
 
 def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:
@@ -40,7 +38,7 @@ def episode(task_id: str, attempt: int, reward: float, turns: int) -> Episode:
 
 def test_the_report_by_hand():
     episodes = [episode("a", 0, 1.0, 2), episode("a", 1, 0.0, 4), episode("b", 0, 0.0, 4), episode("b", 1, 0.0, 2)]
-    report = rollout.summary(episodes, 2)
+    report = summary(episodes, 2)
     assert report["success"] == 0.25
     assert report["pass_at_k"] == {"1": 0.25, "2": 0.5}
     assert (report["tasks_never_solved"], report["tasks_always_solved"]) == (1, 0)
@@ -49,7 +47,7 @@ def test_the_report_by_hand():
     assert report["accepted_actions"] == pytest.approx(8 / 12)
     assert report["stop_reasons"] == {"terminated": 1, "turn_limit": 3}
     assert report["reward_terms"] == {"f1": 0.25}
-    assert rollout.successes(episodes) == {"a": [True, False], "b": [False, False]}
+    assert successes(episodes) == {"a": [True, False], "b": [False, False]}
 
 
 def test_choose_tasks_takes_what_there_is_and_does_not_follow_the_order():
@@ -195,5 +193,5 @@ def test_shards_are_numbered_from_one():
 def test_no_training_tasks_is_an_error_that_says_where(tmp_path, toy_domain):
     context = make_context(tmp_path / "empty")
     write_tasks(context.root / "data/curated/toy/tasks.parquet", [])
-    with pytest.raises(ValueError, match=r"toy/tasks\.parquet holds no training tasks"):
+    with pytest.raises(ValueError, match=r"toy/tasks\.parquet has no training tasks"):
         rollout.run(context)

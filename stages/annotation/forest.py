@@ -1,0 +1,98 @@
+"""Grows the search trees of many tasks, in chunks, with a checkpoint per tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stages.annotation.settings import Annotate
+from stages.annotation.summary import Forest
+from stages.annotation.units import uses_value_model
+from stages.environments.protocol import Domain
+from stages.records.episode import read_rows
+from stages.records.task import Task
+from stages.runtime.checkpoints import Checkpoints
+from stages.runtime.shards import Shard
+from stages.runtime.stage import StageContext
+from stages.seeding import key64
+
+if TYPE_CHECKING:
+    from stages.agent.player import Player
+    from stages.annotation.search import Reader, Search
+    from stages.annotation.tree import Tree
+
+
+def grow_forest(
+    search: Search, tasks: Sequence[Task], chunk: int, checkpoints: Checkpoints, bar: Any, shard: Shard | None = None
+) -> Forest:
+    """Grow one tree per task, `chunk` at a time. Each finished tree is a checkpoint and is not grown again; trees do not depend
+    on those that grow beside them. A shard grows its own chunks alone."""
+    forest = Forest([], [])
+    for number, start in enumerate(range(0, len(tasks), chunk)):
+        if shard and not shard.owns(number):
+            continue
+        part = tasks[start : start + chunk]
+        grown: dict[str, Forest | None] = {task.task_id: checkpoints.load(_checkpoint(task.task_id)) for task in part}
+        missing = [task for task in part if grown[task.task_id] is None]
+        if len(missing) < len(part):
+            bar.restore(len(part) - len(missing))
+
+        def finished(tree: Tree, grown: dict[str, Forest | None] = grown) -> None:
+            grown[tree.task_id] = Forest.of([tree])
+            checkpoints.save(_checkpoint(tree.task_id), grown[tree.task_id])
+            bar.advance(1, f"{len(tree.nodes)} nodes")
+
+        if missing:
+            search.grow(missing, on_tree=finished)
+        forest = sum((one for one in grown.values() if one is not None), start=forest)
+    return forest
+
+
+def _checkpoint(task_id: str) -> str:
+    """The name of a tree's checkpoint, hashed, since task ids may contain characters that file names may not."""
+    return f"tree-{key64('tree', task_id):016x}"
+
+
+def leaf_evaluator(context: StageContext, player: Player, params: Annotate, checkpoints: Checkpoints) -> Reader | None:
+    """The value model that evaluates leaves, fitted on the episodes of rollout; None if only rollouts evaluate them.
+
+    Raises ValueError for an engine without hidden states.
+    """
+    if not uses_value_model(params.evaluation):
+        return None
+    from stages.agent.policy import load_policy
+    from stages.annotation.leaf_values import HeadEvaluator, episode_paths, fit_leaf_model, fitted_weights, leaf_model
+    from stages.engine.torch_engine import TorchEngine
+
+    resources = context.params.resources
+    own = params.evaluation.backbone == "own"
+    if not own and not isinstance(player.engine, TorchEngine):
+        raise ValueError(
+            f"annotate.evaluation.backbone: policy needs the hidden states of the torch engine, which resources.engine.kind: "
+            f"{resources.engine.kind} does not return; set backbone to own"
+        )
+    policy = player.policy or load_policy(context.data / "models" / "sft", device=resources.device, precision=resources.precision)
+    weights = checkpoints.load("leaf-values")
+    model = leaf_model(policy.model, params, weights)
+    if weights is None:
+        paths = episode_paths(read_rows(context.data / "rollouts" / str(context.domain) / "episodes.parquet"), params)
+        with context.progress("fitting leaf values", 1, "model"):
+            fit_leaf_model(model, paths, params, context.params.seed, resources.tokens_per_batch)
+        checkpoints.save("leaf-values", fitted_weights(model, params))
+    model.eval()
+    engine = TorchEngine(model.backbone, [], resources.slots, context.params.model.max_length) if own else player.engine
+    return HeadEvaluator(engine, model)
+
+
+def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
+    """The trees of all tasks, grown with the policy."""
+    from stages.agent.rollout import EnvironmentPool
+    from stages.annotation.search import Search
+
+    assert context.domain is not None
+    worlds = context.data / "curated" / context.domain / "worlds"
+    max_length, checkpoints = context.params.model.max_length, Checkpoints(context, classes=(Forest,))
+    evaluator = leaf_evaluator(context, player, params, checkpoints)
+    with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
+        search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=evaluator)
+        return grow_forest(search, tasks, params.chunk, checkpoints, bar, context.shard)

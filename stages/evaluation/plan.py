@@ -1,0 +1,53 @@
+"""Which models evaluate plays on which panels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stages.agent.model_names import SELECTORS, model_folder, model_names
+from stages.curation.panel import Panel
+from stages.evaluation.panels import BestOf, Job, jobs_of
+from stages.runtime.stage import StageContext
+
+
+def model_folders(context: StageContext) -> dict[str, Path]:
+    """Name -> folder of every evaluated model (evaluate.models), in the order of the run, each before its variants that select
+    actions with a scorer."""
+    folders = {name: model_folder(name, context.root, context.params) for name in model_names(context.params.domains)}
+    requested = context.params.evaluate.models or list(folders)
+    players = {
+        f"{name}{how}": folder for name, folder in folders.items() for how in ("", *(f"+{choice}" for choice in SELECTORS))
+    }
+    return {name: folder for name, folder in players.items() if name in requested}
+
+
+def choosing(context: StageContext, name: str) -> BestOf | None:
+    """How the model `name` selects actions with a scorer, if it does."""
+    _, plus, by = name.partition("+")
+    return BestOf.of(by, context.params.evaluate, context.data / "models") if plus else None
+
+
+def plan_jobs(
+    context: StageContext, panels: Mapping[str, Panel], folders: Mapping[str, Path], domains: Mapping[str, Sequence[str]]
+) -> dict[str, list[Job]]:
+    """Model name -> jobs, one list for models with the same weights and selector, which are played once."""
+    from stages.agent.policy import check_folder, policy_hash
+
+    evaluate = context.params.evaluate
+    jobs: dict[str, list[Job]] = {}
+    first: dict[str, str] = {}
+    for name, folder in folders.items():
+        check_folder(folder)
+        best_of = choosing(context, name)
+        digest = best_of.hash(policy_hash(folder), domains[name]) if best_of else policy_hash(folder)
+        same = first.setdefault(digest, name)
+        if same != name:
+            print(f"evaluate: {name} is identical to {same}; it is played once", file=sys.stderr)
+            jobs[name] = jobs[same]
+            continue
+        of_model = {domain: panels[domain] for domain in domains[name]}
+        size = (evaluate.attempts, evaluate.chunk)
+        jobs[name] = jobs_of(folder, digest, of_model, context.data / "curated", *size, best_of)
+    return jobs

@@ -127,7 +127,7 @@ HALF = '"\\ud800"'
         ('{"model": "merged", "prompt": [5, -1]}', "prompt must be non-empty text or token ids from 0 to"),
         (f'{{"model": "merged", "prompt": {json.dumps(["a"] * 65)}}}', "prompt.*at most 64 items"),
         (f'{{"model": "merged", "prompt": {json.dumps([[5]] * 64)}, "n": 64}}', "64 prompts with n = 64 exceed"),
-        (f'{{"model": "merged", "prompt": {json.dumps([1.5] * 5000)}}}', "and 4995 more faults"),
+        (f'{{"model": "merged", "prompt": {json.dumps([1.5] * 5000)}}}', "and 4995 more errors"),
         ('{"model": "merged", "prompt": {"a": 1}}', "prompt"),
         (f'{{"model": "merged", "prompt": {HALF}}}', r"unpaired surrogate \\ud800"),
         (f'{{"model": {HALF}, "prompt": [5]}}', "unpaired surrogate"),

@@ -14,15 +14,22 @@ from stages.params import load_params
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO", help="of the list")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: to see that it works")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SCENARIOS,
+        default=list(SCENARIOS),
+        metavar="SCENARIO",
+        help=f"default: all of {', '.join(SCENARIOS)}",
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke test")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("reports/benchmarks"))
     parser.add_argument(
         "--scratch",
         type=Path,
         default=None,
-        help="folder for temporary files, some 6 GB: on a disk, not in memory (default: .bellwether)",
+        help="folder for about 6 GB of temporary files, on disk rather than tmpfs (default: .bellwether)",
     )
     parser.add_argument("--scenario", choices=SCENARIOS, help=argparse.SUPPRESS)
     parser.add_argument("--outcome", type=Path, help=argparse.SUPPRESS)

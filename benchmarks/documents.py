@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import draw
-from stages.reporting.generated_blocks import filled, link, write_or_check
+from stages.reporting.generated_blocks import filled, link, markdown_table, write_or_check
 from stages.reporting.style import drawing, to_svg
 
 COMMAND = "python -m benchmarks.documents"
@@ -26,17 +26,17 @@ SHOWN = {
     "mcts": "tree search",
     "merge_ram": "a RAM merge of three 1 GB models",
 }
-"""Scenarios of the block `speed`, with what they are called there."""
-TITLE = "Speed beside TRL, transformers and mergekit, and how it grows with slots, tokens and size"
+"""Scenarios of the block `speed`, with their labels."""
+TITLE = "Speed compared with TRL, transformers and mergekit, and scaling with slots, tokens and size"
 
 
 def number(value: float) -> str:
-    """Three significant digits, in full."""
+    """Three significant digits, thousands separated."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def in_order(scenarios: Mapping[str, Any]) -> dict[str, Any]:
-    """Sorted by name, numbers in names by their size."""
+    """Scenarios in natural sort order."""
 
     def key(name: str) -> list[Any]:
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
@@ -45,30 +45,26 @@ def in_order(scenarios: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(scenarios: Mapping[str, Any]) -> str:
-    lines = [
-        "| scenario | ours | theirs | unit | times as fast (smallest to largest) | against |",
-        "|---|---:|---:|---|---:|---|",
-    ]
+    lines = []
     for name, row in in_order(scenarios).items():
         ratio = row["ratio"]
         spread = f"**{number(ratio['median'])}** ({number(ratio['low'])} to {number(ratio['high'])})"
-        cells = (f"`{name}`", number(row["ours"]), number(row["theirs"]), row["unit"], spread, row["against"])
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append((f"`{name}`", number(row["ours"]), number(row["theirs"]), row["unit"], spread, row["against"]))
+    return markdown_table(("scenario", "ours", "theirs", "unit", "speed-up (lowest to highest)", "against"), lines, "lrrlrl")
 
 
 def conditions(raw: Mapping[str, Any]) -> str:
-    """Where and how it was measured, in a sentence."""
+    """Machine, versions and procedure of the measurement."""
     machine = raw["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["versions"].items()))
     return (
         f"{machine['cpu']}, {machine['nproc']} cores, {machine['threads']} threads, {machine['precision']}; alternating order, "
-        f"{raw['warm_ups']} warm-up, {raw['repeats']} repeats, medians. {versions}."
+        f"{raw['warm_ups']} warm-up, medians of {raw['repeats']} repeats. {versions}."
     )
 
 
 def peaks(scenarios: Mapping[str, Any]) -> str:
-    """The merges' peak memory, "" where none was measured."""
+    """Peak memory of the merges; "" if it was not measured."""
     parts = []
     for name, row in in_order(scenarios).items():
         memory = row["notes"].get("peak_memory_bytes")
@@ -80,13 +76,12 @@ def peaks(scenarios: Mapping[str, Any]) -> str:
 
 
 def profiles(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where the time of ours goes, a line per scenario; "" if that was not measured."""
+    """Time breakdown of ours, a row per scenario; "" if it was not measured."""
     if not rows:
         return ""
     parts = [name for name in rows[0] if name != "scenario"]
-    lines = ["| our time in | " + " | ".join(parts) + " |", "|---|" + "---:|" * len(parts)]
-    lines += [f"| `{row['scenario']}` | " + " | ".join(f"{100 * row[part]:.0f} %" for part in parts) + " |" for row in rows]
-    return "\n".join(lines)
+    lines = ((f"`{row['scenario']}`", *(f"{100 * row[part]:.0f} %" for part in parts)) for row in rows)
+    return markdown_table(("share of our time", *parts), lines, "l" + "r" * len(parts))
 
 
 def block(raw: Mapping[str, Any], document: Path) -> str:
@@ -97,7 +92,7 @@ def block(raw: Mapping[str, Any], document: Path) -> str:
 
 
 def speed(raw: Mapping[str, Any]) -> str:
-    """The scenarios of SHOWN in one line each."""
+    """A line for each scenario in SHOWN."""
     lines = []
     for name, what in SHOWN.items():
         row = raw["scenarios"][name]

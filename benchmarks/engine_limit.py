@@ -1,8 +1,8 @@
 """engine_share_of_limit: the engine's decode tokens per second as a share of a bare forward loop's.
 
-The bare loop runs the same model on the same number of rows with keys and values in storage allocated beforehand: one forward
-pass and the output layer per token, no sampling, no masks, no ends of turns, the attention kernel that is faster here. All rows
-have the same length, which suits the bare loop best.
+The bare loop runs the same model on the same number of rows with a preallocated key/value cache: one forward pass and the output
+layer per token, without sampling, masks or stop tokens, with the faster attention kernel. All rows have the same length, the best
+case for the bare loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def prompts(rows: int, vocabulary: int) -> list[list[int]]:
 
 
 def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
-    """Turns of `decoded` tokens by sessions whose prompts are in the cache already, a first token drawn."""
+    """Turns of `decoded` tokens in sessions with cached prompts and one sampled token."""
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
 
@@ -50,7 +50,7 @@ def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
 
 
 def make_cache(config: Any, rows: int, length: int) -> Any:
-    """Keys and values of `rows` rows of equal length, in storage for `length` positions, behind transformers' interface."""
+    """A preallocated transformers cache for `rows` rows of equal length and `length` positions."""
     import torch
     from transformers.cache_utils import Cache
 
@@ -74,7 +74,7 @@ def make_cache(config: Any, rows: int, length: int) -> Any:
 
 
 def limit(options: Options, size: str, rows: int, decoded: int, attention: str) -> Side:
-    """The bare loop. It feeds tokens fixed beforehand, so that not even the choice of the next one is paid for."""
+    """The bare loop. It feeds fixed tokens, so that even token selection costs nothing."""
     import torch
 
     model, tokenizer = load(make_model(options, size), attention)

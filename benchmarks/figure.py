@@ -15,7 +15,7 @@ WIDTH = 8.6
 
 
 def _ratios(axes: Any, summary: Mapping[str, Any], names: Sequence[str]) -> None:
-    """A bar per scenario on a logarithmic axis, from 1 (as fast) to the median ratio, with the spread across it."""
+    """A bar per scenario on a log axis, from 1 to the median ratio, with the range of ratios."""
     from matplotlib.patheffects import withStroke
 
     rim = [withStroke(linewidth=3.2, foreground=colour("surface"))]
@@ -38,11 +38,11 @@ def _ratios(axes: Any, summary: Mapping[str, Any], names: Sequence[str]) -> None
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axes.grid(axis="y", visible=False)
-    axes.set_title("Times as fast as what it is compared with (bar: median, line: smallest and largest)")
+    axes.set_title("Speed-up over the alternative (bar: median, line: lowest to highest)")
 
 
 def _growth(axes: Any, rows: Sequence[Row], x: str, lines: Mapping[str, str], scale: float = 1.0) -> None:
-    """Lines on logarithmic axes, and the straight line through the first one's first point."""
+    """Lines on log-log axes, with linear growth from the first point for reference."""
     places = [row[x] / scale for row in rows]
     first = rows[0][next(iter(lines))]
     axes.plot(places, [first * place / places[0] for place in places], color=colour("muted"), linestyle=":", label="linear")
@@ -59,14 +59,14 @@ def _growth(axes: Any, rows: Sequence[Row], x: str, lines: Mapping[str, str], sc
 
 
 PANELS: Mapping[str, tuple[str, str, str, Mapping[str, str], float]] = {
-    "scaling_rollouts": ("Rollouts/s and slots", "slots", "slots", {"rollouts_per_s": "measured"}, 1.0),
+    "scaling_rollouts": ("Rollouts/s by slots", "slots", "slots", {"rollouts_per_s": "measured"}, 1.0),
     "scaling_steps": ("Training step, s", "tokens", "thousand tokens", {"seconds": "measured"}, 1e3),
     "scaling_merges": ("RAM merge, s", "bytes", "GB per model", {"ours_seconds": "ours", "theirs_seconds": "mergekit"}, 1e9),
 }
 
 
 def draw(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]]) -> Figure:
-    """Ratios above; below, a panel for each table there is."""
+    """Top: ratios. Bottom: a panel per table."""
     from matplotlib.figure import Figure
 
     names = [name for name in summary if summary[name]["ratio"]]

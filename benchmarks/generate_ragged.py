@@ -1,8 +1,8 @@
-"""generate_ragged: one turn each, lengths from a fixed log-normal table with its maximum at 4 times the mean, tokens per second,
-against transformers' `generate`, where a batch decodes until its slowest row is done.
+"""generate_ragged: tokens per second for single turns with log-normal lengths (maximum 4 times the mean), against transformers'
+`generate`, where a batch decodes until its longest row is done.
 
-Both sides take the sequences in the same order and stop each at its length in the table. How many rows `generate` decodes at
-once, its cache and its attention are chosen by trial.
+Both sides take the sequences in the same order and stop each at its length in the table. Batch size, cache and attention of
+`generate` are chosen by trial.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stages.seeding import permutation, stream
 MEAN, MOST, SIGMA = 64, 4.0, 0.8
 PROMPT = 32
 SEQUENCES = {"9m": 128}
-"""Of the larger model fewer than 256, for `generate` takes minutes for them."""
+"""Fewer than 256 for the larger model, since `generate` takes minutes."""
 AGAINST = "transformers generate"
 
 
 def lengths(count: int, mean: int = MEAN) -> list[int]:
     """Tokens to generate, [count]: the log-normal's quantiles, none above MOST times the mean, in a fixed random order."""
     values = [math.exp(SIGMA * NormalDist().inv_cdf((index + 0.5) / count)) for index in range(count)]
-    # Cutting at the limit lowers the mean, which moves the limit: a few rounds settle it.
+    # Clipping lowers the mean, so the scale is iterated to convergence.
     scale, limit = mean * count / sum(values), MOST * mean
     for _ in range(20):
         scale *= mean * count / sum(min(scale * value, limit) for value in values)
@@ -56,7 +56,7 @@ def ours(options: Options, size: str, table: list[int], slots: int) -> Side:
                 made, left = made + len(turn.token_ids), left + 1
                 engine.close(turn.session)
         if made != sum(table):
-            raise RuntimeError(f"{made} tokens were made, {sum(table)} were meant")
+            raise RuntimeError(f"{made} tokens were generated, expected {sum(table)}")
         return made
 
     return Side("bellwether", run, model)
@@ -104,7 +104,7 @@ def theirs(options: Options, size: str, table: list[int], rows: int, attention: 
                     stopping_criteria=StoppingCriteriaList([AtLength(part)]),
                 )
                 if output.shape[1] != PROMPT + int(part.max()):
-                    raise RuntimeError(f"generate made {output.shape[1] - PROMPT} tokens, {int(part.max())} were meant")
+                    raise RuntimeError(f"generate produced {output.shape[1] - PROMPT} tokens, expected {int(part.max())}")
                 made += int(part.sum())
         return made
 

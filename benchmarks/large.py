@@ -1,11 +1,11 @@
-"""`python -m benchmarks.large`: a model with the layers of Qwen2.5-0.5B on a CUDA device, in bfloat16, beside TRL.
+"""`python -m benchmarks.large`: a model with the layers of Qwen2.5-0.5B on a CUDA device, in bfloat16, compared with TRL.
 
-Rollouts of many turns, and training steps (all weights or LoRA, layers recomputed or not), with the peak of the device's memory
-on each side -> reports/benchmarks/large.json. Random weights; neither side has an inference server. Without a device it says so
-and writes nothing; `--device cpu --quick` runs tiny sizes to see that it works.
+Multi-turn rollouts and training steps (full or LoRA, with or without gradient checkpointing) with peak device memory, written
+to reports/benchmarks/large.json. Random weights; no inference server on either side. Without a device nothing is written;
+`--device cpu --quick` is a smoke test on tiny sizes.
 
-Rollouts hold bfloat16 weights. Training of all weights holds float32 ones and computes in bfloat16, LoRA's frozen weights are
-bfloat16 and its factors float32, on both sides. Ours also holds the frozen reference, as the rl stage does.
+On both sides, rollouts use bfloat16 weights, full training float32 weights with bfloat16 compute, LoRA frozen bfloat16 weights
+and float32 factors. Ours also holds the frozen reference model, as in the rl stage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPTS, ANSWER = (256, 1024), 256
 """Tokens in a training step's prompts and answers."""
 RANK = 32
 TOKENS_PER_BATCH = 16384
-"""Of a micro-batch of ours."""
+"""Our micro-batch size."""
 METHODS = {
     "full": Method(0, False, TOKENS_PER_BATCH),
     "full_checkpointing": Method(0, True, TOKENS_PER_BATCH),
@@ -43,24 +43,24 @@ METHODS = {
 }
 ROLLOUTS = "rollout_multi_turn"
 TOLERANCE = 0.1
-"""Largest relative difference of losses and gradients: both sides round to bfloat16 in every layer, in other orders."""
+"""Largest relative difference of losses and gradients; both sides round to bfloat16 in every layer."""
 
 
 class Device:
-    """What is measured on. A CPU's memory is not: its peaks are None."""
+    """The device. Peak memory is None on a CPU."""
 
     def __init__(self, name: str) -> None:
         self.on = name != "cpu"
 
     def wait(self) -> None:
-        """Until it has done what it was told."""
+        """Synchronise."""
         import torch
 
         if self.on:
             torch.cuda.synchronize()
 
     def held(self) -> int:
-        """Bytes allocated now, after what is no longer used was given back."""
+        """Bytes allocated now, after garbage collection."""
         import torch
 
         gc.collect()
@@ -70,7 +70,7 @@ class Device:
         return int(torch.cuda.memory_allocated())
 
     def peak(self, side: Side, rest: int) -> int | None:
-        """Most bytes allocated while `side` runs, without the `rest` that was there already."""
+        """Peak bytes allocated while `side` runs, minus `rest`, allocated before."""
         import torch
 
         if not self.on:
@@ -81,7 +81,7 @@ class Device:
         return int(torch.cuda.max_memory_allocated()) - rest
 
     def waiting(self, side: Side) -> Side:
-        """`side` with runs that end when the device is done."""
+        """`side` with runs that end with a synchronisation."""
 
         def run() -> float:
             amount = side.run()
@@ -91,7 +91,7 @@ class Device:
         return replace(side, run=run)
 
     def facts(self) -> dict[str, Any]:
-        """Name and memory of the device, and the CUDA that torch was built for."""
+        """Name and memory of the device, and torch's CUDA version."""
         import torch
 
         if not self.on:
@@ -103,9 +103,9 @@ class Device:
 def compared(
     side: Side, candidates: Sequence[Callable[[], Side]], options: Options, before: int, kind: str, unit: str, against: str
 ) -> dict[str, Any]:
-    """Times, in turns, and peaks of memory of `side` and of the fastest candidate.
+    """Times and peak memory of `side` and of the fastest candidate.
 
-    before: bytes that were allocated when there was no side yet. What ours holds between its runs is no part of theirs.
+    before: bytes allocated before either side existed. Memory that ours holds between runs is not counted as theirs.
     """
     device = Device(options.device)
     mine = device.waiting(side)
@@ -134,7 +134,7 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
     before = Device(options.device).held()
     mine = Ours(options, size, prompt, answer, tasks, group, method)
-    # In micro-batches, since all rows at once may not fit.
+    # In micro-batches, since all rows may not fit at once.
     difference = train_step.disagreement(mine.gradient(), Theirs(options, size, mine, group, accumulate=4).gradient())
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
     candidates = train_step.candidates(options, size, mine, group)
@@ -165,21 +165,21 @@ def model_size(options: Options) -> str:
 
 
 def line(outcome: dict[str, Any]) -> str:
-    """An outcome in a line."""
+    """A one-line summary of an outcome."""
     if "failed" in outcome:
         return f"failed: {outcome['failed']}"
     ratio = outcome["ratio"]
     parts = [
         f"ours {outcome['ours']:.4g}, theirs {outcome['theirs']:.4g} {outcome['unit']}",
-        f"{ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g}) times as fast",
-        *(f"{side} at most {peak / 2**30:.3g} GiB" for side, peak in outcome["peak_bytes"].items() if peak is not None),
+        f"speed-up {ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})",
+        *(f"peak of {side} {peak / 2**30:.3g} GiB" for side, peak in outcome["peak_bytes"].items() if peak is not None),
     ]
     return ", ".join(parts)
 
 
 def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str, Any]:
-    """Measure the scenarios whose names start with one of `only`, and write `out` after each; of the others it keeps what was
-    measured on the same device. What large.json holds; a scenario that did not come to its end is {"failed": why}."""
+    """Measure the scenarios whose names start with one of `only`, and write `out` after each. Others keep earlier results from
+    the same device. Returns the contents of large.json; a failed scenario is {"failed": reason}."""
     device = Device(options.device).facts()
     model, _ = load(make_model(options, model_size(options)), "sdpa")
     found: dict[str, Any] = {
@@ -211,26 +211,26 @@ def measure(options: Options, only: Sequence[str], out: Path | None) -> dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu only with --quick")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: to see that it works")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="scenarios whose names start so")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke test")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="prefixes of scenario names")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help=f"file to write (default: {OUT}; none with --quick)")
-    parser.add_argument("--scratch", type=Path, help="folder for temporary files, some 2 GB (default: .bellwether)")
+    parser.add_argument("--scratch", type=Path, help="folder for about 2 GB of temporary files (default: .bellwether)")
     arguments = parser.parse_args()
     if arguments.device == "cpu" and not arguments.quick:
-        parser.error("a CPU would take hours for this model: add --quick, or take a CUDA device")
+        parser.error("this model takes hours on a CPU: add --quick or use a CUDA device")
     from stages.params import load_params
     from stages.runtime.workers import quiet_environment
 
     root = Path.cwd()
     threads = load_params(root / "params.yaml").resources.threads
     quiet_environment(threads)
-    # Several devices would make TRL's trainer split its batches.
+    # With several devices, TRL's trainer would split its batches.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     import torch
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("benchmarks.large: there is no CUDA device here: nothing was measured, nothing is written")
+        print("benchmarks.large: no CUDA device found; nothing measured")
         return 0
     if reason := trl_side.available():
         print(f"benchmarks.large: {reason}", file=sys.stderr)
@@ -242,7 +242,7 @@ def main() -> int:
         options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads, arguments.device, "bfloat16")
         found = measure(options, arguments.only, out)
     if out is not None:
-        print(f"benchmarks.large: {out} is written")
+        print(f"benchmarks.large: wrote {out}")
     return int(any("failed" in outcome for outcome in found["scenarios"].values()))
 
 

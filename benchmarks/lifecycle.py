@@ -1,7 +1,4 @@
-"""What the stages themselves recorded of the last lifecycle: seconds of each stage, tokens fed for each token sampled.
-
-Read from MLflow's sqlite file, where the stages' runs are; nothing is run for it.
-"""
+"""Seconds per stage and tokens fed per sampled token of the last lifecycle, read from the local MLflow database."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ STORE = "mlflow.db"
 
 @contextmanager
 def opened(root: Path) -> Iterator[sqlite3.Connection]:
-    """The store, read-only. Raises SkippedError where there is none."""
+    """The store, read-only. Raises SkippedError if it does not exist."""
     path = root / STORE
     if not path.is_file():
-        raise SkippedError(f"{STORE} is not here; run 'make lifecycle' first")
+        raise SkippedError(f"{STORE} does not exist; run 'make lifecycle' first")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         yield connection
 
@@ -44,7 +41,7 @@ def recorded(root: Path) -> dict[str, Any]:
     with opened(root) as connection:
         runs = last_runs(connection)
         if not runs:
-            raise SkippedError(f"{STORE} holds no finished stage; run 'make lifecycle' first")
+            raise SkippedError(f"{STORE} has no finished stage; run 'make lifecycle' first")
         commits, fed = {}, {}
         for title, (run, _) in runs.items():
             tags = dict(connection.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run,)))
@@ -52,7 +49,7 @@ def recorded(root: Path) -> dict[str, Any]:
             metrics = dict(connection.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (run,)))
             sampled = metrics.get("engine/sampled_tokens", 0.0)
             if sampled:
-                # A sampled token is fed as well, when the next one is asked for.
+                # A sampled token is also fed, to sample the next one.
                 fed[title] = round((metrics["engine/fed_tokens"] + sampled) / sampled, 4)
     seconds = {title: round(seconds, 2) for title, (_, seconds) in runs.items()}
     return {"seconds": seconds, "commits": commits, "fed_per_sampled_token": fed}

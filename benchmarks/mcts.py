@@ -1,9 +1,9 @@
 """mcts: steps annotated per second by tree search on `search`, against the same search with one-by-one `generate`.
 
-`annotation` times all that the stage annotate does with 200 tasks at 32 iterations, part by part.
+`annotation` times the parts of the stage annotate for 200 tasks at 32 iterations.
 
-The other side runs the same tree code over an engine that a first version would have: it answers one request at a time, each by
-`model.generate` on the whole history. Its rate does not depend on how many trees there are, so it grows fewer of the same trees.
+The other side runs the same tree code on a naive engine that serves one request at a time by `model.generate` on the whole text.
+Its rate does not depend on the number of trees, so it grows fewer of them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OneByOne:
 
 
 def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, options: Options) -> Side:
-    """`count` trees with `engine`; the amount is how many steps they annotate."""
+    """Grow `count` trees with `engine`; the amount is the number of annotated steps."""
     from stages.agent.rollout import EnvironmentPool
     from stages.annotation.search import Search
 
@@ -105,7 +105,7 @@ def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, opt
     numbers = iter(range(10**9))
 
     def run() -> float:
-        # A seed of its own for each run, as a run on other tasks would have.
+        # A new seed for each run.
         search = Search(engine, chat, pool, params, next(numbers), tasks.params.model.max_length)
         trees = search.grow(tasks.tasks[:count])
         return sum(len(tree.nodes) - 1 for tree in trees)
@@ -143,8 +143,8 @@ def measure(options: Options) -> dict[str, Result]:
 
 
 def annotation(options: Options) -> list[dict[str, float]]:
-    """Seconds of what the stage annotate does with TASKS tasks of `search` at ITERATIONS iterations: the trees, labels and pairs,
-    the step-value model; a row for each of at most three runs."""
+    """Seconds of the stage annotate for TASKS tasks of `search` at ITERATIONS iterations (trees, labels and pairs, step-value
+    model); a row for each of at most three runs."""
     from stages.agent.chat import Chat
     from stages.engine.torch_engine import TorchEngine
 

@@ -1,4 +1,4 @@
-"""How two ways of doing the same work are timed: alternating order, one warm-up, several repeats, wall and CPU time."""
+"""Timing of two ways to do the same work: alternating order, one warm-up, several repeats, wall and CPU time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """What every scenario is given. `quick`: sizes that only show that it works, one repeat, no warm-up."""
+    """Options of every scenario. `quick`: tiny sizes, one repeat, no warm-up."""
 
     root: Path
     """The checkout: params.yaml, data/base, data/raw."""
     scratch: Path
-    """A folder for temporary files, removed afterwards."""
+    """Folder for temporary files, removed afterwards."""
     quick: bool = False
     repeats: int = 5
     threads: int = 2
     device: str = "cpu"
     precision: str = "float32"
-    """What layers compute in, as resources.precision."""
+    """Compute precision, as resources.precision."""
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -40,14 +40,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the work. `run` does all of it once and returns how much that was, in the scenario's own units."""
+    """One way to do the work. `run` does it once and returns the amount of work in the scenario's unit."""
 
     label: str
     run: Callable[[], float]
     model: Any = None
-    """What it forwards tokens through, where that is counted."""
+    """The model, for counting forwarded tokens."""
     before: Callable[[], None] = lambda: None
-    """Done before each run, and not timed."""
+    """Untimed preparation of each run."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Sample:
 
 @dataclass
 class Result:
-    """A scenario's outcome. Samples are in order of measurement; the n-th of ours and of theirs are a pair, run back to back.
+    """A scenario's outcome. The n-th samples of ours and theirs are a pair, run back to back.
 
     `kind`: "rate" (amount per wall second), "seconds" (wall seconds for the same work), or "limit" (seconds against a fixed
-    number of them). A ratio above 1 means that ours is the faster one, whatever the kind.
+    limit). A ratio above 1 means that ours is faster.
     """
 
     unit: str
@@ -83,13 +83,13 @@ class Result:
         return sample.rate if self.kind == "rate" else sample.wall
 
     def ratios(self) -> list[float]:
-        """Ours over theirs, one for each pair."""
+        """Speed of ours over theirs, per pair."""
         if self.limit is not None:
             return [self.limit / sample.wall for sample in self.ours]
         return [mine.rate / other.rate for mine, other in zip(self.ours, self.theirs, strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds; `low` and `high` are the smallest and the largest ratio of the pairs."""
+        """The entry in summary.json; `low` and `high` are the lowest and highest ratio of a pair."""
         ratios = self.ratios()
         theirs = self.limit if self.limit is not None else statistics.median(self.value(sample) for sample in self.theirs)
         return {
@@ -115,12 +115,12 @@ class Result:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """`value` to so many significant digits."""
+    """`value` to `digits` significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def timed(side: Side) -> Sample:
-    """Run once. Garbage of earlier runs is collected before, not within."""
+    """Run once, after a garbage collection."""
     side.before()
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
@@ -130,12 +130,12 @@ def timed(side: Side) -> Sample:
 
 
 def turns(count: int) -> list[tuple[int, int]]:
-    """Who goes first in each pair: 0 1, 1 0, 0 1, ... so that a machine that drifts favours neither."""
+    """The order within each pair, 0 1, 1 0, 0 1, ..., so that drift favours neither side."""
     return [(0, 1) if number % 2 == 0 else (1, 0) for number in range(count)]
 
 
 def alternate(ours: Side, theirs: Side, options: Options) -> tuple[list[Sample], list[Sample]]:
-    """Both sides in turns; what the warm-ups measured is thrown away."""
+    """Samples of both sides, alternating; warm-ups are discarded."""
     sides = (ours, theirs)
     samples: tuple[list[Sample], list[Sample]] = ([], [])
     for number, order in enumerate(turns(options.warm_ups + options.times)):
@@ -147,15 +147,14 @@ def alternate(ours: Side, theirs: Side, options: Options) -> tuple[list[Sample],
 
 
 def alone(side: Side, options: Options) -> list[Sample]:
-    """One side by itself, after its warm-up."""
+    """Samples of one side, after a warm-up."""
     return [timed(side) for _ in range(options.warm_ups + options.times)][options.warm_ups :]
 
 
 def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple[Side, dict[str, float]]:
-    """The best of several settings, by one run after a warm-up, and the rate of each; in quick mode the first, unmeasured.
+    """The fastest of several settings, by one run after a warm-up, and the rate of each; in quick mode the first, unmeasured.
 
-    This is how "their best setting" is found: on the machine that measures, rather than by belief. Settings that the machine
-    cannot run are left out; raises RuntimeError if none can.
+    Settings that fail on this machine are skipped; raises RuntimeError if all fail.
     """
     if options.quick or len(candidates) == 1:
         return candidates[0](), {}
@@ -173,7 +172,7 @@ def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple
         if best is None or rates[side.label] > rates[best.label]:
             best = side
     if best is None:
-        raise RuntimeError("none of the settings ran: " + "; ".join(errors))
+        raise RuntimeError("all settings failed: " + "; ".join(errors))
     return best, rates
 
 

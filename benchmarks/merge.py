@@ -1,9 +1,8 @@
-"""merge_ram, merge_ties: three specialists of about 1 GB each into one, float32 in and out, against mergekit.
+"""merge_ram, merge_ties: merging three float32 specialists of about 1 GB each, against mergekit.
 
-Each run is a process of its own, so that its peak memory is its own; what is timed is the merge, not Python's imports. Methods
-and settings are the same on both sides: RAM with the same epsilon, TIES per tensor (mergekit knows no other) with the same
-density. The merged models are compared first, and the scenario fails if they are not the same. Those first runs start with the
-models out of the page cache and give the bytes read and written; the repeats find them in it.
+Each run is its own process, to measure its peak memory; only the merge is timed, not imports. Both sides use the same settings:
+RAM with the same epsilon, TIES per tensor (the only kind in mergekit) with the same density. The scenario fails if the merged
+models differ. The first runs start with a cold page cache and give the bytes read and written; the repeats run with a warm one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TOLERANCE = 1e-5
 """Largest difference of the merged models, relative to the merged change."""
 EPSILON, DENSITY = 1e-5, 0.5
 CHANGED = 0.3
-"""Share of the entries that a specialist changes."""
+"""Share of the weights that a specialist changes."""
 ABOUT_1_GB = Shape(layers=16, hidden=1024, intermediate=4096, heads=16)
 SMALL = Shape(layers=2, hidden=64, intermediate=128, heads=2)
 AGAINST = "mergekit"
@@ -37,7 +36,7 @@ class DisagreementError(RuntimeError):
 
 
 def make_models(options: Options, shape: Shape, folder: Path) -> list[Path]:
-    """Base and specialists as `save_pretrained` folders below `folder`: random weights, random changes of a share of them."""
+    """Base and specialists as `save_pretrained` folders: random weights, and random changes to a share of them."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -74,8 +73,8 @@ def weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def out_of_cache(folders: list[Path]) -> None:
-    """Ask the kernel to forget the files' pages, so that the next run reads them from the disk."""
+def drop_page_cache(folders: list[Path]) -> None:
+    """Ask the kernel to drop the files' pages, so that the next run reads from disk."""
     os.sync()
     for path in (path for folder in folders for path in folder.glob("*.safetensors")):
         handle = os.open(path, os.O_RDONLY)
@@ -90,15 +89,15 @@ def merged_folder(folders: list[Path], who: str) -> Path:
 
 
 def difference(method: str, folders: list[Path]) -> float:
-    """How far the two sides' merged models are apart, relative to how far ours is from the base (norms over all entries).
+    """Distance of the two merged models relative to the distance of ours from the base (L2 norm over all weights).
 
-    Raises DisagreementError if that is more than TOLERANCE or if one has tensors that the other has not.
+    Raises DisagreementError if it exceeds TOLERANCE or if the tensor names differ.
     """
     from stages.merging.folders import TensorFolder
 
     mine, other, base = (TensorFolder(path) for path in (*(merged_folder(folders, who) for who in SIDES), folders[0]))
     if set(mine.infos) != set(other.infos):
-        raise DisagreementError(f"merged by {method}: only one side has {sorted(set(mine.infos) ^ set(other.infos))[:4]}")
+        raise DisagreementError(f"{method}: only one side has {sorted(set(mine.infos) ^ set(other.infos))[:4]}")
     apart = moved = 0.0
     for name in sorted(mine.infos):
         tensor = mine.tensor(name)
@@ -109,14 +108,14 @@ def difference(method: str, folders: list[Path]) -> float:
     relative = (apart / moved) ** 0.5
     if not relative <= TOLERANCE:
         raise DisagreementError(
-            f"merged by {method}: the models differ by {relative:.2g} of the change (at most {TOLERANCE:g}); times of different "
-            f"computations are not compared"
+            f"{method}: the merged models differ by {relative:.2g} relative to the change (at most {TOLERANCE:g}), so their "
+            f"times cannot be compared"
         )
     return relative
 
 
 def run_once(options: Options, who: str, method: str, folders: list[Path], keep: bool = False) -> dict[str, Any]:
-    """One merge in a process of its own; what it measured (see `merge_process`). With `keep` the merged model stays."""
+    """One merge in its own process; its measurements (see `merge_process`). With `keep` the merged model stays."""
     out = merged_folder(folders, who)
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "benchmarks.merge_process", who, method, str(out), *map(str, folders)]
@@ -125,7 +124,7 @@ def run_once(options: Options, who: str, method: str, folders: list[Path], keep:
     if not keep:
         shutil.rmtree(out, ignore_errors=True)
     if done.returncode:
-        raise RuntimeError(f"{who} could not merge with {method}: {done.stderr.strip()[-2000:]}")
+        raise RuntimeError(f"{who}: merging with {method} failed: {done.stderr.strip()[-2000:]}")
     measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured
 
@@ -133,7 +132,7 @@ def run_once(options: Options, who: str, method: str, folders: list[Path], keep:
 def measure_method(options: Options, method: str, folders: list[Path]) -> Result:
     cold = {}
     for who in SIDES:
-        out_of_cache(folders)
+        drop_page_cache(folders)
         cold[who] = run_once(options, who, method, folders, keep=True)
     apart = difference(method, folders)
     samples: dict[str, list[Sample]] = {who: [] for who in SIDES}

@@ -1,4 +1,4 @@
-"""One merge, measured from within its process: `python -m benchmarks.merge_process ours|theirs METHOD OUT BASE MODEL...`.
+"""One merge, measured within its process: `python -m benchmarks.merge_process ours|theirs METHOD OUT BASE MODEL...`.
 
 Prints a line of JSON: wall and CPU seconds of the merge, the process's peak resident memory (which counts pages of mapped
 files), the peak of its anonymous memory during the merge (which does not), and bytes the disk read and the process wrote.
@@ -17,14 +17,14 @@ from benchmarks.merge import DENSITY, EPSILON
 
 
 def status(name: str) -> int:
-    """A size from /proc/self/status in bytes; 0 where it does not tell."""
+    """A size from /proc/self/status in bytes; 0 if unavailable."""
     path = Path("/proc/self/status")
     lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 class AnonymousMemory:
-    """Peak of RssAnon, in bytes, looked at every 10 ms by a thread."""
+    """Peak of RssAnon in bytes, sampled every 10 ms by a thread."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -45,7 +45,7 @@ class AnonymousMemory:
 
 
 def disk_bytes() -> dict[str, int]:
-    """Bytes fetched from and sent to storage by this process so far; empty where /proc does not tell."""
+    """Bytes read from and written to storage by this process so far; empty if unavailable."""
     path = Path("/proc/self/io")
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Models to measure with: Llama architecture, random weights, the shipped tokenizer. Both sides load the same files."""
+"""Models for benchmarks: Llama architecture, random weights, the shipped tokenizer. Both sides load the same files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Shape:
     kv_heads: int = 0
     """0: as many as heads."""
     vocabulary: int = 0
-    """Where it exceeds the tokenizer's, the rest is padding."""
+    """Padded to this size if larger than the tokenizer's."""
     dtype: str = "float32"
-    """Of the weights as they are stored."""
+    """Precision of the stored weights."""
 
 
 SHAPES = {
@@ -33,7 +33,7 @@ SHAPES = {
     "large-tiny": Shape(2, 32, 64, 4, kv_heads=2, vocabulary=4096, dtype="bfloat16"),
 }
 """Sizes by name: 1m and 9m have 1.2 and 8.6 million parameters, embedding included; large has the layers of Qwen2.5-0.5B and
-387 million, large-tiny is what stands for it in quick mode."""
+387 million, large-tiny replaces it in quick mode."""
 
 
 def sizes(options: Options) -> list[str]:
@@ -46,7 +46,7 @@ def named(scenario: str, size: str) -> str:
 
 
 def make_model(options: Options, size: str) -> Path:
-    """The `save_pretrained` folder of a random model; made once per scratch folder."""
+    """The `save_pretrained` folder of a random model, created once per scratch folder."""
     return _make(options.root, options.scratch / f"model-{size}", SHAPES[size])
 
 
@@ -85,7 +85,7 @@ def load(folder: Path, attention: str, device: str = "cpu", precision: str = "fl
 
 
 class ForwardCounter:
-    """Counts the tokens that a model's input embedding is asked for while it is entered, padding included."""
+    """Context manager that counts the tokens through a model's input embedding, padding included."""
 
     def __init__(self, model: Any) -> None:
         self._module = model.get_input_embeddings()

@@ -1,8 +1,8 @@
 """rl_iteration: one whole RL iteration on `search` (rollout, reward, update), against TRL on the same environment and weights.
 
-Ours is the rl stage's own job. TRL plays the same tasks through its tool loop: what the policy says is a call of the one tool,
-until it answers or its turns are used up; the reward is the environment's. Before each run the weights are set back, so that
-every repeat is an iteration of the same policy; both sides' n-th run plays the same tasks.
+Ours is the rl stage's job. TRL plays the same tasks through its tool loop: each action is a call of the one tool until the policy
+answers or runs out of turns; the reward is the environment's. The weights are restored before each run, so every repeat is an
+iteration of the same policy; the n-th runs of both sides play the same tasks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
 ANSWER = "answer "
 
 
-class Seen:
-    """What the runs of one side were like: action tokens, and groups of equal rewards, which ours leaves out of the update."""
+class RunStatistics:
+    """Per run of one side: action tokens, and zero-advantage groups, which ours leaves out of the update."""
 
     def __init__(self) -> None:
         self.action_tokens: list[int] = []
@@ -33,7 +33,7 @@ class Seen:
 
 
 def restore(model: Any) -> Callable[[], None]:
-    """A function that gives the model the weights back that it has now."""
+    """A function that restores the model's current weights."""
     import torch
 
     saved = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -46,8 +46,8 @@ def restore(model: Any) -> Callable[[], None]:
     return back
 
 
-def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
-    """The rl stage's job with tracking off and the algorithm's parts set to what TRL is set to."""
+def ours(options: Options, tasks: SearchTasks, seen: RunStatistics) -> Side:
+    """The rl stage's job, without tracking, with the same settings as TRL."""
     from stages.agent.policy import load_policy
     from stages.algorithms.algorithm import resolve
     from stages.records.episode import write_json, write_tasks
@@ -81,7 +81,7 @@ def ours(options: Options, tasks: SearchTasks, seen: Seen) -> Side:
 
 
 def drawn(tasks: SearchTasks, rl: Any, step: int) -> list[Any]:
-    """The tasks of a step, as the stage's sampler draws them."""
+    """The tasks of a step, as sampled by the stage."""
     from stages.training.rl.curriculum import TaskSampler
 
     by_id = {task.task_id: task for task in tasks.tasks}
@@ -107,7 +107,7 @@ def section(options: Options, tasks: SearchTasks) -> Any:
 
 
 def tool_environment(tasks: SearchTasks) -> type:
-    """The search environment as TRL wants one. A dataset row names its task."""
+    """The search environment for TRL; a dataset row holds its task id."""
     by_id = {task.task_id: task for task in tasks.tasks}
 
     class SearchTool:
@@ -122,10 +122,10 @@ def tool_environment(tasks: SearchTasks) -> type:
             """Search the encyclopaedia or answer.
 
             Args:
-                action: What to do.
+                action: The action.
 
             Returns:
-                What is seen then.
+                The observation.
             """
             return self._step(action)
 
@@ -137,7 +137,7 @@ def tool_environment(tasks: SearchTasks) -> type:
             return step.observation.text
 
         def _finish(self, action: str) -> float:
-            """The last message is no tool call; it acts here. The episode's return."""
+            """Step with the last message, which is no tool call; returns the episode's return."""
             self._step(action)
             return self._return
 
@@ -156,7 +156,12 @@ def reward(completions: Sequence[Any], environments: Sequence[Any], **_: Any) ->
 
 
 def theirs(
-    options: Options, tasks: SearchTasks, seen: Seen, accumulate: int = 1, attention: str = "sdpa", cache: str | None = None
+    options: Options,
+    tasks: SearchTasks,
+    seen: RunStatistics,
+    accumulate: int = 1,
+    attention: str = "sdpa",
+    cache: str | None = None,
 ) -> Side:
     rl = section(options, tasks)
     count = rl.tasks_per_step * rl.group_size
@@ -200,7 +205,7 @@ def theirs(
 
 def measure(options: Options) -> dict[str, Result]:
     tasks = search_tasks(options, weights(options))
-    mine, other = Seen(), Seen()
+    mine, other = RunStatistics(), RunStatistics()
     settings: list[tuple[Any, ...]] = [(1, "sdpa", None), (4, "sdpa", None), (1, "eager", None), (1, "sdpa", "static")]
     candidates = [lambda choice=choice: theirs(options, tasks, other, *choice) for choice in settings]
     chosen, trials = fastest(candidates, options)

@@ -1,7 +1,7 @@
 """rollout_multi_turn: episodes of 8 turns in a scripted environment, action tokens per second, against TRL's own tool loop.
 
-Each turn is 16 action tokens (forced) and 16 observation tokens. Ours: `collect` and the batch made from its episodes; TRL's:
-`_generate_and_score_completions` with `environment_factory`, which reads prompt and history anew in every turn.
+Each turn is 16 action tokens (forced) and 16 observation tokens. Ours: `collect` and the batch of its episodes; TRL's:
+`_generate_and_score_completions` with `environment_factory`, which re-encodes prompt and history in every turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
 
 @dataclass(frozen=True)
 class Work:
-    """Groups of episodes; `turns` turns each. Tokens of a prompt, of an action, of an observation."""
+    """Number of groups, episodes per group, turns; tokens per prompt, action and observation."""
 
     tasks: int
     group: int
@@ -51,7 +51,7 @@ def ours(options: Options, size: str, work: Work, slots: int | None = None) -> S
 
     model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
     width, longest = slots or work.tasks * work.group, work.length + work.action
-    # No token ends a turn, so that all have the same length.
+    # No stop token, so that all turns have the same length.
     engine = TorchEngine(model, [], width, longest)
     chat, pool = ToyChat(tokenizer), EnvironmentPool(ToyEnvironment)
     tasks = toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation)
@@ -64,7 +64,7 @@ def ours(options: Options, size: str, work: Work, slots: int | None = None) -> S
         trajectory_batch(episodes)
         tokens = sum(episode.policy_tokens for episode in episodes)
         if tokens != work.action_tokens or {len(episode.token_ids) for episode in episodes} != {work.length}:
-            raise RuntimeError(f"{tokens} action tokens were played, {work.action_tokens} were meant")
+            raise RuntimeError(f"{tokens} action tokens were sampled, expected {work.action_tokens}")
         return tokens
 
     return Side("bellwether", run, model)
@@ -92,14 +92,14 @@ def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cac
         batch = trl_side.rollout(trainer, rows)
         tokens = trl_side.action_tokens(batch)
         if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - work.prompt:
-            raise RuntimeError(f"TRL played {tokens} action tokens, {work.action_tokens} were meant")
+            raise RuntimeError(f"TRL sampled {tokens} action tokens, expected {work.action_tokens}")
         return tokens
 
     return Side(f"trl {attention} cache={cache or 'dynamic'}", run, trainer.model)
 
 
 def candidates(options: Options, size: str, work: Work) -> list[Callable[[], Side]]:
-    """TRL's settings to choose from: attention kernel and cache."""
+    """TRL's candidate settings: attention kernel and cache."""
     settings = [("sdpa", None), ("eager", None), ("sdpa", "static")]
     return [lambda choice=choice: theirs(options, size, work, *choice) for choice in settings]
 

@@ -1,8 +1,8 @@
-"""sandbox_programs and sandbox_start: running small programs with their tests in the warm server, against a bubblewrap for each
-of them; and what the server costs to start, against starting Python in bubblewrap once.
+"""sandbox_programs: small programs with tests in the warm server, against one bubblewrap process per program; sandbox_start:
+start-up of the server, against starting Python in bubblewrap.
 
-Both sides run the same programs with the same limits of namespaces and files, and the scenario fails if the two do not say the
-same of each program. Skipped where bubblewrap does not work.
+Both sides run the same programs with the same isolation, and the scenario fails if their verdicts differ. Skipped if bubblewrap
+does not work.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ PROGRAMS = (
     ("xs[9]", False),
     ("sum(xs", False),
 )
-"""Programs of xs, and whether they pass."""
+"""Function bodies, and whether they pass TESTS."""
 TESTS = ("assert f([1, 2, 4]) == 6", "assert f([]) == 0", "assert f([3, 8]) == 8")
 SETTINGS = SandboxSettings(backend="bubblewrap", steps=None)
 AGAINST = "a bubblewrap for each program"
 
 
-def whole(source: str) -> str:
-    """A module that runs the tests itself: what one writes without a server."""
+def standalone(source: str) -> str:
+    """A module that runs its tests."""
     body = "".join(f"    {line}\n" for line in (source if "return" in source else f"return {source}").splitlines())
     return f"def f(xs):\n{body}\n" + "\n".join(TESTS) + "\n"
 
 
 def wrapped() -> list[str]:
-    """bubblewrap and Python, as the server is started, without what tells Python to be one."""
+    """The bubblewrap command of the server, with `python -c`."""
     command = BACKENDS["bubblewrap"].command(SETTINGS, None)
     own = server_command()
     return [*command[: command.index(own[-2]) - 1], "-c"]
 
 
-def apart(sources: list[str]) -> list[bool]:
-    """Whether each passes, in a bubblewrap of its own."""
+def in_own_process(sources: list[str]) -> list[bool]:
+    """Whether each passes, in its own bubblewrap process."""
     command = wrapped()
-    return [subprocess.run([*command, whole(source)], capture_output=True, check=False).returncode == 0 for source in sources]
+    return [
+        subprocess.run([*command, standalone(source)], capture_output=True, check=False).returncode == 0 for source in sources
+    ]
 
 
 def in_server(sandbox: Sandbox, sources: list[str]) -> list[bool]:
@@ -58,12 +60,12 @@ def programs(options: Options) -> Result:
 
     def ours() -> float:
         if in_server(sandbox, sources) != expected:
-            raise RuntimeError("the server says something else of a program than is true")
+            raise RuntimeError("wrong verdict by the server")
         return len(sources)
 
     def theirs() -> float:
-        if apart(sources) != expected:
-            raise RuntimeError("bubblewrap alone says something else of a program than is true")
+        if in_own_process(sources) != expected:
+            raise RuntimeError("wrong verdict by bubblewrap alone")
         return len(sources)
 
     samples = alternate(Side("warm server", ours), Side(AGAINST, theirs), options)

@@ -1,7 +1,6 @@
-"""How cost grows: rollouts per second with slots, a training step with its tokens, a merge with the models' size.
+"""Scaling: rollouts per second by slots, a training step by tokens, a merge by model size.
 
-`exponent` in a row says how the second column's work per second (or the seconds) grew from the row before: seconds that grow as
-size do have exponent 1, throughput that slots double has 1 too, and where it falls below, the curve bends.
+`exponent` in a row is the local scaling exponent d log y / d log x since the previous row; 1 is linear growth.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROMPT = 192
 
 
 def with_exponents(rows: Sequence[Row], x: str, y: str) -> list[Row]:
-    """Rows with d log y / d log x since the row before."""
+    """Rows with the local exponent d log y / d log x."""
     result = [{**rows[0]}]
     for before, row in pairwise(rows):
         exponent = math.log(row[y] / before[y]) / math.log(row[x] / before[x])
@@ -35,7 +34,7 @@ def with_exponents(rows: Sequence[Row], x: str, y: str) -> list[Row]:
 
 
 def rollouts(options: Options) -> list[Row]:
-    """Episodes per second of the 1 M model, slots 1 to 256; at least two episodes for each slot."""
+    """Episodes per second of the 1 M model for 1 to 256 slots, with at least two episodes per slot."""
     rows = []
     for slots in SLOTS[:2] if options.quick else SLOTS:
         group = options.size(8, 2)
@@ -54,7 +53,7 @@ def rollouts(options: Options) -> list[Row]:
 
 
 def steps(options: Options) -> list[Row]:
-    """Seconds of a training step of the 1 M model, 1 to 32 groups of 8; `tokens` counts each episode whole."""
+    """Seconds of a training step of the 1 M model, 1 to 32 groups of 8; `tokens` includes prompts."""
     rows = []
     for tasks in TASKS[:2] if options.quick else TASKS:
         prompt, answer, group = options.size(PROMPT, 16), options.size(train_step.ANSWER, 8), options.size(8, 2)

@@ -1,4 +1,4 @@
-"""The `search` domain for benchmarks: training tasks built from data/raw, so that nothing has to be curated first."""
+"""The `search` domain for benchmarks: training tasks built from data/raw, without curation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.measure import Options
 
 @dataclass(frozen=True)
 class SearchTasks:
-    """`worlds`: the folder that environments read; `named`: where the weights come from, for people."""
+    """`worlds`: folder read by the environments; `named`: name of the weights."""
 
     params: Any
     domain: Any
@@ -27,7 +27,7 @@ class SearchTasks:
 
 
 def weights(options: Options) -> tuple[Path, str]:
-    """The warmed-up policy where it is there, else the base model: (folder, its name)."""
+    """(folder, name) of the SFT policy if it exists, else of the base model."""
     name = "data/models/sft"
     if options.quick or not (options.root / name / "model.safetensors").exists():
         name = "data/base"

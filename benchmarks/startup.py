@@ -1,5 +1,4 @@
-"""noop_repro_seconds, noop_lifecycle_seconds and stage_help_seconds: what it costs to ask for nothing, against the limits that
-were set for it."""
+"""noop_repro_seconds, noop_lifecycle_seconds and stage_help_seconds: overhead of runs that do nothing, against fixed limits."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "re
 
 
 class SkippedError(RuntimeError):
-    """A scenario cannot be measured in this checkout; the message says why."""
+    """A scenario cannot be measured in this checkout, for the reason in the message."""
 
 
 def environment(root: Path) -> dict[str, str]:
-    """This process's, without what a surrounding `dvc repro` put there, the interpreter's folder first on the path."""
+    """This process's environment without variables of a surrounding `dvc repro`, the interpreter's folder first on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DVC_") or name == "DVC_NO_ANALYTICS"}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
     return {**kept, "PATH": path, "PYTHONPATH": str(root), "DVC_NO_ANALYTICS": "1"}
 
 
 def run(command: list[str], root: Path) -> tuple[Sample, str]:
-    """One run of a command in `root`, and what it printed. Raises RuntimeError if it fails."""
+    """One run of a command in `root`, and its output. Raises RuntimeError if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = time.perf_counter()
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
@@ -50,9 +49,9 @@ def dvc() -> str:
 
 
 def need_finished(root: Path) -> None:
-    """Raises SkippedError where `dvc repro` would have something to do."""
+    """Raises SkippedError unless the lifecycle is up to date."""
     if not (root / ".dvc").is_dir():
-        raise SkippedError("this is no DVC checkout")
+        raise SkippedError("not a DVC checkout")
     if not (root / "data" / "models" / "merged").is_dir():
         raise SkippedError("the lifecycle has not been run in this checkout")
     stale = run([dvc(), "status", "dvc.yaml"], root)[1].strip()
@@ -61,15 +60,14 @@ def need_finished(root: Path) -> None:
 
 
 def noop_repro(options: Options) -> dict[str, Result]:
-    """`dvc --wait-for-lock repro` where nothing has changed."""
+    """`dvc --wait-for-lock repro` without changes."""
     need_finished(options.root)
     samples = repeated([dvc(), "--wait-for-lock", "repro"], options)
     return {"noop_repro_seconds": Result("s", f"the limit of {NOOP_LIMIT_S:g} s", "limit", samples, limit=NOOP_LIMIT_S)}
 
 
 def noop_lifecycle(options: Options) -> dict[str, Result]:
-    """`python -m flows.lifecycle` where nothing has changed, against a Prefect server that is up; MLflow is told, in a store of
-    its own."""
+    """`python -m flows.lifecycle` without changes, with a running Prefect server and a separate MLflow store."""
     need_finished(options.root)
     address = f"http://{HOST}:{(port := free_port())}"
     settings = {

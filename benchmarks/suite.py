@@ -1,4 +1,4 @@
-"""All scenarios, each in a process of its own, and the files they are written to."""
+"""Runs all scenarios, each in its own process, and writes the results."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SCENARIOS = {
     "scaling_merges": "scaling:merges",
     "lifecycle": "lifecycle:recorded",
 }
-"""What `--only` takes -> module and function that measure it."""
+"""Scenario -> module:function that measures it."""
 PACKAGES = ("torch", "transformers", "trl", "mergekit", "accelerate", "numpy", "safetensors", "tokenizers", "dvc")
 SUMMARY = ("ratio", "ours", "theirs", "unit", "against")
 
 
 def measure(name: str, options: Options) -> dict[str, Any]:
-    """One scenario here and now: {"results": {name: raw}}, {"table": rows} or {"lifecycle": what the stages recorded}."""
+    """Measure one scenario: {"results": {name: raw}}, {"table": rows} or {"lifecycle": what the stages recorded}."""
     module, function = SCENARIOS[name].split(":")
     call = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     if module == "lifecycle":
@@ -56,7 +56,7 @@ def measure(name: str, options: Options) -> dict[str, Any]:
 
 
 def child(name: str, options: Options, out: Path) -> int:
-    """What the scenario's own process does: measure, and write the outcome to `out`."""
+    """Entry point of a scenario's process: measure, and write the outcome to `out`."""
     from stages.runtime.workers import quiet_environment
 
     quiet_environment(options.threads)
@@ -68,8 +68,8 @@ def child(name: str, options: Options, out: Path) -> int:
     return 0
 
 
-def measure_apart(name: str, options: Options) -> dict[str, Any]:
-    """The scenario in a process of its own, with a scratch folder that is removed. Raises RuntimeError if it fails."""
+def measure_in_process(name: str, options: Options) -> dict[str, Any]:
+    """Run the scenario in its own process with a temporary scratch folder. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=options.scratch) as folder:
         out = Path(folder) / "outcome.json"
         command = [sys.executable, "-m", "benchmarks", "--scenario", name, "--outcome", str(out), "--scratch", folder]
@@ -78,13 +78,13 @@ def measure_apart(name: str, options: Options) -> dict[str, Any]:
         own["PYTHONWARNINGS"] = "ignore"
         code = subprocess.run(command, cwd=options.root, env=own, check=False).returncode
         if code or not out.exists():
-            raise RuntimeError(f"{name} failed (exit code {code}); what it said is above")
+            raise RuntimeError(f"{name} failed (exit code {code}); see its output above")
         outcome: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return outcome
 
 
 def machine(options: Options) -> dict[str, Any]:
-    """What the numbers depend on besides the code."""
+    """Commit, hardware and package versions."""
     from stages.tracking import git_state
 
     versions = {"python": platform.python_version()}
@@ -112,7 +112,7 @@ def cpu_name() -> str:
 
 
 def blas() -> str:
-    """What torch was built with, and the instructions it uses."""
+    """Torch's BLAS library and CPU instruction set."""
     import torch
 
     settings = torch.__config__.show()
@@ -127,7 +127,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def add(raw: dict[str, Any], name: str, outcome: dict[str, Any], commit: str, seconds: float) -> None:
-    """Put a scenario's outcome into what raw.json holds."""
+    """Add a scenario's outcome to the contents of raw.json."""
     for key, result in outcome.get("results", {}).items():
         raw["scenarios"][key] = {**result, "commit": commit}
     if "table" in outcome:
@@ -141,13 +141,13 @@ def add(raw: dict[str, Any], name: str, outcome: dict[str, Any], commit: str, se
 
 
 def write(raw: dict[str, Any], out: Path) -> None:
-    """raw.json and summary.json, from what has been measured so far."""
+    """Write raw.json and summary.json."""
     write_json(out / "raw.json", raw)
     write_json(out / "summary.json", {key: {name: value[name] for name in SUMMARY} for key, value in raw["scenarios"].items()})
 
 
 def run(names: list[str], options: Options, out: Path) -> list[str]:
-    """Measure the scenarios and write the files after each; those not named keep what an earlier run measured. Failures."""
+    """Measure the scenarios and write the files after each; others keep earlier results. Returns the failures."""
     from benchmarks import scaling
 
     path = out / "raw.json"
@@ -162,7 +162,7 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
         print(f"benchmarks: {name}", flush=True)
         started = time.perf_counter()
         try:
-            outcome = measure_apart(name, options)
+            outcome = measure_in_process(name, options)
         except RuntimeError as error:
             failures.append(str(error))
             print(f"benchmarks: {error}", file=sys.stderr, flush=True)
@@ -180,7 +180,7 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
         if "table" in outcome:
             scaling.write(out / f"{name}.csv", outcome["table"])
     if not failures and set(names) == set(SCENARIOS):
-        # What no scenario measures any more must not stay.
+        # Drop results of scenarios that no longer exist.
         raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if key in measured}
         write(raw, out)
     return failures

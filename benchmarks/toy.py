@@ -1,7 +1,7 @@
-"""A scripted environment for timing: every turn is answered with so many tokens, whatever was said.
+"""A scripted environment for timing, with observations of fixed length that do not depend on the actions.
 
-Both sides see prompts and observations of the same tokens and act in turns of the same length. What the policy says is drawn by
-each side for itself; with random weights and forced lengths no cost depends on it.
+Both sides see the same prompts and observations and act in turns of the same length. Each samples its own actions; with random
+weights and forced lengths the cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stages.records.task import Task
 from stages.seeding import stream
 
 FRAME = 3
-"""Tokens that the template puts around a user's message before the next turn: its opening, its end, the assistant's opening."""
+"""Template tokens around a user message: its opening, its end, the assistant's opening."""
 
 
 def text_of(tokenizer: Any, count: int, *key: object) -> str:
-    """A text that encodes as exactly `count` tokens, drawn by `key`. Raises ValueError if the tokenizer has no words for it."""
+    """A text that encodes as exactly `count` tokens, drawn by `key`. Raises ValueError if none is found."""
     rng = stream("benchmarks.text", *key)
     words = sorted(
         text.strip() for text in (tokenizer.decode([token]) for token in range(len(tokenizer))) if text.strip().isalpha()
@@ -32,11 +32,11 @@ def text_of(tokenizer: Any, count: int, *key: object) -> str:
         tokens = len(tokenizer.encode(longer, add_special_tokens=False))
         if length < tokens <= count:
             text, length = longer, tokens
-    raise ValueError(f"no text of {count} tokens was found for this tokenizer")
+    raise ValueError(f"found no text of {count} tokens for this tokenizer")
 
 
 class ToyChat(Chat):
-    """The chat format without what closes a cut turn: turns of forced length stay as they are on both sides."""
+    """The chat format without closing tokens for truncated turns, so that forced lengths stay the same on both sides."""
 
     def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
         return []
@@ -78,20 +78,20 @@ class ToyToolEnvironment:
         self._texts, self._turn = row["texts"], 0
 
     def act(self, action: str) -> str:
-        """Do something.
+        """Act.
 
         Args:
-            action: What to do.
+            action: The action.
 
         Returns:
-            What is seen then.
+            The observation.
         """
         self._turn += 1
         return self._texts[self._turn - 1]
 
 
 def toy_tasks(tokenizer: Any, count: int, prompt_tokens: int, turns: int, observation_tokens: int) -> list[Task]:
-    """Tasks whose rendered prompts and observations have exactly so many tokens, the template's own included."""
+    """Tasks whose rendered prompts and observations have exactly the given number of tokens, template included."""
     tasks = []
     for number in range(count):
         prompt = text_of(tokenizer, prompt_tokens - FRAME, number, "prompt")
@@ -101,7 +101,7 @@ def toy_tasks(tokenizer: Any, count: int, prompt_tokens: int, turns: int, observ
 
 
 def dataset_rows(tasks: Sequence[Task], group: int) -> list[dict[str, Any]]:
-    """A row for each episode, `group` of each task in a row, as TRL's sampler would hand them out."""
+    """A row per episode, `group` consecutive ones per task, in the order of TRL's sampler."""
     return [
         {"prompt": [{"role": "user", "content": task.prompt}], "texts": task.spec["texts"]}
         for task in tasks

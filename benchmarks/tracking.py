@@ -1,8 +1,7 @@
-"""tracking_stage_seconds and tracking_outage_seconds: what tracking adds to a stage, against the limit that was set for it.
+"""tracking_stage_seconds and tracking_outage_seconds: overhead of tracking for a stage, against a fixed limit.
 
-The same process is timed with tracking off, on, and on with a server that is gone: a loop like a stage's, whose steps compute on
-all threads and log 25 metrics each, with sample episodes, a file, and beside it the follower, which sends all of it to a local
-store, or tries in vain.
+The same process is timed with tracking off, on, and on with an unreachable server: a loop like a stage's, whose steps compute on
+all threads and log 25 metrics each, with sample episodes, an artifact, and the follower beside it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ tracker.close("FINISHED")
 
 
 GONE = "http://127.0.0.1:9"
-"""Port 9 is kept for services that throw away what they get; nothing listens there."""
+"""Port 9 (discard): nothing listens there."""
 MODES = {"off": {"BELLWETHER_TRACKING": "off"}, "on": {}, "gone": {"MLFLOW_TRACKING_URI": GONE}}
 
 
@@ -61,12 +60,11 @@ def once(options: Options, folder: Path, mode: str) -> Sample:
 
 
 def settle(options: Options, folder: Path, mode: str) -> None:
-    """Wait for what the follower still sends, and send what it left: neither may fall into the next run. What a server that is
-    gone has missed is dropped."""
+    """Wait for the follower and send its leftovers, so that neither disturbs the next run. In mode `gone` they are dropped."""
     own = {**environment(options.root), "BELLWETHER_TRACKING": "on"}
     own.pop("MLFLOW_TRACKING_URI", None)
     while waiting := spools(folder):
-        with locked(waiting[0].path.with_suffix(".lock"), wait=True):  # the follower holds it as long as it sends
+        with locked(waiting[0].path.with_suffix(".lock"), wait=True):  # held by the follower while it sends
             left = waiting[0].path.exists()
             if mode == "gone":
                 waiting[0].remove()

@@ -1,8 +1,7 @@
-"""train_step_p64, _p192, _p448: one optimiser step (forward, backward, clipping, AdamW) on saved trajectories, against TRL's.
+"""train_step_p64, _p192, _p448: one optimiser step (forward, backward, clipping, AdamW) on fixed trajectories, against TRL.
 
-4 prompts, 8 answers of 64 tokens to each. Both sides get the same token ids, masks and advantages from the same weights; loss and
-gradients are compared first, and the scenario fails if they do not agree. TRL's micro-batch is chosen by trial; ours is the
-default of params.yaml.
+4 prompts with 8 answers of 64 tokens each. Both sides get the same weights, token ids, masks and advantages; the scenario fails
+if loss or gradients differ. TRL's micro-batch is chosen by trial; ours is the default of params.yaml.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ ANSWER = 64
 TOLERANCE = 1e-5
 """Largest relative difference of losses and of gradients (by their norms)."""
 SHIFT = 0.1
-"""By how much the log-probabilities taken for the behaviour's are moved where sides are compared: on-policy, with advantages
-that add up to 0, the loss is 0 and has no relative difference."""
+"""Shift of the behaviour log-probabilities when comparing the sides: on-policy, with advantages that sum to 0, the loss is 0 and
+has no relative difference."""
 LEARNING_RATE = 1e-6
 AGAINST = "TRL GRPOTrainer, Dr. GRPO"
 
@@ -32,7 +31,7 @@ class DisagreementError(RuntimeError):
 
 
 def trajectories(vocabulary: int, prompt: int, answer: int, tasks: int, group: int) -> list[Any]:
-    """Episodes of random tokens: `tasks` prompts with `group` answers each; rewards 0 and 1, no group without signal."""
+    """Episodes of random tokens: `tasks` prompts with `group` answers each; rewards 0 and 1, both in every group."""
     from stages.records.episode import Episode, Owner, TurnRecord
 
     rng = stream("benchmarks.trajectories", prompt, answer, tasks, group)
@@ -51,8 +50,7 @@ def trajectories(vocabulary: int, prompt: int, answer: int, tasks: int, group: i
 
 @dataclass(frozen=True)
 class Method:
-    """What is trained and how: LoRA's rank (0: all weights), whether layers are recomputed, tokens of a micro-batch of ours (0:
-    what params.yaml says)."""
+    """LoRA's rank (0: all weights), gradient checkpointing, tokens of our micro-batch (0: the default of params.yaml)."""
 
     rank: int = 0
     checkpointing: bool = False
@@ -64,7 +62,7 @@ class Method:
 
 
 class Ours:
-    """The policy's learner as the rl stage makes it, on one prepared batch."""
+    """The policy's learner of the rl stage, on one prepared batch."""
 
     def __init__(
         self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int, method: Method = Method()
@@ -100,7 +98,7 @@ class Ours:
         randomise(self.factors)
         models = Models.make(algorithm, model, None, processes, tokens)
         batch = trajectory_batch(trajectories(len(tokenizer), prompt, answer, tasks, group))
-        # On-policy: the behaviour's log-probabilities are those of the weights that learn.
+        # On-policy: behaviour log-probabilities from the weights being trained.
         own = models.logprobs(models.reference, batch, list(range(batch.size)), 1.0)
         self.batch = algorithm.prepare(models.annotate(batch.with_(logprobs_old=own), algorithm))
         self.shifted = self.batch.with_(logprobs_old=(own - SHIFT * self.batch.advantages.sign()) * batch.mask)
@@ -127,7 +125,7 @@ class Ours:
                     if terms.trained is not None:
                         update.on_tokens_trained(*terms.trained)
                     total += float(terms.loss.detach())
-        return total, taken_gradients(self.model)
+        return total, pop_gradients(self.model)
 
     def run(self) -> float:
         """One step; 1."""
@@ -137,7 +135,7 @@ class Ours:
 
 
 def randomise(factors: Mapping[str, Any]) -> None:
-    """Give LoRA's second factors, which start at 0, small random values: while they are 0 the first ones have no gradient."""
+    """Initialise LoRA's B factors with small random values: while they are 0, the A factors have no gradient."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -147,8 +145,8 @@ def randomise(factors: Mapping[str, Any]) -> None:
                 factor.copy_(torch.randn(factor.shape, generator=generator) * 0.01)
 
 
-def taken_gradients(model: Any, prefix: str = "") -> dict[str, Any]:
-    """The parameters' gradients, copied and cleared; by their names without `prefix`."""
+def pop_gradients(model: Any, prefix: str = "") -> dict[str, Any]:
+    """Copy and clear the gradients; keys are parameter names without `prefix`."""
     gradients = {
         name.removeprefix(prefix): parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -178,7 +176,7 @@ class Theirs:
             checkpointing=method.checkpointing,
             adapters=adapters(method),
         )
-        take_over(self.trainer.model, ours.factors)
+        copy_factors(self.trainer.model, ours.factors)
         tensors = {
             "prompt_ids": batch.token_ids[:, :starts],
             "prompt_mask": batch.token_ids[:, :starts].new_ones(batch.size, starts),
@@ -194,7 +192,7 @@ class Theirs:
         """As `Ours.gradient`."""
         from stages.engine.adapters import PREFIX
 
-        return trl_side.losses(self.trainer, self.shifted), taken_gradients(self.trainer.model, PREFIX)
+        return trl_side.losses(self.trainer, self.shifted), pop_gradients(self.trainer.model, PREFIX)
 
     def run(self) -> float:
         trl_side.update(self.trainer, self.batch)
@@ -210,28 +208,28 @@ def adapters(method: Method) -> Any:
     return LoraConfig(r=method.rank, lora_alpha=method.alpha, target_modules="all-linear", lora_dropout=0.0, bias="none")
 
 
-def take_over(model: Any, factors: Mapping[str, Any]) -> None:
+def copy_factors(model: Any, factors: Mapping[str, Any]) -> None:
     """Copy our LoRA factors into TRL's model."""
     from stages.engine.adapters import PREFIX
 
     theirs = {name.removeprefix(PREFIX): value for name, value in model.named_parameters() if value.requires_grad}
     if factors and set(theirs) != set(factors):
-        raise DisagreementError(f"other factors are trained: {sorted(set(theirs) ^ set(factors))[:4]}")
+        raise DisagreementError(f"different LoRA factors are trained: {sorted(set(theirs) ^ set(factors))[:4]}")
     for name, factor in factors.items():
         theirs[name].data.copy_(factor.detach())
 
 
 def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]) -> dict[str, float]:
-    """Relative differences: of the losses; of all gradients as one vector; the largest of any parameter's, by its norm."""
+    """Relative differences of the losses, of the concatenated gradients, and the largest of any parameter's gradient."""
     (loss, gradients), (their_loss, their_gradients) = mine, other
     if set(gradients) != set(their_gradients):
         raise DisagreementError(f"gradients of different parameters: {sorted(set(gradients) ^ set(their_gradients))[:4]}")
     apart = {name: float((value - their_gradients[name]).norm()) for name, value in gradients.items()}
     norms = {name: float(value.norm()) for name, value in gradients.items()}
-    whole = sum(value**2 for value in apart.values()) ** 0.5 / sum(value**2 for value in norms.values()) ** 0.5
+    relative = sum(value**2 for value in apart.values()) ** 0.5 / sum(value**2 for value in norms.values()) ** 0.5
     return {
         "loss": abs(loss - their_loss) / abs(their_loss),
-        "gradient": whole,
+        "gradient": relative,
         "gradient_of_any_parameter": max(apart[name] / norms[name] for name in apart if norms[name] > 0),
         "gradient_norm": sum(value**2 for value in norms.values()) ** 0.5,
     }
@@ -241,13 +239,13 @@ def check(difference: dict[str, float], where: str, tolerance: float = TOLERANCE
     """Raise DisagreementError if the two sides' losses or gradients differ by more than `tolerance`."""
     if max(difference["loss"], difference["gradient"]) > tolerance:
         raise DisagreementError(
-            f"{where}: loss and gradient differ from TRL's by {difference['loss']:.2g} and {difference['gradient']:.2g}, "
-            f"relatively (at most {tolerance:g}); times of different computations are not compared"
+            f"{where}: relative differences from TRL's loss and gradient are {difference['loss']:.2g} and "
+            f"{difference['gradient']:.2g} (at most {tolerance:g}), so their times cannot be compared"
         )
 
 
 def candidates(options: Options, size: str, ours: Ours, group: int) -> list[Callable[[], Side]]:
-    """TRL's settings to choose from: micro-batches and attention kernel."""
+    """TRL's candidate settings: micro-batches and attention kernel."""
 
     def candidate(accumulate: int, attention: str) -> Side:
         other = Theirs(options, size, ours, group, accumulate, attention)

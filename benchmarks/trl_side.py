@@ -1,12 +1,12 @@
-"""TRL's side of a comparison: its GRPOTrainer, driven step by step, at what is its best setting on the machine.
+"""TRL's side of a comparison: its GRPOTrainer, driven step by step, at its fastest setting on this machine.
 
 Same weights, tokenizer, threads and precision; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the
 full support, no KL term. Logging, saving and evaluation are off, and gradient checkpointing where ours is. Attention kernel,
 cache and micro-batch are chosen by trial (`measure.fastest`).
 
-Multi-turn episodes go through TRL's own tool loop (`environment_factory`). It needs a chat template that renders tool calls and
-a parser for them, which the shipped tokenizer does not have: `tool_tokenizer` adds both such that the tokens are those of the
-shipped template, a tool's answer taking the place of the user's message.
+Multi-turn episodes use TRL's tool loop (`environment_factory`). It needs a chat template that renders tool calls and a parser for
+them; `tool_tokenizer` adds both to the shipped tokenizer so that the tokens equal those of the shipped template, with tool
+responses in place of user messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def available() -> str:
-    """Why TRL cannot be run here, "" if it can."""
+    """Why TRL is unavailable; "" if it is available."""
     try:
         import trl  # noqa: F401
     except ImportError as error:
@@ -41,7 +41,7 @@ def available() -> str:
 
 
 def tool_tokenizer(tokenizer: Any, is_action: Callable[[str], bool]) -> Any:
-    """`tokenizer` with tool calls: a message for which `is_action` holds calls the tool with its whole text."""
+    """`tokenizer` with tool calls: a message for which `is_action` holds is a tool call with its full text."""
 
     def parse_response(ids: Sequence[int], **_: Any) -> dict[str, Any]:
         text = tokenizer.decode(ids, skip_special_tokens=True).strip()
@@ -51,14 +51,14 @@ def tool_tokenizer(tokenizer: Any, is_action: Callable[[str], bool]) -> Any:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     tokenizer.chat_template = TEMPLATE
-    # TRL looks whether there is one before it asks the tokenizer to parse.
+    # TRL checks that it exists before it calls parse_response.
     tokenizer.response_template = {}
     tokenizer.parse_response = parse_response
     return tokenizer
 
 
 def configuration(options: Options, **settings: Any) -> Any:
-    """A GRPOConfig with the rules of the comparison and `settings`."""
+    """A GRPOConfig with the fixed settings of the comparison and `settings`."""
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -109,9 +109,9 @@ def make_trainer(
 ) -> Any:
     """A GRPOTrainer ready for `rollout` and `update`.
 
-    rows: episodes of one iteration, in groups of `group`, trained in `accumulate` micro-batches; completion: most tokens after
-    the prompt (and Dr. GRPO's divisor); prompts: the dataset's rows; generation: passed to transformers' `generate`; weights:
-    precision they are held in; adapters: peft's configuration, for LoRA.
+    rows: episodes per iteration, in groups of `group`, trained in `accumulate` micro-batches; completion: maximum tokens
+    after the prompt (and Dr. GRPO's divisor); prompts: dataset rows; generation: arguments of transformers' `generate`;
+    weights: their precision; adapters: peft's configuration, for LoRA.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
@@ -154,17 +154,17 @@ def make_trainer(
 
 
 def rollout(trainer: Any, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """TRL's rollout and scoring of its dataset's rows, one for each episode: the batch that it trains on."""
+    """TRL's rollout and scoring of dataset rows, one per episode; returns its training batch."""
     return trainer._generate_and_score_completions([dict(prompt) for prompt in prompts])
 
 
 def action_tokens(batch: dict[str, Any]) -> int:
-    """Tokens of the batch that the policy drew."""
+    """Number of tokens sampled from the policy."""
     return int((batch["completion_mask"] * batch["tool_mask"]).sum())
 
 
 def losses(trainer: Any, batch: dict[str, Any]) -> float:
-    """Forward and backward of all micro-batches; the loss, its gradient added to the parameters'."""
+    """Forward and backward of all micro-batches; returns the loss."""
     from trl.trainer.utils import split_tensor_dict
 
     total = 0.0
@@ -176,7 +176,7 @@ def losses(trainer: Any, batch: dict[str, Any]) -> float:
 
 
 def update(trainer: Any, batch: dict[str, Any]) -> float:
-    """One optimiser step as `Trainer` does it, without its bookkeeping."""
+    """One optimiser step as in `Trainer`, without its bookkeeping."""
     trainer.optimizer.zero_grad(set_to_none=True)
     total = losses(trainer, batch)
     trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)

@@ -1,1 +1,1 @@
-"""Pictures of the pages for the documents, and the headless browser that takes them and runs the browser tests."""
+"""Screenshots for the documents, and the headless browser that takes them and runs the browser tests."""

@@ -1,7 +1,7 @@
-"""`python -m screenshots`: the pictures in docs/, taken from the run in this checkout with headless Chromium.
+"""`python -m screenshots`: takes the screenshots in docs/ of the run in this checkout with headless Chromium.
 
-Run `make lifecycle` first. Servers that are not running are started for the occasion. `--only NAME ...` takes some of them; the
-names are those of the files in docs/screenshots. The documents' block `screenshots` then shows the pictures that are there.
+Run `make lifecycle` first. Servers that are not running are started temporarily. `--only NAME ...` takes some of them, named like
+the files in docs/screenshots. The documents' block `screenshots` is updated.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ SIZE = (1280, 860)
 FAILED = ROOT / ".bellwether" / "screenshots" / "failed.png"
 COLOURS = 160
 LARGEST = 200_000
-"""Bytes of a picture: a page loads all of them."""
+"""Maximum bytes of a screenshot."""
 SETTLE_S, PATIENCE_S = 1.5, 240.0
 GRAPH_S = 8.0
-"""Prefect draws a run's graph on a canvas, whose text the page does not tell."""
+"""Time for Prefect to draw a run's graph, on a canvas whose text cannot be read."""
 
 
 def save(browser: Browser, path: Path) -> None:
-    """What the window shows, as PNG with a palette. Raises RuntimeError if it is too large, or shows next to nothing."""
+    """Save the window as PNG with a palette. Raises RuntimeError if it is too large or nearly empty."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(browser.png())).convert("RGB")
     shades = len(picture.resize((160, 107)).getcolors(160 * 107) or [])
     if shades < 12:
-        raise RuntimeError(f"{path.name} shows {shades} colours: the page was empty")
+        raise RuntimeError(f"{path.name} has only {shades} colours: the page was empty")
     small = picture.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     data = io.BytesIO()
     small.save(data, "PNG", optimize=True)
     if data.tell() > LARGEST:
-        raise RuntimeError(f"{path.name} would have {data.tell():,} bytes, more than {LARGEST:,}; show less of the page")
+        raise RuntimeError(f"{path.name} has {data.tell():,} bytes (at most {LARGEST:,}); show less of the page")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.getvalue())
     print(f"screenshots: {path.relative_to(ROOT)}, {data.tell() / 1e3:.0f} kB")
 
 
 def wait_for(browser: Browser, *texts: str) -> None:
-    """Until the page shows all of `texts` and stands still. Raises RuntimeError naming what it does not show."""
+    """Wait until the page shows all of `texts` and stops changing. Raises RuntimeError naming the missing texts."""
     deadline = time.monotonic() + PATIENCE_S
     shown = ""
     while True:
@@ -63,25 +63,23 @@ def wait_for(browser: Browser, *texts: str) -> None:
         if time.monotonic() > deadline:
             FAILED.parent.mkdir(parents=True, exist_ok=True)
             FAILED.write_bytes(browser.png())
-            raise RuntimeError(
-                f"{browser.driver.current_url} does not show {lacking or 'a page that stands still'}; see {FAILED}"
-            )
+            raise RuntimeError(f"{browser.driver.current_url} does not show {lacking or 'a stable page'}; see {FAILED}")
         time.sleep(SETTLE_S)
 
 
 def take_report(browser: Browser, names: Sequence[str]) -> None:
     path = ROOT / "reports" / "report.html"
     if not path.exists():
-        raise RuntimeError("there is no reports/report.html; run 'make lifecycle' first")
+        raise RuntimeError("reports/report.html does not exist; run 'make lifecycle' first")
     browser.view((SIZE[0], 1180))
     browser.open(path)
     save(browser, ROOT / FOLDER / "report.png")
 
 
 def mlflow_runs(address: str) -> tuple[str, str, str, Any]:
-    """(experiment's id, the newest lifecycle's id in which RL was executed and finished, that run's id, one of its traces).
+    """(experiment id, id of the newest lifecycle with a finished rl run, id of that run, a trace of the lifecycle).
 
-    Raises RuntimeError if there is no such lifecycle, or it has no trace.
+    Raises RuntimeError if there is none.
     """
     import mlflow
 
@@ -115,7 +113,7 @@ style.textContent = '.modebar-container, .modebar { display: none !important }';
 document.head.append(style);
 """
 LOG_IN = "localStorage.setItem('prefect-password', btoa(arguments[0]))"
-"""As the login of Prefect's UI does; where the server wants no password, it changes nothing."""
+"""Logs in to Prefect's UI; no effect if the server has no password."""
 CLICK_TEXT = """
 const leaves = [...document.querySelectorAll('*')].filter(item => !item.children.length);
 leaves.find(item => item.textContent.trim() === arguments[0]).click();
@@ -123,7 +121,7 @@ leaves.find(item => item.textContent.trim() === arguments[0]).click();
 
 
 def show(browser: Browser, page: str, *texts: str) -> None:
-    """A page of MLflow's, loaded anew and without its chat."""
+    """Load a page of MLflow, without its chat panel."""
     browser.open("about:blank")
     browser.open(page)
     wait_for(browser, *texts)
@@ -155,7 +153,7 @@ def take_mlflow(browser: Browser, names: Sequence[str]) -> None:
 
 
 def newest_flow_run(address: str) -> str | None:
-    """Id of the newest completed run of the flow `lifecycle`."""
+    """The id of the newest completed run of the flow `lifecycle`."""
     import flows  # noqa: F401  (Prefect's settings for this checkout)
 
     os.environ["PREFECT_API_URL"] = f"{address}/api"
@@ -178,7 +176,7 @@ def newest_flow_run(address: str) -> str | None:
 
 
 def take_prefect(browser: Browser, names: Sequence[str]) -> None:
-    """A flow run that is there, else one made now: of a finished pipeline, it takes seconds."""
+    """An existing flow run, else a new one, which takes seconds for a finished pipeline."""
     with prefect_server(ROOT) as address:
         run = newest_flow_run(address)
         if run is None:
@@ -196,9 +194,9 @@ def take_prefect(browser: Browser, names: Sequence[str]) -> None:
 
 
 CAPTIONS = {
-    "report": "The report: figures, results with verdicts, what changed, what it cost, episodes",
-    "mlflow-runs": "MLflow: one parent run per lifecycle, a child per stage and domain",
-    "mlflow-charts": "MLflow: the curves of an RL run",
+    "report": "The report: figures, results with paired tests, changes, cost, episodes",
+    "mlflow-runs": "MLflow: a parent run per lifecycle, a child per stage and domain",
+    "mlflow-charts": "MLflow: curves of an RL run",
     "mlflow-trace": "MLflow: an episode as a trace, turn by turn",
     "prefect-run": "Prefect: a lifecycle as a flow run",
 }
@@ -211,7 +209,7 @@ TAKERS: dict[Callable[[Browser, Sequence[str]], None], tuple[str, ...]] = {
 
 
 def pictures(root: Path, document: Path) -> str:
-    """The pictures that exist, two beside each other, each linked to itself in full size."""
+    """The existing screenshots, two per row, each linked to its full size."""
     lines = []
     for name, caption in CAPTIONS.items():
         path = FOLDER / f"{name}.png"
@@ -222,7 +220,7 @@ def pictures(root: Path, document: Path) -> str:
 
 
 def documents_with_pictures(root: Path) -> dict[Path, str]:
-    """What the documents with the block `screenshots` should be, by path relative to `root`."""
+    """The documents with the block `screenshots` updated, by path relative to `root`."""
     return filled(root, {"screenshots": lambda document: pictures(root, document)})
 
 
@@ -230,10 +228,10 @@ def main() -> int:
     every = list(CAPTIONS)
     from selenium.common.exceptions import WebDriverException
 
-    parser = argparse.ArgumentParser(prog="python -m screenshots", description="Take the pictures of the run in this checkout.")
-    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"some of: {', '.join(every)}")
+    parser = argparse.ArgumentParser(prog="python -m screenshots", description="Take screenshots of the run in this checkout.")
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=f"names: {', '.join(every)}")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the browser is ended too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # to end the browser, too
     failed = False
     for take, names in TAKERS.items():
         if wanted := [name for name in names if name in options.only]:

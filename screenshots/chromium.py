@@ -1,7 +1,7 @@
-"""Headless Chromium through selenium: a fresh profile, nothing fetched from outside, the console's messages kept.
+"""Headless Chromium through selenium, with a fresh profile, without network access, with its console messages.
 
-Needs Debian's packages chromium and chromium-driver (or Chrome and a chromedriver of its version on the path) and the package
-selenium, which the extra `dev` brings.
+Needs Debian's packages chromium and chromium-driver (or Chrome and a matching chromedriver on the path) and selenium (extra
+`dev`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRIVERS = ("chromedriver",)
 HOW_TO_GET = "apt-get install chromium chromium-driver"
 FLAGS = (
     "--headless=new",
-    "--no-sandbox",  # Chromium's own sandbox does not start for root; these pages are ours
+    "--no-sandbox",  # Chromium's sandbox does not start for root
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-quic",
@@ -38,7 +38,7 @@ FLAGS = (
     "--no-pings",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    "--proxy-server=127.0.0.1:9",  # nobody listens there: what is not on this machine cannot be reached
+    "--proxy-server=127.0.0.1:9",  # nothing listens there, so other machines cannot be reached
     "--proxy-bypass-list=127.0.0.1;localhost",
 )
 PHONE = (390, 844)
@@ -50,7 +50,7 @@ def found(names: tuple[str, ...]) -> str | None:
 
 
 def lacking() -> str:
-    """What is missing for a browser to start, and how to get it; "" if nothing is."""
+    """What is missing to start a browser, and how to install it; "" if nothing is."""
     missing = []
     if found(BROWSERS) is None:
         missing.append("chromium")
@@ -66,20 +66,20 @@ def lacking() -> str:
 
 
 class Browser:
-    """A selenium driver with what pages are looked at with: size, colour scheme, the console's errors."""
+    """A selenium driver with window size, colour scheme and console errors."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
-        self.forgiven = ""
-        """Pattern of the console's errors that do not count: a page that is not ours may have some of its own."""
+        self.ignored = ""
+        """Pattern of console errors to ignore, for third-party pages."""
         self._messages: list[dict[str, Any]] = []
 
     def open(self, address: str | Path) -> None:
-        """Open a URL, or a file by its path, and wait until it is loaded."""
+        """Open a URL or a file and wait until it is loaded."""
         self.driver.get(address.resolve().as_uri() if isinstance(address, Path) else address)
 
     def view(self, size: tuple[int, int] = DESK, dark: bool = False, scale: float = 1.0) -> None:
-        """Width and height in CSS pixels (below 500 wide: a touch screen), colour scheme, device pixels per CSS pixel."""
+        """Set width and height in CSS pixels (mobile below a width of 500), colour scheme, device pixels per CSS pixel."""
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -88,32 +88,32 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, motion]})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The value of a piece of JavaScript in the page."""
+        """Run JavaScript in the page and return its value."""
         return self.driver.execute_script(script, *arguments)
 
     def errors(self) -> list[str]:
-        """Errors on the console since the start, failed loads included."""
+        """Console errors since the start, including failed loads."""
         self._messages += self.driver.get_log("browser")
         texts = [message["message"] for message in self._messages if message["level"] == "SEVERE"]
-        return [text for text in texts if not (self.forgiven and re.search(self.forgiven, text))]
+        return [text for text in texts if not (self.ignored and re.search(self.ignored, text))]
 
     def png(self) -> bytes:
-        """What the window shows."""
+        """A screenshot of the window."""
         return self.driver.get_screenshot_as_png()
 
 
 @contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A browser with an empty profile of its own, ended with all its processes at the end.
+    """A browser with an empty profile; all its processes end with the context.
 
-    Raises RuntimeError that says what to install where browser, driver or selenium are missing.
+    Raises RuntimeError naming what to install if browser, driver or selenium are missing.
     """
     if missing := lacking():
         raise RuntimeError(missing)
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    os.environ.setdefault("SE_OFFLINE", "true")  # selenium would look for drivers on the network
+    os.environ.setdefault("SE_OFFLINE", "true")  # otherwise selenium looks for drivers on the network
     os.environ.setdefault("SE_AVOID_STATS", "true")
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         options = webdriver.ChromeOptions()

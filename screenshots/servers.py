@@ -1,4 +1,4 @@
-"""The servers whose pages are photographed: those that are running, else ones started on free ports and ended afterwards."""
+"""The servers for screenshots: running ones, else temporary ones on free ports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def answers(address: str) -> bool:
-    """Whether a server answers there with anything but an error of its own."""
+    """Whether a server responds without a server error (5xx)."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(address, timeout=5):
@@ -37,9 +37,9 @@ def answers(address: str) -> bool:
 
 @contextmanager
 def serving(command: list[str], ready: str, log: Path, environment: dict[str, str], root: Path) -> Iterator[None]:
-    """`command` while the body runs, from when `ready` answers; all of it is ended afterwards, and when this process is killed.
+    """Run `command` during the body, once `ready` responds; its processes end afterwards and if this process is killed.
 
-    Raises RuntimeError with the end of its log if it ends early or does not answer.
+    Raises RuntimeError with the end of its log if it exits early or does not respond.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
@@ -55,8 +55,8 @@ def serving(command: list[str], ready: str, log: Path, environment: dict[str, st
         deadline = time.monotonic() + READY_S
         while not answers(ready):
             if process.poll() is not None or time.monotonic() > deadline:
-                said = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-                raise RuntimeError(f"'{' '.join(command)}' does not answer at {ready}; the end of {log}:\n{said}")
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+                raise RuntimeError(f"'{' '.join(command)}' does not respond at {ready}; the end of {log}:\n{tail}")
             time.sleep(0.2)
         yield
     finally:
@@ -66,14 +66,14 @@ def serving(command: list[str], ready: str, log: Path, environment: dict[str, st
 
 @contextmanager
 def mlflow_server(root: Path) -> Iterator[str]:
-    """Address of MLflow: MLFLOW_TRACKING_URI if it is a server's, else a UI over the store that the stages write."""
+    """Address of MLflow: MLFLOW_TRACKING_URI if it is a server, else a temporary UI for the local store."""
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
     if given.startswith("http"):
         yield given.rstrip("/")
         return
     store = given or f"sqlite:///{root / 'mlflow.db'}"
     if not given and not (root / "mlflow.db").exists():
-        raise RuntimeError("there is no mlflow.db; run 'make lifecycle' first, with tracking on")
+        raise RuntimeError("mlflow.db does not exist; run 'make lifecycle' first, with tracking on")
     address = f"http://{HOST}:{(port := free_port())}"
     command = [sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--allowed-hosts", f"{HOST}:{port}"]
@@ -85,7 +85,7 @@ def mlflow_server(root: Path) -> Iterator[str]:
 
 @contextmanager
 def prefect_server(root: Path) -> Iterator[str]:
-    """Address of Prefect: PREFECT_API_URL, else what listens where `make serve` does, else a server over .prefect here."""
+    """Address of Prefect: PREFECT_API_URL, else a server on the port of `make serve`, else a temporary server for .prefect."""
     given = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or f"http://{HOST}:4200"
     if answers(f"{given}/api/health"):
         yield given
@@ -94,7 +94,7 @@ def prefect_server(root: Path) -> Iterator[str]:
 
     address = f"http://{HOST}:{(port := free_port())}"
     command = [sys.executable, "-m", "flows.local_server", "prefect", "--port", str(port)]
-    # The UI's files name the server they talk to.
+    # The UI has its server's address built in.
     environment = {"PREFECT_UI_API_URL": f"{address}/api", "PREFECT_API_URL": f"{address}/api"}
     log = root / ".bellwether" / "screenshots" / "prefect.log"
     with serving(command, f"{address}/api/health", log, environment, root):

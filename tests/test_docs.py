@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
-from stages.annotation.settings import Annotate
 from stages.params import ROOT, ParamsError, check_domains, load_params, parse_params
 from stages.records.sections import deep_merge
 
@@ -87,8 +86,8 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/curation/raw.py", "must be a non-empty string, not"),
         ("stages/runtime/checkpoints.py", "cannot be read"),
         ("stages/reporting/keep.py", "these stages are not up to date with params.yaml, data and code:"),
-        ("stages/reporting/keep.py", "nothing was added"),
-        ("stages/reporting/sections/cost.py", "No times yet: make keep keeps this run with what was measured."),
+        ("stages/reporting/keep.py", "nothing added"),
+        ("stages/reporting/sections/cost.py", "No times yet: 'make keep' stores this run with its measurements."),
         ("tests/browser/conftest.py", "left out: tests in a real browser"),
     ],
 )
@@ -112,10 +111,15 @@ def test_a_page_shows_the_pictures_that_are_there() -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == text, "run 'python -m screenshots'"
 
 
-def test_annotation_settings_of_papers_are_accepted() -> None:
-    """Contract: the settings that docs/annotation.md gives for published methods are valid, and none is the default."""
+def test_profiles_of_methods_are_those_of_the_documentation() -> None:
+    """Contract: profiles/methods has the settings that docs/annotation.md gives for published methods; each file there is valid
+    over params.yaml, and none is the default."""
+    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    profiles = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "profiles/methods").glob("*.yaml"))]
+    for overlay in profiles:
+        assert parse_params(deep_merge(shipped, overlay)) != parse_params(shipped)
     text = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]+ \| `(\{.*?\})`", text, re.M)
     assert len(rows) == 9
     for settings in rows:
-        assert Annotate.model_validate(yaml.safe_load(settings)) != Annotate()
+        assert {"annotate": yaml.safe_load(settings)} in profiles

@@ -86,6 +86,24 @@ def test_mistakes_are_said_with_file_and_line(
     assert "Traceback" not in output
 
 
+def test_stages_name_the_file_and_line_of_a_wrong_result(package: Path) -> None:
+    """Contract: not only `check`, but whatever plays an outside environment gets ParamsError, which stages print."""
+    path = package / "maze_plugin" / "maze.py"
+    path.write_text(path.read_text().replace("class MazeEnvironment(ValueEnvironment[MazeState]):\n", RESET))
+    code = (
+        "import sys; from pathlib import Path; from stages.environments.registry import open_domain\n"
+        "domain = open_domain('maze'); folder = Path(sys.argv[1]); tasks = domain.build(list(domain.recipes(3, 0)), folder, 1)\n"
+        "try: domain.make(folder).reset(tasks[0])\n"
+        "except ValueError as error: print(type(error).__name__, error)"
+    )
+    command = [sys.executable, "-c", code, str(package / "built")]
+    environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ParamsError")
+    assert "reset returned str, not Observation" in done.stdout
+    assert "maze.py:" in done.stdout
+
+
 @pytest.mark.parametrize(("part", "group"), [("environments", "domains"), ("algorithms", "algorithms"), ("merging", "mergers")])
 def test_an_unknown_name_says_how_to_install_a_plugin(package: Path, part: str, group: str) -> None:
     done = checked(package, part, "nothing_of_the_kind")

@@ -23,7 +23,7 @@ def test_a_server_answers_inside_and_is_gone_afterwards(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no such store'); raise SystemExit(3)"]
     with (
-        pytest.raises(RuntimeError, match=r"does not answer at http://127\.0\.0\.1:9/; the end of .*log:\nno such store"),
+        pytest.raises(RuntimeError, match=r"does not respond at http://127\.0\.0\.1:9/; the end of .*log:\nno such store"),
         serving(command, f"http://{HOST}:9/", tmp_path / "log", {}, ROOT),
     ):
         raise AssertionError("the body must not run")

@@ -158,7 +158,7 @@ def test_the_critic_must_suit_a_domains_returns() -> None:
         check_returns(resolve(Rl.model_validate({"algorithm": "archer", "critic": section})).rl, -6.0, 0.0)
     rl = resolve(Rl.model_validate({"algorithm": "archer", "critic": {"head": {"loss": "two_hot"}}})).rl
     check_returns(rl, 0.0, 1.0)
-    with pytest.raises(ParamsError, match="returns lie in"):
+    with pytest.raises(ParamsError, match="returns are in"):
         check_returns(rl, -6.0, 0.0)
 
 

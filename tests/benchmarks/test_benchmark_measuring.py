@@ -82,7 +82,7 @@ def test_exponents_are_those_of_power_laws():
 def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     result = Result("s", "x", "seconds", [sample(1, 1.0)], [sample(1, 2.0)]).raw()
     outcomes = {"merge": {"results": {"merge_ram": result}}, "mcts": {"results": {"mcts": result}}}
-    monkeypatch.setattr(suite, "measure_apart", lambda name, options: outcomes[name])
+    monkeypatch.setattr(suite, "measure_in_process", lambda name, options: outcomes[name])
     options = Options(Path(__file__).parents[2], tmp_path)
     assert suite.run(["merge"], options, tmp_path) == []
     assert suite.run(["mcts"], options, tmp_path) == []
@@ -92,10 +92,10 @@ def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pyt
     raw = json.loads((tmp_path / "raw.json").read_text())
     assert raw["scenarios"]["mcts"]["repeats"]["ours"] == [{"amount": 1, "wall_s": 1.0, "cpu_s": 1.0}]
     assert {"commit", "cpu", "nproc", "threads", "versions"} <= set(raw["machine"])
-    assert "our time in" not in documents.block(raw, Path("docs/benchmarks.md"))
+    assert "share of our time" not in documents.block(raw, Path("docs/benchmarks.md"))
     raw["tables"]["profiles"] = {"rows": [{"scenario": "mcts", "attention": 0.25, "python": 0.75}]}
     text = documents.block(raw, Path("docs/benchmarks.md"))
-    assert "| our time in | attention | python |\n|---|---:|---:|\n| `mcts` | 25 % | 75 % |" in text
+    assert "| share of our time | attention | python |\n|---|---:|---:|\n| `mcts` | 25 % | 75 % |" in text
     assert "| `mcts` | 1 | 2 | s | **2** (2 to 2) | x |" in text
     assert documents.figure(raw).startswith("<svg")
 
@@ -106,7 +106,7 @@ def test_a_scenario_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, 
             raise RuntimeError("merge failed")
         return {"skipped": "nothing here"}
 
-    monkeypatch.setattr(suite, "measure_apart", outcome)
+    monkeypatch.setattr(suite, "measure_in_process", outcome)
     options = Options(Path(__file__).parents[2], tmp_path)
     assert suite.run(["merge", "noop_repro"], options, tmp_path) == ["merge failed"]
     assert json.loads((tmp_path / "raw.json").read_text())["skipped"] == {"noop_repro": "nothing here"}

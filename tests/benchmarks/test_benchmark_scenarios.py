@@ -93,7 +93,7 @@ def test_a_training_step_that_disagrees_is_refused():
     gradient = {"w": torch.ones(4)}
     difference = train_step.disagreement((1.0, gradient), (1.0, {"w": torch.tensor([1.0, 1.0, 1.0, 1.001])}))
     assert difference["gradient"] == pytest.approx(0.0005, rel=1e-3)
-    with pytest.raises(train_step.DisagreementError, match="not compared"):
+    with pytest.raises(train_step.DisagreementError, match="cannot be compared"):
         train_step.check(difference, "here")
 
 
@@ -133,7 +133,7 @@ def test_annotation_by_parts(options: Options):
 
 
 def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
-    seen = rl_iteration.Seen()
+    seen = rl_iteration.RunStatistics()
     side = rl_iteration.ours(options, tasks, seen)
     before = [parameter.detach().clone() for parameter in side.model.parameters()]
     assert side.run() == 1
@@ -145,7 +145,7 @@ def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
 @pytest.mark.usefixtures("_with_trl")
 def test_rl_iteration_theirs(options: Options, tasks: search_domain.SearchTasks):
     """Contract: TRL plays the search environment to its end: at most its turns, at most so many tokens each."""
-    seen, rl = rl_iteration.Seen(), rl_iteration.section(options, tasks)
+    seen, rl = rl_iteration.RunStatistics(), rl_iteration.section(options, tasks)
     assert rl_iteration.theirs(options, tasks, seen).run() == 1
     most = rl.tasks_per_step * rl.group_size * tasks.domain.settings.max_turns * rl.sampling.max_tokens
     assert 0 < seen.action_tokens[0] <= most
@@ -168,7 +168,7 @@ def test_merges_of_both_sides(options: Options):
     folder = options.scratch / "merge"
     folders = merge.make_models(options, merge.SMALL, folder)
     try:
-        merge.out_of_cache(folders)
+        merge.drop_page_cache(folders)
         measured = merge.run_once(options, "ours", "ties", folders, keep=True)
         assert measured["wall_s"] > 0
         assert measured["peak_rss_bytes"] >= measured["peak_anonymous_bytes"] > 0
@@ -178,7 +178,7 @@ def test_merges_of_both_sides(options: Options):
         assert merge.difference("ties", folders) <= merge.TOLERANCE
         shutil.rmtree(merge.merged_folder(folders, "theirs"))
         shutil.copytree(folders[1], merge.merged_folder(folders, "theirs"))
-        with pytest.raises(merge.DisagreementError, match="not compared"):
+        with pytest.raises(merge.DisagreementError, match="cannot be compared"):
             merge.difference("ties", folders)
     finally:
         shutil.rmtree(folder)
@@ -188,7 +188,7 @@ def test_start_up(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
     for scenario in (startup.noop_repro, startup.noop_lifecycle):
-        with pytest.raises(startup.SkippedError, match="no DVC checkout"):
+        with pytest.raises(startup.SkippedError, match="not a DVC checkout"):
             scenario(Options(options.scratch, options.scratch))
 
 

@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def browser() -> Iterator[Browser]:
     """A browser with an empty profile, 1280 pixels wide, light. A test fails at its end if the console holds an error that
-    `browser.forgiven` does not match."""
+    `browser.ignored` does not match."""
     with open_browser() as opened:
         opened.view()
         yield opened

@@ -29,7 +29,7 @@ def test_it_sees_errors_sizes_and_colour_schemes(browser: Browser, tmp_path: Pat
         "ERR_PROXY_CONNECTION_FAILED",
     ]
     assert len(errors) == 2
-    browser.forgiven = "broken|ERR_PROXY"
+    browser.ignored = "broken|ERR_PROXY"
     assert browser.errors() == []
     browser.view(PHONE, dark=True)
     assert browser.run("return innerWidth") == PHONE[0]

@@ -55,7 +55,7 @@ def opened(browser: Any, address: str, *texts: str) -> str:
 
 
 def test_parent_children_and_a_trace_are_there_to_be_seen(browser: Any, tracked: Server) -> None:
-    browser.forgiven = "."  # what MLflow's own page says on the console is not ours
+    browser.ignored = "."  # what MLflow's own page says on the console is not ours
     found = runs(tracked)
     parent, child = found["lifecycle"], found["rl@search"]
     trace = tracked.client.search_traces(locations=[tracked.experiment])[0]

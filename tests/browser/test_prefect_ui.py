@@ -61,7 +61,7 @@ def test_both_uis_ask_for_the_password_and_work_with_it(
     page: str, refusal: str, browser: Browser, prefect: SimpleNamespace
 ) -> None:
     """Contract: without the password the UI shows a login and nothing of the runs; with it, what it always shows."""
-    browser.forgiven = "."  # 401s are what is looked for, and Prefect's own pages say more
+    browser.ignored = "."  # 401s are what is looked for, and Prefect's own pages say more
     browser.open(f"{prefect.address}/{page}")
     log_in(browser, "bellwether:guess")
     shows(browser, refusal)
@@ -85,7 +85,7 @@ def foreign(tmp_path: Path) -> Iterator[str]:
 
 def test_a_page_of_another_origin_gets_nothing(browser: Browser, prefect: SimpleNamespace, foreign: str) -> None:
     """Contract: a page that the user looks at beside the UI, logged in, reads nothing and starts nothing."""
-    browser.forgiven = "."
+    browser.ignored = "."
     browser.open(prefect.address)
     browser.run("localStorage.setItem('prefect-password', btoa(arguments[0]))", prefect.password)
     browser.open(foreign)

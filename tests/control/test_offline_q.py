@@ -144,8 +144,8 @@ def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkey
     ("changes", "reason"),
     [
         ({"game": {"letters": 1, "alphabet": 3, "words": 4}}, "there are 3; lower words"),
-        ({"head": {"loss": "hl_gauss", "v_min": -2.0, "v_max": 2.0}}, "discounted returns lie in"),
-        ({"noise": 3.0}, "v_max at least"),
+        ({"head": {"loss": "hl_gauss", "v_min": -2.0, "v_max": 2.0}}, "discounted returns are in"),
+        ({"noise": 3.0}, "v_max to at least"),
     ],
 )
 def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -438,8 +439,8 @@ def test_a_search_with_a_policy_from_its_steps_to_its_results(
     tasks = choose_tasks(root, "search", parse_search(values), tmp_path / "worlds").search
     teach(root / "data/models/sft", [task.prompt for task in tasks], f"answer {tasks[0].spec['answer']}")
     monkeypatch.setenv("BELLWETHER_TRACKING", "off")
-    monkeypatch.setattr(flow, "echo", lambda: print)
-    monkeypatch.setattr(flow, "run_name", lambda: "a search")
+    monkeypatch.setattr(flow, "logger", lambda: print)
+    monkeypatch.setattr(flow, "environment", lambda **variables: {**os.environ, **variables})
     monkeypatch.chdir(root)
 
     def next_step(*news: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ CARD = Card(
     "an episode, which Adam evens out and max_grad_norm does not",
     reduces_to="inv_temp to 0: behaviour cloning of the records; expectile 0.5: V is the mean of the records' Q; to 1: the best "
     "recorded action's",
-    tested_by="tests/algorithms/test_archer.py, tests/values/test_utterance.py, tests/training/test_archer.py",
+    tested_by="tests/algorithms/test_archer.py, tests/values/test_turn_critic.py, tests/training/test_archer.py",
     switch="rl.algorithm: archer_offline",
 )
 

@@ -380,7 +380,7 @@ def test_datasets_reads_every_file(source: Path, tmp_path: Path, chat: Chat, mon
             ["episodes", "--domain", "search", "--source", "demonstrations", "--format", "tokens", "--to", "a.jsonl"],
             "has no tokens: demonstrations get theirs from the model",
         ),
-        (["model", "mergd", "--to", "m"], "there is no model 'mergd'; did you mean 'merged'?"),
+        (["model", "mergd", "--to", "m"], "unknown model 'mergd'; did you mean 'merged'?"),
         (["model", "merged", "--to", "data"], "data is there already"),
     ],
 )

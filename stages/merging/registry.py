@@ -17,7 +17,7 @@ from stages.merging import methods
 from stages.merging.contract import Merger
 from stages.merging.settings import MergeError, MergeParams, MergeSettings
 from stages.records.card import Card
-from stages.runtime.installed import Group
+from stages.runtime.installed import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")
@@ -54,7 +54,7 @@ def _merger(method: str, found: Any) -> Merger:
     lacking = [name for name in ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor") if not hasattr(made, name)]
     if lacking:
         raise MergeError(
-            f"merge.method '{method}': {GROUP.place(made)} is not a merger, it lacks {', '.join(lacking)}; "
+            f"merge.method '{method}': {place(made)} is not a merger, it lacks {', '.join(lacking)}; "
             "inherit from stages.plugins.DeltaMethod, or see Merger there (docs/extending.md)"
         )
     return made

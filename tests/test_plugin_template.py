@@ -66,7 +66,7 @@ def test_the_template_imports_the_stable_names_alone() -> None:
         ("maze", '"east" if self._state.x < self._goal[0] else "north"', '"west"', "environments", "maze", "does not succeed"),
         ("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
         ("rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'"),
-        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "it made"),
+        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "it returned"),
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
     ],
 )

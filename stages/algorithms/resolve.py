@@ -58,7 +58,7 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
         _check_unplayed(given, method.card.slug)
     refuse_idle_parts(given, method)
     refuse_idle_keys(given, resolved, method)
-    if method.data in ("episodes", "records"):
+    if method.data in ("episodes", "offline_replay"):
         _check_sampling(resolved)
     for part in parts_of(resolved).values():
         if method.data in part.data:

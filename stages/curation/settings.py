@@ -28,7 +28,7 @@ class Curate(Section):
     near_duplicate: Share = 0.97
     """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
     imports: list[str] = []
-    """Conversations and preference pairs from elsewhere: files below data/raw, which is what DVC watches for curate."""
+    """Demonstrations and preference pairs from elsewhere: files below data/raw (docs/exchange.md)."""
 
     @field_validator("imports")
     @classmethod

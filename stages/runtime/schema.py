@@ -110,7 +110,7 @@ def _words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(map(_words, schema["anyOf"])))
     if "$ref" in schema:
-        return "a section"
+        return "section"
     kind = {"array": "list", "object": "mapping", "boolean": "`true`, `false`"}.get(
         schema.get("type", ""), schema.get("type", "any")
     )
@@ -169,7 +169,7 @@ def page(root: type[BaseModel]) -> str:
         if place:
             lines += [f"## {place}", ""]
             lines += [_summary(section), ""] if _summary(section) else []
-        rows = [key for key in keys(section, place) if key.values != "a section" or key.text]
+        rows = [key for key in keys(section, place) if key.values != "section" or key.text]
         lines += ["| key | values | default | |", "|---|---|---|---|"] if rows else []
         for key in rows:
             needs = f"Needs {key.needs}." if key.needs else ""

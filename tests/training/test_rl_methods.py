@@ -31,7 +31,7 @@ RL: dict[str, Any] = {
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Those that tests/training/test_rl_stage.py trains until they succeed."""
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT)
-"""tests/training/test_archer.py has the one that learns from recorded episodes."""
+"""tests/training/test_archer.py has those that learn from the replay buffer."""
 
 
 def run(context) -> list[dict[str, float]]:

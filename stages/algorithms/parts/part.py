@@ -62,7 +62,7 @@ class Part(Layered):
 
     switch: ClassVar[str] = "kind"
     """The key that is `own` where a method brings a function of its own for the part."""
-    data: ClassVar[tuple[str, ...]] = ("episodes", "records")
+    data: ClassVar[tuple[str, ...]] = ("episodes", "offline_replay")
     """What methods that have this part learn from (stages.algorithms.card.Composition.data)."""
     applies: ClassVar[Condition | None] = None
     """When any key of the part has an effect; None: always."""
@@ -126,7 +126,7 @@ def parts_of(rl: Rl) -> dict[str, Part]:
     return {name: value for name, value in rl if isinstance(value, Part)}
 
 
-SOURCES = {"pairs": "stored pairs", "stored": "recorded episodes"}
+SOURCES = {"pairs": "preference pairs", "offline": "an offline dataset"}
 """Of methods with losses of a kind of their own, by stages.algorithms.card.Composition.data."""
 
 
@@ -142,7 +142,7 @@ def refuse_idle_parts(given: Rl, method: Composition) -> None:
             elif method.data in SOURCES:
                 why = f"learns from {SOURCES[method.data]}, not from what it plays; set it to null"
             else:
-                why = "learns from recorded episodes and plays none; set it to null"
+                why = "learns from an offline dataset and plays nothing; set it to null"
             raise ParamsError(f"rl.{name}.{key} has no effect: algorithm {slug} {why}")
 
 

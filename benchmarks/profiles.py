@@ -1,7 +1,7 @@
-"""profiles: where our own time goes in the scenarios that compare whole pieces of work, as shares of the wall time.
+"""profiles: breakdown of our time in the end-to-end scenarios, as shares of wall time.
 
-One warm run, then one under Python's profiler, which sees every call into torch: what the main thread spends there, several torch
-threads included, is that call's. Environments act in a thread of their own; the main thread's waiting for them is a part.
+One warm-up, then one run under Python's profiler, which attributes the main thread's time to calls into torch (with its threads).
+Environments act in another thread; the time the main thread waits for them is a part.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PARTS = {
     r"|'(copy_|clone|contiguous|reshape|to|float|masked_fill_?|scatter_?|gather|repeat)' of 'torch",
     "waiting for environments": r"'acquire' of '_thread",
 }
-"""What a part's calls are named, first match first; the rest is Python, the drawing of tokens by numpy among it."""
+"""Part -> pattern of function names, first match first; the rest is Python, including token sampling by numpy."""
 
 
 def shares(times: Mapping[str, float]) -> dict[str, float]:
-    """Part -> share of all the time. times: seconds spent in each function itself, by its name."""
+    """Part -> share of the total time. times: seconds in each function itself, by name."""
     found = dict.fromkeys([*PARTS, REST], 0.0)
     for name, seconds in times.items():
         found[next((part for part, pattern in PARTS.items() if re.search(pattern, name)), REST)] += seconds
@@ -51,7 +51,7 @@ def profiled(side: Side) -> dict[str, float]:
 
 
 def sides(options: Options) -> dict[str, Callable[[], Side]]:
-    """What is profiled, each made when its turn comes."""
+    """Scenario -> factory of the side to profile."""
     tasks = search_domain.search_tasks(options, search_domain.weights(options))
     work = rollout_multi_turn.work(options)
     prompt, tasks_per_step, group = options.size(192, 16), options.size(4, 2), options.size(8, 2)

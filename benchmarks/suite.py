@@ -180,7 +180,7 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
         if "table" in outcome:
             scaling.write(out / f"{name}.csv", outcome["table"])
     if not failures and set(names) == set(SCENARIOS):
-        # What no scenario measures any more must not stay.
+        # Drop results of scenarios that no longer exist.
         raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if key in measured}
         write(raw, out)
     return failures

@@ -1,4 +1,4 @@
-"""Prefect flows over the command line of the stages. Prefect's own state stays in .prefect of this checkout."""
+"""Prefect flows over the command line of the stages. Prefect's state is in .prefect of this checkout."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from flows import auth
 
 _HOME = Path(__file__).resolve().parent.parent / ".prefect"
-# Before Prefect is imported, which reads them once. What the caller has set stays.
+# Set before Prefect is imported, which reads them once; the caller's values take precedence.
 for _name, _value in {
     "PREFECT_HOME": str(_HOME),
     "PREFECT_UI_STATIC_DIRECTORY": str(_HOME / "ui"),
@@ -18,5 +18,5 @@ for _name, _value in {
     "DO_NOT_TRACK": "1",
 }.items():
     os.environ.setdefault(_name, _value)
-if "prefect" not in sys.modules:  # else a server would ask for what this process does not know to send
+if "prefect" not in sys.modules:  # too late otherwise: the servers would require a password that this process does not send
     os.environ.update(auth.settings(os.environ))

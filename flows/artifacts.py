@@ -1,6 +1,6 @@
-"""What a run shows in Prefect's UI: a bar per long stage, what was done per stage, the results, links to report and MLflow.
+"""Artifacts of a run in Prefect's UI: a progress bar per long stage, a table per stage, the results, links to report and MLflow.
 
-Showing never stops a run: what a server refuses is said once and let go.
+A server that rejects an artifact never stops a run: the error is logged once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,32 @@ from prefect.artifacts import (
 )
 
 from flows.pages import REPORT_URL, mlflow_page
-from flows.pipeline import Done
+from flows.pipeline import StageResult
+from flows.process import Echo
 
 PROGRESS = Path(".bellwether") / "progress"
-"""Where stages/runtime/progress.py keeps how far each stage is: one JSON file per stage at work."""
+"""Where stages/runtime/progress.py writes the progress of each running stage, one JSON file each."""
 RESULTS = Path("reports") / "evaluation.csv"
 REPORT = Path("reports") / "report.html"
 
 
 def key(*parts: str) -> str:
-    """An artifact's key: small letters, digits and dashes."""
+    """An artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-class Bars:
-    """A progress artifact for each of one task's stages that reports progress, kept up to date by `update`."""
+class ProgressBars:
+    """A progress artifact for each item of a stage that reports progress; `update` refreshes them."""
 
-    def __init__(self, root: Path, stage: str, say: Callable[[str], None]) -> None:
-        self.folder, self.stage, self.say = root / PROGRESS, stage, say
+    def __init__(self, root: Path, stage: str, log: Echo) -> None:
+        self.folder, self.stage, self.log = root / PROGRESS, stage, log
         self.started = time.time()
         self.shown: dict[str, tuple[Any, float]] = {}
-        """Bar -> (id of its artifact, percent)."""
+        """Label -> (id of its artifact, percent)."""
         self.broken = False
 
     def _read(self) -> dict[str, tuple[str, float]]:
-        """Bar -> (what it says, percent), of stages that have reported since this task began."""
+        """Label -> (description, percent) of items that have reported since this task began."""
         found: dict[str, tuple[str, float]] = {}
         for path in [self.folder / f"{self.stage}.json", *sorted(self.folder.glob(f"{self.stage}@*.json"))]:
             try:
@@ -55,52 +56,55 @@ class Bars:
                     continue
                 state = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                continue  # the stage has just ended
-            said = f"{state['label']}: {state['done']} of {state['total']} {state['unit']}s when this bar was made"
-            found[state["label"]] = (said, min(100.0, 100.0 * state["done"] / max(state["total"], 1)))
+                continue  # the stage has just ended and removed it
+            description = f"{state['label']}: {state['done']} of {state['total']} {state['unit']}s when this bar was created"
+            found[state["label"]] = (description, min(100.0, 100.0 * state["done"] / max(state["total"], 1)))
         return found
 
     def update(self) -> None:
-        for label, (said, percent) in self._read().items():
-            self._show(label, said, percent)
+        for label, (description, percent) in self._read().items():
+            self._show(label, description, percent)
 
     def finish(self) -> None:
-        """All stages are done: so are their bars."""
+        """Set all bars to 100 percent."""
         for label in list(self.shown):
             self._show(label, "", 100.0)
 
-    def _show(self, label: str, said: str, percent: float) -> None:
+    def _show(self, label: str, description: str, percent: float) -> None:
         identity, before = self.shown.get(label, (None, -1.0))
         if self.broken or percent == before:
             return
         try:
             if identity is None:
-                identity = create_progress_artifact(progress=percent, key=key("progress", label), description=said)
+                identity = create_progress_artifact(progress=percent, key=key("progress", label), description=description)
             else:
                 update_progress_artifact(identity, progress=percent)
             self.shown[label] = (identity, percent)
         except Exception as error:
-            # Whatever the server or the network says, the stage goes on without its bar.
             self.broken = True
-            self.say(f"progress of {self.stage} is not shown: {type(error).__name__}: {error}")
+            self.log(f"progress of {self.stage} is not shown: {type(error).__name__}: {error}")
 
 
-def show_stage(stage: str, done: Done, seconds: float) -> None:
+def show_stage(stage: str, result: StageResult, seconds: float) -> None:
     rows = [
         {"stage": name, "state": state}
-        for state, names in (("ran", done.ran), ("restored from the run cache", done.restored), ("up to date", done.unchanged))
+        for state, names in (
+            ("ran", result.ran),
+            ("restored from the run cache", result.restored),
+            ("up to date", result.unchanged),
+        )
         for name in names
     ]
-    create_table_artifact(rows, key=key("stage", stage), description=f"{stage}: {done} ({seconds:.1f} s)")
+    create_table_artifact(rows, key=key("stage", stage), description=f"{stage}: {result} ({seconds:.1f} s)")
 
 
-def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[Done, float]]) -> None:
-    """The run's own artifacts; those for which there is nothing yet are left out."""
+def show_run(root: Path, lifecycle: str, done: Mapping[str, tuple[StageResult, float]]) -> None:
+    """The run's own artifacts, those whose files exist."""
     rows = [
-        {"stage": stage, "state": result.verdict, "what": str(result), "seconds": round(s, 1)}
-        for stage, (result, s) in done.items()
+        {"stage": stage, "state": result.state, "what": str(result), "seconds": round(seconds, 1)}
+        for stage, (result, seconds) in done.items()
     ]
-    create_table_artifact(rows, key="stages", description="What each stage did")
+    create_table_artifact(rows, key="stages", description="Result per stage")
     if (root / RESULTS).exists():
         with (root / RESULTS).open(encoding="utf-8", newline="") as handle:
             create_table_artifact(list(csv.DictReader(handle)), key="results", description="Success on the frozen panels")

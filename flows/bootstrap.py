@@ -1,14 +1,13 @@
-"""`python -m flows.bootstrap`: make on a Prefect server (PREFECT_API_URL) what the flows need there; safe to run again.
+"""`python -m flows.bootstrap`: create on a Prefect server (PREFECT_API_URL) what the flows need; safe to run again.
 
-A work pool of processes with the queues that prefect.yaml names, each of one run at a time; the concurrency limit `gpu`, one; the
-deployments of prefect.yaml. A limit that is there already is left as it is set.
+A process work pool with the queues of prefect.yaml, one run at a time each; the concurrency limit `gpu` of 1; the deployments of
+prefect.yaml (by `prefect deploy`, which creates neither queue nor global limits). Existing limits are not changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoo
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows.pipeline import ROOT
+from flows.process import ROOT, capture, python_environment
 from stages.runtime.command import command
 
 LIMITS = {"gpu": 1}
 """Global concurrency limits."""
 QUEUE_LIMITS = {"checkout": 1, "experiments": 1}
-"""Runs of a queue at a time."""
+"""Concurrent runs per queue."""
 
 
 def deployments(root: Path = ROOT) -> list[dict[str, Any]]:
@@ -34,7 +33,7 @@ def deployments(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 def make_pools(client: SyncPrefectClient, root: Path = ROOT) -> None:
-    """The work pools and queues that the deployments name."""
+    """Create the work pools and queues of the deployments."""
     for deployment in deployments(root):
         pool, queue = deployment["work_pool"]["name"], deployment["work_pool"]["work_queue_name"]
         try:
@@ -42,14 +41,14 @@ def make_pools(client: SyncPrefectClient, root: Path = ROOT) -> None:
         except ObjectNotFound:
             template = ProcessWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
-            print(f"bootstrap: work pool {pool} made")
+            print(f"bootstrap: created work pool {pool}")
         try:
             client.read_work_queue_by_name(queue, work_pool_name=pool)
         except ObjectNotFound:
-            made = client.create_work_queue(queue, work_pool_name=pool)
+            created = client.create_work_queue(queue, work_pool_name=pool)
             if queue in QUEUE_LIMITS:
-                client.update_work_queue(made.id, concurrency_limit=QUEUE_LIMITS[queue])
-            print(f"bootstrap: queue {queue} made, {QUEUE_LIMITS.get(queue, 'any number of')} runs at once")
+                client.update_work_queue(created.id, concurrency_limit=QUEUE_LIMITS[queue])
+            print(f"bootstrap: created queue {queue}, concurrency limit {QUEUE_LIMITS.get(queue, 'none')}")
 
 
 def make_limits(client: SyncPrefectClient) -> None:
@@ -58,37 +57,32 @@ def make_limits(client: SyncPrefectClient) -> None:
             client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=limit))
-            print(f"bootstrap: concurrency limit {name} made: {limit}")
+            print(f"bootstrap: created concurrency limit {name}: {limit}")
 
 
-def deploy(root: Path = ROOT) -> None:
-    """Make or update all deployments of prefect.yaml. Raises CalledProcessError after showing what Prefect said."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, errors="replace", check=False)
+def deploy(root: Path = ROOT) -> int:
+    """Create or update all deployments of prefect.yaml; the exit code of `prefect deploy`, whose output is shown if it failed."""
+    done = capture([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], root, env=python_environment())
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)
-        done.check_returncode()
+        return 1
     print(f"bootstrap: deployments {', '.join(item['name'] for item in deployments(root))}")
+    return 0
 
 
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.bootstrap", description="Make what the flows need on a Prefect server."
+        prog="python -m flows.bootstrap", description="Create what the flows need on a Prefect server."
     )
     parser.parse_args()
     if not os.environ.get("PREFECT_API_URL"):
-        print("bootstrap: set PREFECT_API_URL to the server's, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
+        print("bootstrap: set PREFECT_API_URL to the server's API, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
         return 2
     with get_client(sync_client=True) as client:
         make_pools(client)
         make_limits(client)
-    try:
-        deploy()
-    except subprocess.CalledProcessError:
-        return 1
-    return 0
+    return deploy()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How to spend a fixed budget on demonstrations and episodes, as a Prefect flow:
+"""Ways to split a fixed budget between demonstrations and episodes, as a Prefect flow:
 `python -m flows.budget --total 6400 --demo-cost 10 --demos 0 160 320 640`.
 
-A demonstration costs as much as `demo_cost` episodes ("A Practitioner's Guide to Multi-turn Agentic RL", arXiv 2510.01132): what
-demonstrations leave of the total is spent on episodes of reinforcement learning. The splits are compared by flows/compare.py.
+A demonstration costs as much as `demo_cost` episodes ("A Practitioner's Guide to Multi-turn Agentic RL", arXiv 2510.01132); the
+rest of the total is spent on episodes of reinforcement learning. flows/compare.py compares the splits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flows.compare import Comparison, Seed, Setting, compare
 from flows.overrides import normalised
-from flows.pipeline import ROOT, StageFailedError, read_params
+from flows.pipeline import read_params
+from flows.process import ROOT, StageFailedError
 from stages.runtime.command import command
 
 
 class Split(BaseModel):
-    """One way to spend the budget."""
+    """One split of the budget."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,8 +35,8 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("budget", pattern=r"^[a-z0-9_-]+$", description="Of the files below reports/comparisons.")
-    total_units: int = Field(6400, ge=1, description="What there is to spend per domain, in episodes.")
+    name: str = Field("budget", pattern=r"^[a-z0-9_-]+$", description="Name of the files in reports/comparisons.")
+    total_units: int = Field(6400, ge=1, description="The budget per domain, in episodes.")
     demo_cost: int = Field(10, ge=1, description="Episodes that one demonstration costs.")
     splits: list[Split] = Field(default_factory=list, description="Empty: 0, 1/4, 1/2 and all of the budget on demonstrations.")
     seeds: list[Seed] = Field(default_factory=lambda: list(range(5)), min_length=2)
@@ -59,18 +60,15 @@ class Budget(BaseModel):
         return self
 
     def split(self, demos: int) -> Split:
-        """So many demonstrations, and the rest on episodes. Raises ValueError where they cost more than there is."""
+        """`demos` demonstrations, and the rest spent on episodes. Raises ValueError if they exceed the budget."""
         left = self.total_units - demos * self.demo_cost
         if left < 0:
-            raise ValueError(f"{demos} demonstrations * {self.demo_cost} are more than the budget of {self.total_units} units")
+            raise ValueError(f"{demos} demonstrations * {self.demo_cost} units exceed the budget of {self.total_units} units")
         return Split(demos=demos, episodes=left)
 
 
 def setting_of(split: Split, overrides: list[str], episodes_per_step: int) -> Setting:
-    """The split as a setting. Reinforcement learning goes by steps of whole batches: the number nearest to the split's episodes.
-
-    With no episodes the SFT policy itself is scored.
-    """
+    """The split as a setting: its episodes rounded to whole training steps. Without episodes the SFT policy is scored."""
     steps = max(1, round(split.episodes / episodes_per_step))
     spent = [f"sft.demonstrations={split.demos}", f"rl.steps={steps}"]
     return Setting(overrides=[*overrides, *spent], model="specialist" if split.episodes else "sft")
@@ -93,7 +91,7 @@ def budget(budget: Budget = Budget(), root: str = "") -> str:  # noqa: B008
 
     Args:
         budget: The total, what a demonstration costs, and the splits.
-        root: The checkout; empty: the one that this flow belongs to.
+        root: The checkout; empty: that of this flow.
     """
     params = read_params(Path(root or ROOT))
     return compare(comparison_of(budget, params.get("rl") or {}), root)
@@ -111,8 +109,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int)
     options = parser.parse_args()
     try:
-        whole = Budget(total_units=options.total, demo_cost=options.demo_cost)
-        splits = [whole.split(demos) for demos in options.demos] if options.demos else []
+        units = Budget(total_units=options.total, demo_cost=options.demo_cost)
+        splits = [units.split(demos) for demos in options.demos] if options.demos else []
         given = {"name": options.name, "seeds": options.seeds, "overrides": options.overrides, "jobs": options.jobs}
         budget(Budget(total_units=options.total, demo_cost=options.demo_cost, splits=splits, **given))
     except (StageFailedError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One run per checkout at a time, whoever starts it: a lock that the kernel gives back when its holder is gone."""
+"""One run per checkout at a time: a lock that the kernel releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ POLL_S = 0.5
 
 
 @contextmanager
-def only_run(root: Path, say: Callable[[str], None] = print, lock: Path = LOCK) -> Iterator[None]:
-    """Hold the checkout, or what else of it `lock` stands for. While another holds it, wait, after saying once who that is."""
+def run_lock(root: Path, log: Callable[[str], None] = print, lock: Path = LOCK) -> Iterator[None]:
+    """Hold the lock file `lock` of a checkout; while another process holds it, log once which, and wait."""
     path = root / lock
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as handle:
-        told = False
+        logged = False
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not logged:
                     handle.seek(0)
-                    say(f"another run is at work in {root} (process {handle.read().strip() or 'unknown'}); waiting for its end")
-                    told = True
+                    log(f"{root} is locked by another run (process {handle.read().strip() or 'unknown'}); waiting for it to end")
+                    logged = True
                 time.sleep(POLL_S)
         handle.truncate(0)
         handle.write(str(os.getpid()))

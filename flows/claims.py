@@ -1,12 +1,11 @@
 """The board of claims as a Prefect flow: `python -m flows.claims [METHOD ...]`. One task per experiment of reports/claims.
 
-What is done stays done, so a run that was interrupted, or one that is scheduled, does what is missing. Equal to `make claims`.
+Finished runs are not repeated: an interrupted or scheduled flow runs what is missing. Equivalent to `make claims`.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +14,9 @@ import yaml
 from prefect import flow, task
 from pydantic import WithJsonSchema
 
-from flows.lifecycle import echo
-from flows.pipeline import ROOT, Done, StageFailedError, run_stage
+from flows.lifecycle import logger
+from flows.pipeline import StageResult, run_stage
+from flows.process import ROOT, StageFailedError, capture
 from stages.runtime.command import command
 
 PIPELINE = Path("reports/claims/dvc.yaml")
@@ -30,56 +30,55 @@ def known_methods(root: Path) -> list[str]:
 
 
 Method = Annotated[str, WithJsonSchema({"type": "string", "enum": known_methods(ROOT)})]
-"""So that the UI offers those there are, and the server refuses others."""
+"""An enum: the UI offers the experiments, and the server rejects other names."""
 
 
 def chosen(methods: list[str] | None, root: Path) -> list[str]:
-    """The experiments to run: `methods`, or all. Raises ValueError, naming those there are, for one that there is not."""
+    """The experiments to run: `methods`, or all. Raises ValueError for unknown ones, listing those that exist."""
     known = known_methods(root)
     unknown = sorted(set(methods or []) - set(known))
     if unknown:
-        raise ValueError(f"no experiment {', '.join(unknown)} in reports/claims; there are {', '.join(known)}")
+        raise ValueError(f"unknown experiment {', '.join(unknown)}; reports/claims has {', '.join(known)}")
     return methods or known
 
 
 def target(method: str) -> str:
-    """What DVC calls the stage of an experiment."""
+    """DVC's name of an experiment's stage."""
     return f"{PIPELINE}:claim@{method}"
 
 
 @task(retries=0)
-def experiment(method: str, root: str) -> Done:
-    """Run what is missing of one experiment, and judge it."""
-    return run_stage(target(method), Path(root), {}, echo())
+def experiment(method: str, root: str) -> StageResult:
+    """Run what is missing of one experiment, and evaluate its claims."""
+    return run_stage(target(method), Path(root), {}, logger())
 
 
 @task(name="board", retries=0)
 def board(root: str) -> None:
     """Write the board's pages and the documents' generated blocks. Raises StageFailedError."""
-    command = [sys.executable, "-m", "stages.reporting.documents"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, errors="replace", check=False)
+    done = capture([sys.executable, "-m", "stages.reporting.documents"], Path(root))
     if done.returncode:
-        raise StageFailedError(f"the board could not be written: {done.stderr.strip()}")
+        raise StageFailedError(f"cannot write the board: {done.stderr.strip()}")
 
 
 @flow(name="claims")
-def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, Done]:
-    """Bring the board of claims up to date. An experiment that fails leaves the others; the first failure is raised at the end.
+def claims(methods: list[Method] | None = None, root: str = "") -> dict[str, StageResult]:
+    """Bring the board of claims up to date. A failed experiment does not stop the others; the first failure is raised at the end.
 
     Args:
         methods: Names of experiments in reports/claims, such as lite_ppo; empty: all.
-        root: The checkout; empty: the one that this flow belongs to.
+        root: The checkout; empty: that of this flow.
     """
-    place = Path(root or ROOT)
+    folder = Path(root or ROOT)
     states = {
-        method: experiment.with_options(task_run_name=method)(method, str(place), return_state=True)
-        for method in chosen(methods, place)
+        method: experiment.with_options(task_run_name=method)(method, str(folder), return_state=True)
+        for method in chosen(methods, folder)
     }
-    board(str(place))
+    board(str(folder))
     done = {method: state.result() for method, state in states.items()}
-    say = echo()
+    log = logger()
     for method, result in done.items():
-        say(f"claims: {method:<16} {result}")
+        log(f"claims: {method:<16} {result}")
     return done
 
 

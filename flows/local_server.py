@@ -1,8 +1,8 @@
-"""`python -m flows.local_server prefect --port 4200` (or `report`): a server for the browsers of this machine, by the names
-127.0.0.1 and localhost alone.
+"""`python -m flows.local_server prefect --port 4200` (or `report`): a server that answers requests to
+127.0.0.1 and localhost only.
 
-A web page can have its own name point at 127.0.0.1 after it was loaded (DNS rebinding): it then counts as the server's own page
-to the browser, but its requests still carry its name as their Host.
+This blocks DNS rebinding: a web page whose name is pointed at 127.0.0.1 has the server's origin in the browser, but its requests
+still carry its name as their Host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from flows.auth import HOSTS
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 
 REPORT = "report.html"
@@ -33,7 +33,7 @@ def prefect() -> Starlette:
 
 
 def report(folder: Path = ROOT / "reports") -> Starlette:
-    """The report, and the files beside it; links into DVC's cache are followed."""
+    """The folder of the report; follows links into DVC's cache."""
     files = StaticFiles(directory=folder, follow_symlink=True)
     return Starlette(routes=[Route("/", lambda _: RedirectResponse(f"/{REPORT}")), Mount("/", files)])
 
@@ -43,7 +43,7 @@ SERVERS = {"prefect": prefect, "report": report}
 
 @command
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.local_server", description="Serve to this machine's browsers alone.")
+    parser = argparse.ArgumentParser(prog="python -m flows.local_server", description="Serve to this machine's browsers only.")
     parser.add_argument("server", choices=sorted(SERVERS))
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()

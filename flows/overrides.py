@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from flows.pipeline import BAD_PARAMETERS, StageFailedError, read_params, sources
+from flows.pipeline import read_params, sources
+from flows.process import BAD_PARAMETERS, StageFailedError
 
 OVERRIDE = r"^(\+\+)?[\w.]+=.+$"
 FORCE = "++"

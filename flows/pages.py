@@ -1,4 +1,4 @@
-"""Where the report and MLflow are served, for those who link to them."""
+"""Addresses of the report and of MLflow, for links."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import httpx
 
 REPORT_URL, MLFLOW_URL = "BELLWETHER_REPORT_URL", "BELLWETHER_MLFLOW_URL"
-"""Environment variables by which flows/serve.py tells the flow runs."""
+"""Environment variables that flows/serve.py sets for flow runs."""
 EXPERIMENT = "bellwether"
 
 
 def mlflow_page(lifecycle: str) -> str | None:
-    """Address of the lifecycle's run in MLflow's UI, of its experiment where it has none (nothing ran), None without a UI."""
+    """Address of the lifecycle's run in MLflow's UI, of the experiment if nothing ran, None without a UI."""
     server = os.environ.get(MLFLOW_URL) or os.environ.get("MLFLOW_TRACKING_URI", "")
     if not server.startswith("http"):
         return None

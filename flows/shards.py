@@ -1,8 +1,8 @@
 """The shards of one stage as tasks of a Prefect flow on a Dask or Ray cluster: `python -m flows.shards rollout --domain search
 --shards 4 --runner dask`.
 
-A task runs `python -m stages.<stage> --shard i/n` in the checkout, which the cluster's machines share; what it leaves there is
-taken up by the stage's own run, `dvc repro`. With `resources.shards` in params.yaml that run starts this flow itself.
+A task runs `python -m stages.<stage> --shard i/n` in the checkout, which the cluster's machines share; the stage's own run
+(`dvc repro`) collects the shards. With `resources.shards` in params.yaml it starts this flow itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stages.runtime.command import command
 
 RETRIES = 2
 BAD_PARAMETERS = 2
-"""A stage's exit code that no retry changes."""
+"""Exit code of a stage that a retry cannot help."""
 
 
 class ShardFailedError(RuntimeError):
@@ -32,22 +32,22 @@ class ShardFailedError(RuntimeError):
         self.code = code
 
     def __str__(self) -> str:
-        return f"'{self.args[0]}' failed (exit code {self.code}); what it said stands in the output of the machine that ran it"
+        return f"'{self.args[0]}' failed (exit code {self.code}); see the output of the machine that ran it"
 
 
-def _from_outside(task: Any, run: Any, state: State) -> bool:
-    """Whether to try a failed shard again: finished chunks are kept, and bad parameters stay bad."""
+def _can_be_retried(task: Any, run: Any, state: State) -> bool:
+    """Whether to retry a failed shard: not if its parameters were rejected."""
     error = state.result(raise_on_failure=False)
     return not (isinstance(error, ShardFailedError) and error.code == BAD_PARAMETERS)
 
 
-@task(retries=RETRIES, retry_delay_seconds=5, retry_condition_fn=_from_outside)
-def shard(stage: str, domain: str | None, index: int, count: int, root: str, beside: int) -> None:
-    """Do shard `index` of `count`; `beside` of them share this machine."""
+@task(retries=RETRIES, retry_delay_seconds=5, retry_condition_fn=_can_be_retried)
+def shard(stage: str, domain: str | None, index: int, count: int, root: str, per_machine: int) -> None:
+    """Run shard `index` of `count`; `per_machine` of them share a machine."""
     command = [sys.executable, "-m", f"stages.{stage}", *(["--domain", domain] if domain else []), "--shard", f"{index}/{count}"]
     environment = {
         **os.environ,
-        "LOCAL_WORLD_SIZE": str(beside),
+        "LOCAL_WORLD_SIZE": str(per_machine),
         "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     code = subprocess.run([sys.executable, "-m", "flows.supervise", *command], cwd=root, env=environment, check=False).returncode
@@ -56,10 +56,10 @@ def shard(stage: str, domain: str | None, index: int, count: int, root: str, bes
 
 
 @flow(name="shards")
-def shards(stage: str, domain: str | None, count: int, root: str, beside: int) -> None:
-    """All shards of a stage. Fails if one fails, when all are done."""
+def shards(stage: str, domain: str | None, count: int, root: str, per_machine: int) -> None:
+    """Run all shards of a stage. If one fails, the flow fails after all are done."""
     futures = [
-        shard.with_options(name=f"{stage} {index}/{count}").submit(stage, domain, index, count, root, beside)
+        shard.with_options(name=f"{stage} {index}/{count}").submit(stage, domain, index, count, root, per_machine)
         for index in range(1, count + 1)
     ]
     for future in futures:
@@ -69,10 +69,8 @@ def shards(stage: str, domain: str | None, count: int, root: str, beside: int) -
 
 
 def make_runner(runner: str, address: str | None, count: int) -> Any:
-    """Prefect's task runner on the cluster at `address`; without one, on a cluster of `count` processes here, for this flow.
-
-    Raises ModuleNotFoundError, naming the extra, if it is not installed.
-    """
+    """Prefect's task runner on the cluster at `address`, or on a local cluster of `count` processes for this flow. Raises
+    ModuleNotFoundError, naming the extra to install."""
     try:
         if runner == "dask":
             from prefect_dask import DaskTaskRunner
@@ -93,15 +91,15 @@ def make_runner(runner: str, address: str | None, count: int) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the shards of a stage on a Dask or Ray cluster.")
     parser.add_argument("stage", choices=["rollout", "annotate", "evaluate"])
-    parser.add_argument("--domain", help="of rollout and annotate")
+    parser.add_argument("--domain", help="domain of rollout and annotate")
     parser.add_argument("--shards", type=int, required=True, metavar="N")
     parser.add_argument("--runner", choices=["dask", "ray"], required=True)
-    parser.add_argument("--address", help="of the cluster's scheduler; without it a cluster on this machine")
+    parser.add_argument("--address", help="the cluster's scheduler; default: a local cluster")
     options = parser.parse_args()
-    beside = 1 if options.address else options.shards
+    per_machine = 1 if options.address else options.shards
     try:
         runner = make_runner(options.runner, options.address, options.shards)
-        shards.with_options(task_runner=runner)(options.stage, options.domain, options.shards, str(Path.cwd()), beside)
+        shards.with_options(task_runner=runner)(options.stage, options.domain, options.shards, str(Path.cwd()), per_machine)
     except (ModuleNotFoundError, ShardFailedError) as error:
         print(f"shards: {error}", file=sys.stderr)
         return BAD_PARAMETERS if isinstance(error, ModuleNotFoundError) or error.code == BAD_PARAMETERS else 1

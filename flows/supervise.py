@@ -1,9 +1,9 @@
-"""`python -m flows.supervise COMMAND...`: run a command so that nothing of it is left when this process goes.
+"""`python -m flows.supervise COMMAND...`: run a command so that none of its processes outlives this one.
 
-DVC leaves a stage's processes running when it is killed, a Prefect worker its flow runs, and Prefect's ways to cancel a run do
-not all reach what the run has started. Here the command and all its descendants, in whatever process group or session, are ended
-when this process is told to end, and the kernel tells it so when its parent dies. While the command runs, processes that it
-leaves behind become this one's children (Linux), so that none escapes.
+A killed DVC leaves a stage's processes running, a killed Prefect worker its flow runs, and cancelling a run in Prefect does not
+always reach its subprocesses. Here the command and all its descendants, in any process group or session, are ended when this
+process receives SIGTERM or SIGINT; the kernel sends SIGTERM when the parent dies. Orphans of the command become children of this
+process (Linux), so that none escapes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import psutil
 from stages.runtime.command import command
 
 GRACE_S = 5.0
-"""Between asking the processes to end and making them."""
+"""Time between SIGTERM and SIGKILL."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 
 
 class _EndedError(Exception):
-    """SIGTERM or SIGINT came."""
+    """SIGTERM or SIGINT was received."""
 
 
 def _end(signum: int, frame: object) -> None:
     raise _EndedError(signum)
 
 
-def _left(group: int) -> list[psutil.Process]:
-    """Descendants of this process, and members of `group`, that are still at work."""
+def _running(group: int) -> list[psutil.Process]:
+    """Running descendants of this process and members of `group`."""
     found = psutil.Process().children(recursive=True)
-    if sys.platform != "linux":  # elsewhere nobody is told of orphans, but those in the group are found
+    if sys.platform != "linux":  # no subreaper: find orphans by their group
         known = {process.pid for process in found}
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -52,7 +52,7 @@ def _left(group: int) -> list[psutil.Process]:
 
 
 def _wait(child: subprocess.Popen) -> int:
-    """The child's exit code, 128 + its number if a signal ended it; orphans that came here and end meanwhile are let go."""
+    """The child's exit code, 128 + the number of the signal that ended it; reaps adopted orphans meanwhile."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child.pid:
@@ -61,30 +61,30 @@ def _wait(child: subprocess.Popen) -> int:
 
 
 def _end_all(group: int, grace_s: float) -> None:
-    """SIGTERM to each process once, SIGKILL to those that are left after `grace_s`; returns when none is."""
+    """Send SIGTERM once to each process, SIGKILL after `grace_s`; returns when none is running."""
     deadline = time.monotonic() + grace_s
-    told: set[int] = set()
+    signalled: set[int] = set()
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        left = _left(group)
-        if not left:
+        running = _running(group)
+        if not running:
             return
         late = time.monotonic() >= deadline
-        for process in left:
-            if late or process.pid not in told:
+        for process in running:
+            if late or process.pid not in signalled:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
-                told.add(process.pid)
+                signalled.add(process.pid)
         time.sleep(0.05)
 
 
 def run(command: list[str], grace_s: float = GRACE_S, sweep: bool = False) -> int:
-    """Exit code of `command`; 128 + the signal's number if this process was told to end.
+    """Exit code of `command`; 128 + the signal's number if this process was signalled.
 
-    What a command leaves that was killed is ended too; what is left by one that ends by itself, if `sweep` says so: a stage's
-    follower still has to tell MLflow of the stage's end.
+    Processes left by a killed command are ended; those left by a command that exited only with `sweep`, since the follower of a
+    stage still has to log its end to MLflow.
     """
     parent = os.getppid()
     if sys.platform == "linux":
@@ -112,13 +112,13 @@ def run(command: list[str], grace_s: float = GRACE_S, sweep: bool = False) -> in
 
 @command
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m flows.supervise", description="Run a command of which nothing is left.")
-    parser.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help="seconds before processes are made to end")
-    parser.add_argument("--sweep", action="store_true", help="end what is left, too, when the command ends by itself")
+    parser = argparse.ArgumentParser(prog="python -m flows.supervise", description="Run a command and end its processes with it.")
+    parser.add_argument("--grace", type=float, default=GRACE_S, metavar="S", help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--sweep", action="store_true", help="also end processes left by a command that exits by itself")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.command:
-        parser.error("no command was given")
+        parser.error("a command is required")
     return run(options.command, options.grace, options.sweep)
 
 

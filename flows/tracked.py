@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flows.pipeline import Done
+from flows.pipeline import StageResult
+from flows.process import Echo, capture
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
-def arguments(done: Iterable[Done]) -> list[str]:
-    """`--state rl@search=restored` and so on, for `python -m stages.tracking`."""
+def arguments(results: Iterable[StageResult]) -> list[str]:
+    """Arguments of `python -m stages.tracking`, such as `--state rl@search=restored`."""
     found: list[str] = []
-    for result in done:
+    for result in results:
         for state, titles in (("ran", result.ran), ("restored", result.restored), ("unchanged", result.unchanged)):
             for title in titles:
                 found += ["--state", f"{title}={state}"]
@@ -24,30 +25,21 @@ def arguments(done: Iterable[Done]) -> list[str]:
 
 
 def run_environment(identity: str, name: str) -> dict[str, str]:
-    """What puts stages under the parent run of flow run or experiment `identity`, in MLflow `lifecycle <name>`."""
+    """Environment variables that put stages under the parent run `lifecycle <name>` of flow run or experiment `identity`."""
     return {"LIFECYCLE_RUN_ID": identity, "LIFECYCLE_RUN_NAME": name}
 
 
-def tell_mlflow(done: Iterable[Done], root: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """The children belong to the parent that `environment` (run_environment) names. What goes wrong is said and fails nothing:
-    what could not be sent is kept and sent by the next stage."""
-    states = arguments(done)
+def log_to_mlflow(results: Iterable[StageResult], root: Path, environment: Mapping[str, str], log: Echo) -> None:
+    """Log the stages as children of the parent run that `environment` (run_environment) names. Errors are logged and fail
+    nothing; what could not be sent is buffered and sent by the next stage."""
+    states = arguments(results)
     if not states or not (root / "stages" / "tracking").is_dir():
         return
     command = [sys.executable, "-m", "stages.tracking", *states]
     try:
-        told = subprocess.run(
-            command,
-            cwd=root,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        done = capture(command, root, env={**os.environ, **environment}, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        say("MLflow: slow to answer; what it misses is kept and sent later")
+        log(f"MLflow: no answer within {TIMEOUT_S} s; the data is buffered and will be sent later")
         return
-    for line in (told.stdout + told.stderr).splitlines():
-        say(f"MLflow: {line}")
+    for line in (done.stdout + done.stderr).splitlines():
+        log(f"MLflow: {line}")

@@ -1,8 +1,8 @@
 """`python -m flows.watch`: start the deployment lifecycle-on-change whenever params.yaml or data/raw changed.
 
-A look costs a few file stats; bytes are read, and Prefect imported, only where those differ. A change counts once it has stood
-still for one look, so that a file that is being written is left alone. What was last seen is in .bellwether/watch.json: a change
-made while nobody watched is seen at the next start; the first look of all starts nothing.
+A poll stats the files; it reads them, and imports Prefect, only if sizes or times changed. A change takes effect once two polls
+agree, so that files are not read while they are written. .bellwether/watch.json holds the last state: changes made while no watch
+ran are found at the next start; the very first poll starts nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.pipeline import ROOT
+from flows.process import ROOT
 from stages.runtime.command import command
 from stages.runtime.files import atomic_text
 
@@ -35,13 +35,13 @@ def files(root: Path) -> list[Path]:
     return found
 
 
-def glance(root: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times: what differs when the bytes may."""
+def stats(root: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and modification time of each file."""
     return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files(root))
 
 
 def hashes(root: Path) -> dict[str, str]:
-    """Watched name -> hash of its names and bytes."""
+    """Watched path -> hash of its file names and contents."""
     digests = {name: hashlib.sha256() for name in WATCHED}
     for path in files(root):
         relative = path.relative_to(root).as_posix()
@@ -51,19 +51,19 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 class Watch:
-    """What was seen, and what to do when it differs: `start(reason)` starts a run and may raise, which is tried again."""
+    """Polls the files and calls `start(reason)` after a change; if that raises, the next poll calls it again."""
 
     def __init__(self, root: Path, start: Callable[[str], None]) -> None:
         self.root, self.start = root, start
-        self.glanced: object = None
+        self.polled: object = None
         self.settled: object = None
 
-    def look(self) -> str | None:
-        """One look; returns why a run was started, None if none was."""
-        now = glance(self.root)
-        still = now == self.glanced
-        self.glanced = now
-        if not still or now == self.settled:
+    def poll(self) -> str | None:
+        """Poll once; the reason why a run was started, None if none was."""
+        now = stats(self.root)
+        stable = now == self.polled
+        self.polled = now
+        if not stable or now == self.settled:
             return None
         current, path = hashes(self.root), self.root / SEEN
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else current
@@ -77,7 +77,7 @@ class Watch:
 
 
 def start_run(reason: str) -> None:
-    """Schedule the deployment now, unless it is paused or a run of it is waiting already, which will see the change."""
+    """Schedule the deployment, unless it is paused or a scheduled run of it will see the change."""
     from prefect import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import StateType
@@ -93,7 +93,7 @@ def start_run(reason: str) -> None:
             "state": {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING]}},
         }
         if client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting), limit=1):
-            print(f"watch: {reason}; a run is waiting already", flush=True)
+            print(f"watch: {reason}; a run is already scheduled", flush=True)
             return
         run = client.create_flow_run_from_deployment(deployment.id, state=Scheduled(message=reason))
         print(f"watch: {reason}; run {run.name} started", flush=True)
@@ -102,18 +102,18 @@ def start_run(reason: str) -> None:
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.watch", description="Start a lifecycle when its inputs changed.")
-    parser.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between looks")
+    parser.add_argument("--every", type=float, default=EVERY_S, metavar="S", help="seconds between polls")
     options = parser.parse_args()
     if not os.environ.get("PREFECT_API_URL"):
-        print("watch: set PREFECT_API_URL to the server's, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
+        print("watch: set PREFECT_API_URL to the server's API, e.g. http://127.0.0.1:4200/api", file=sys.stderr)
         return 2
     watch = Watch(ROOT, start_run)
     while True:
         try:
-            watch.look()
+            watch.poll()
         except Exception as error:
-            # A server that is away, a file that goes while it is read: the next look sees to it.
-            print(f"watch: {type(error).__name__}: {error}; trying again", file=sys.stderr, flush=True)
+            # The server is down, or a file was removed while it was read: the next poll tries again.
+            print(f"watch: {type(error).__name__}: {error}; retrying", file=sys.stderr, flush=True)
         time.sleep(options.every)
 
 

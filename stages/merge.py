@@ -63,7 +63,7 @@ def remarks(method: str, settings: MergeSettings, result: MergeResult, changed: 
     params = bind(method, settings)
     for warning in merger.warnings(params, changed) if hasattr(merger, "warnings") else ():
         print(f"merge: {warning}", file=sys.stderr)
-    return merger.told(result.totals, params, list(changed)) if hasattr(merger, "told") else {}
+    return merger.scan_report(result.totals, params, list(changed)) if hasattr(merger, "scan_report") else {}
 
 
 def run(context: StageContext) -> None:

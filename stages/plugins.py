@@ -19,7 +19,15 @@ Importing this imports neither torch nor transformers; import them inside functi
 
 from __future__ import annotations
 
-from stages.algorithms.batch import Extra, TrajectoryBatch, is_last_token, masked_mean, masked_whiten, next_token_values
+from stages.algorithms.batch import (
+    Extra,
+    LossTerms,
+    TrajectoryBatch,
+    is_last_token,
+    masked_mean,
+    masked_whiten,
+    next_token_values,
+)
 from stages.algorithms.card import Composition, OfflineLosses
 from stages.algorithms.parts.advantage import episode_advantages
 from stages.algorithms.parts.offline import OfflineBatch, OfflineSettings, Scores
@@ -48,6 +56,7 @@ __all__ = [
     "DomainSettings",
     "Environment",
     "Extra",
+    "LossTerms",
     "MergeError",
     "MergeParams",
     "Merger",

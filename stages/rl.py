@@ -49,9 +49,9 @@ def make_job(context: StageContext, algorithm: Algorithm, policy: Policy, proces
 
     jobs: dict[str, Callable[..., RlJob]] = {
         "episodes": OnlineJob,
-        "records": OfflineActorCriticJob,
+        "offline_replay": OfflineActorCriticJob,
         "pairs": PreferenceJob,
-        "stored": OfflineJob,
+        "offline": OfflineJob,
     }
     return jobs[algorithm.method.data](context, algorithm, policy, processes, domain)
 

@@ -1,13 +1,13 @@
-"""The house in numbers: `python -m tests.house` prints sizes, circles of imports, and the lines of README and params.yaml.
+"""Measures the code base: `python -m tests.house` prints its size, import cycles, and the files that an extension touches.
 
-Circles are read from imports that run with the program, those under TYPE_CHECKING aside. A package's `__init__.py` is a file like
-others: that importing a module runs it makes no circle.
+Cycles are those of imports at run time, without TYPE_CHECKING blocks and without the packages that importing a module runs.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from stages.runtime.deps import ROOT, direct_imports, source_files
 
 PARTS = ("stages", "flows")
 MODULE, FUNCTION, README, MEDIAN = 400, 60, 250, 100
-"""Most lines of a module, a function and README.md; of half of the modules."""
+"""Largest number of lines: of a module, of a function, of README.md; and of the median module."""
 
 
 def lines(path: Path) -> int:
@@ -37,14 +37,14 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def room(path: Path) -> str:
-    """The folder of a module below stages/, or the module itself where it lies beside them or is its folder's command."""
+    """The folder of a module below stages/, or the module itself if it is in no folder or is a folder's command."""
     if path.name == "__main__.py":
         return str(path)
     return "/".join(path.parts[:2]).removesuffix(".py")
 
 
 def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Groups of names that reach one another, each sorted."""
+    """Strongly connected groups of names, each sorted."""
     graph = nx.DiGraph((start, end) for start, end in edges if start != end)
     return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
 
@@ -57,8 +57,23 @@ def folder_edges() -> list[tuple[str, str]]:
     return sorted({(room(Path(start)), room(Path(end))) for start, end in file_edges()})
 
 
+def naming(word: str, *folders: str) -> list[str]:
+    """Python, TOML and YAML files below `folders` that contain `word`."""
+    files = (path for folder in folders for path in sorted((ROOT / folder).rglob("*")))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in files if path.suffix in (".py", ".toml", ".yaml"))
+    return [str(path.relative_to(ROOT)) for path, text in texts if re.search(rf"\b{word}\b", text)]
+
+
+def touched() -> dict[str, list[str]]:
+    """Files that an extension consists of, tests aside: those of the template package that name it, and for a switch those of
+    the core that name `rl.loss.dual_clip`, without the methods that choose its value."""
+    template = {"method": "rank_pg", "environment": "maze", "merge method": "largest"}
+    found = {f"a new {kind}": naming(name, "examples/plugin") for kind, name in template.items()}
+    return {**found, "a new switch": [path for path in naming("dual_clip", "stages", "flows") if "/methods/" not in path]}
+
+
 def measured() -> dict[str, object]:
-    """Every number that this prints."""
+    """Everything that the command prints."""
     sizes = {str(path): lines(path) for path in modules()}
     lengths = dict(item for path in modules() for item in functions(path))
     return {
@@ -72,6 +87,7 @@ def measured() -> dict[str, object]:
         "circles of folders": circles(folder_edges()),
         "lines of README.md": lines(Path("README.md")),
         "lines of params.yaml": lines(Path("params.yaml")),
+        "files to touch": touched(),
     }
 
 

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from screenshots.__main__ import CAPTIONS, FOLDER, LARGEST, TAKERS, documents_with_pictures
-from stages.annotation.settings import Annotate
 from stages.params import ROOT, ParamsError, check_domains, load_params, parse_params
 from stages.records.sections import deep_merge
 
@@ -78,7 +77,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/agent/policy.py", "is truncated: it has"),
         ("stages/agent/policy.py", "does not exist; check model.path in params.yaml, or restore it"),
         ("stages/agent/policy.py", "CUDA devices here; set it to cpu, or"),
-        ("stages/merging/folders.py", "does not exist; run the stage that makes it first"),
+        ("stages/merging/folders.py", "does not exist; run the stage that creates it first"),
         ("stages/reporting/inputs.py", "reports/evaluation.json does not exist; run 'dvc repro evaluate'"),
         ("stages/curation/panel.py", "can't be compared"),
         ("stages/sandbox/probe.py", "there is no sandbox on this machine for programs that a model writes"),
@@ -112,10 +111,15 @@ def test_a_page_shows_the_pictures_that_are_there() -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == text, "run 'python -m screenshots'"
 
 
-def test_annotation_settings_of_papers_are_accepted() -> None:
-    """Contract: the settings that docs/annotation.md gives for published methods are valid, and none is the default."""
+def test_profiles_of_methods_are_those_of_the_documentation() -> None:
+    """Contract: profiles/methods has the settings that docs/annotation.md gives for published methods; each file there is valid
+    over params.yaml, and none is the default."""
+    shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    profiles = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "profiles/methods").glob("*.yaml"))]
+    for overlay in profiles:
+        assert parse_params(deep_merge(shipped, overlay)) != parse_params(shipped)
     text = (ROOT / "docs" / "annotation.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]+ \| `(\{.*?\})`", text, re.M)
     assert len(rows) == 9
     for settings in rows:
-        assert Annotate.model_validate(yaml.safe_load(settings)) != Annotate()
+        assert {"annotate": yaml.safe_load(settings)} in profiles

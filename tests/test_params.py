@@ -89,7 +89,7 @@ def test_a_bad_value_is_refused_with_its_range(changes: dict, parts: list[str]) 
         ({"rl": {"minibatches": 99}}, "whole groups"),
         ({"rl": {"algorithm": "grpoo"}}, "did you mean 'grpo'?"),
         ({"rl": {"critic": {"learning_rate": 0.01}}}, "it needs a method with a critic"),
-        ({"rl": {"algorithm": "dpo", "loss": {"clip_high": 0.3}}}, "learns from stored pairs"),
+        ({"rl": {"algorithm": "dpo", "loss": {"clip_high": 0.3}}}, "learns from preference pairs"),
         ({"annotate": {"value_model": {"head": {"v_min": 1.0, "v_max": 0.0}}}}, "v_min"),
         ({"domains": ["search", "search"]}, "twice"),
         ({"domains": ["search", "webshop"]}, "'webshop' has no entry in per_domain"),

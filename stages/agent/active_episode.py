@@ -1,4 +1,4 @@
-"""One episode under way."""
+"""An episode while it is played."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class EpisodeRequest:
 
 @dataclass
 class BranchPoint:
-    """Where an episode stood after one of its turns, the answer included: what a branch starts from."""
+    """The state after one of an episode's turns and its observation, from which a branch can start."""
 
     snapshot: Any
-    """The environment's; None where the episode ended."""
+    """The environment's; None if the episode ended here."""
     state_key: str
     terms: dict[str, float]
     tokens: int
@@ -36,7 +36,7 @@ class BranchPoint:
 
 @dataclass
 class ActiveEpisode:
-    """An episode under way."""
+    """An episode in progress, with its environment and engine session."""
 
     request: EpisodeRequest
     episode: Episode
@@ -46,35 +46,35 @@ class ActiveEpisode:
     turn: int = 0
     terms: dict[str, float] = field(default_factory=dict)
     row: int = 0
-    """Its number in a group that goes in rounds."""
-    marks: list[BranchPoint] = field(default_factory=list)
-    """After each of its turns, where it may be branched from."""
+    """Its number in a group that is played in rounds."""
+    branch_points: list[BranchPoint] = field(default_factory=list)
+    """One after each turn, if the group may still branch."""
     entropies: list[tuple[float, ...]] = field(default_factory=list)
-    """Of each turn's tokens, where the plan wants them."""
+    """Of each turn's tokens, if the plan requests them."""
     snapshot: Any = None
-    """Of a branch that has not started: where its environment is to go on from."""
+    """Of a branch that has not started: the environment state to restore."""
     held: list[int] = field(default_factory=list)
-    """Tokens of the newest answer, while it waits for others of its group; the engine gets them with the next request."""
+    """Tokens of the newest observation; the engine gets them with the next request."""
 
     @property
     def over(self) -> bool:
         return self.episode.terminated or self.episode.truncated
 
-    def take_over(self, parent: ActiveEpisode, turns: int) -> None:
-        """Become a branch of `parent`: stand where it stood after its first `turns` turns. The environment is not touched."""
-        source, branch, mark = parent.episode, self.episode, parent.marks[turns - 1]
+    def branch_from(self, parent: ActiveEpisode, turns: int) -> None:
+        """Continue from `parent`'s state after its first `turns` turns. The environment is restored later, from `snapshot`."""
+        source, branch, point = parent.episode, self.episode, parent.branch_points[turns - 1]
         branch.parent, branch.inherited = source.episode_id, turns
         for name in ("token_ids", "owner", "logprob", "turn"):
-            setattr(branch, name, getattr(source, name)[: mark.tokens])
+            setattr(branch, name, getattr(source, name)[: point.tokens])
         branch.turns = [replace(turn) for turn in source.turns[:turns]]
         branch.reward = sum(turn.reward for turn in branch.turns)
-        said = 1 + sum(len(turn_messages("", turn.observation)) for turn in branch.turns)
-        branch.messages = [dict(message) for message in source.messages[:said]]
-        self.turn, self.terms, self.state_key, self.snapshot = turns, dict(mark.terms), mark.state_key, mark.snapshot
-        self.marks, self.entropies = parent.marks[:turns], parent.entropies[:turns]
+        messages = 1 + sum(len(turn_messages("", turn.observation)) for turn in branch.turns)
+        branch.messages = [dict(message) for message in source.messages[:messages]]
+        self.turn, self.terms, self.state_key, self.snapshot = turns, dict(point.terms), point.state_key, point.snapshot
+        self.branch_points, self.entropies = parent.branch_points[:turns], parent.entropies[:turns]
 
 
-def turn_messages(said: str, observation: str) -> list[dict[str, str]]:
-    """A turn as messages."""
+def turn_messages(content: str, observation: str) -> list[dict[str, str]]:
+    """A turn and its observation, if any, as chat messages."""
     answer = [{"role": "user", "content": observation}] if observation else []
-    return [{"role": "assistant", "content": said}, *answer]
+    return [{"role": "assistant", "content": content}, *answer]

@@ -1,33 +1,33 @@
-"""Best of n actions: an engine that draws n turns where one is asked for, and goes on with the one that a scorer ranks first.
+"""Best of n actions: an engine wrapper that draws n turns for each request and continues with the best one.
 
-It stands between whoever plays and a real engine, so that rollouts know nothing of it. The first of the n draws has the key that
-was asked with: with n = 1 the same turns come back as from the engine alone.
+Rollouts are unaware of it. The first draw uses the request's key: with n = 1 the turns equal those of the wrapped engine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from stages.agent.wrapped_engine import WrappedEngine
 from stages.engine.engine import Engine, Pause, Sampling, Turn
 from stages.seeding import key64
 
 Same = Callable[[Sequence[int]], str]
-"""Tokens of a turn -> what makes it the same action as another."""
+"""Tokens of a turn -> a string that is equal for equal actions."""
 
 
 class Ranking(Protocol):
-    """What orders the different actions that were drawn, A of them."""
+    """Scores the A different actions that were drawn."""
 
     def __call__(self, history: Sequence[int], turns: Sequence[Turn]) -> Sequence[float]:
-        """A scores, the higher the better; they depend on nothing but history and turns."""
+        """A scores, higher is better, that depend only on history and turns."""
         ...
 
 
 def by_logprob(history: Sequence[int], turns: Sequence[Turn]) -> list[float]:
-    """The policy's own log-probability of each turn, under the distribution that it was drawn from."""
+    """The policy's own log-probability of each turn, under the sampled distribution."""
     return [sum(turn.logprobs) for turn in turns]
 
 
@@ -41,7 +41,7 @@ def by_scorer(scorer: Any) -> Ranking:
 
 
 def per_token(rank: Ranking) -> Ranking:
-    """`rank` with each score divided by the number of the turn's tokens."""
+    """`rank` with scores divided by the turn's number of tokens."""
 
     def ranked(history: Sequence[int], turns: Sequence[Turn]) -> list[float]:
         scores = rank(history, turns)
@@ -51,9 +51,9 @@ def per_token(rank: Ranking) -> Ranking:
 
 
 def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking | None, same: Same) -> int:
-    """The place of the best turn; without `rank`, of the action that most of them are. Turns that are the same action count as
-    the first of them; ties go to the one that the policy itself finds likelier, then to the one drawn first. A turn without
-    tokens (no room) is taken only if there is no other."""
+    """Index of the best turn; without `rank`, of the most frequent action. Turns with the same action are represented by the
+    first; ties go to the turn with the higher log-probability, then to the first. A turn without tokens (no room) is chosen only
+    if there is no other."""
     first: dict[str, int] = {}
     votes: Counter[str] = Counter()
     for place, turn in enumerate(turns):
@@ -71,8 +71,8 @@ def choose(history: Sequence[int], turns: Sequence[Turn], rank: Ranking | None, 
 
 @dataclass
 class _Session:
-    """One session as its caller knows it; `inner`: the engine's own, and while a turn is drawn those of all its draws; `n` and
-    `rank`: how the next turn is chosen."""
+    """A caller's session. `inner`: the wrapped engine's session, or those of all draws while a turn is drawn; `n`, `rank`: how
+    the next turn is chosen."""
 
     tokens: list[int]
     inner: list[int]
@@ -86,39 +86,34 @@ def _check_draws(n: int) -> None:
         raise ValueError(f"best of {n} actions; at least 1 must be drawn")
 
 
-class BestOfEngine:
-    """`stages.engine.engine.Engine` over another one; `n` draws for each turn, where a session has no number of its own; without
-    `rank` they vote. Raises ValueError for n below 1."""
+class BestOfEngine(WrappedEngine[_Session]):
+    """An `Engine` over another one that draws `n` turns per request and keeps the best by `rank`, or by majority vote if that is
+    None. Raises ValueError for n below 1."""
 
     def __init__(self, engine: Engine, n: int, rank: Ranking | None, same: Same) -> None:
         _check_draws(n)
-        self.engine, self.n, self.rank, self.same = engine, n, rank, same
-        self._sessions: dict[int, _Session] = {}
-        self._of: dict[int, int] = {}
-        """Inner session -> the caller's, while a turn is drawn."""
-        self._next = 0
+        super().__init__(engine)
+        self.n, self.rank, self.same = n, rank, same
         self._counters = {"decisions": 0, "other_than_first": 0}
 
     @property
     def counters(self) -> dict[str, int]:
-        """The engine's, with `decisions` (turns that there was a choice for) and `other_than_first`, those in which the first
-        draw was not taken."""
+        """The engine's, with `decisions` (turns with more than one draw) and `other_than_first` (decisions against the first
+        draw)."""
         return {**self.engine.counters, **self._counters}
 
-    def _add(self, tokens: Sequence[int], inner: int) -> int:
-        self._sessions[self._next] = _Session(list(tokens), [inner], self.n, self.rank)
-        self._next += 1
-        return self._next - 1
+    def _add_session(self, tokens: Sequence[int], inner: int) -> int:
+        return self._add(_Session(list(tokens), [inner], self.n, self.rank))
 
     def choose_by(self, session: int, n: int, rank: Ranking | None) -> None:
-        """Let the session's next turns be the best of `n` by `rank`, or by vote without one. Raises ValueError for n below 1."""
+        """Set `n` and `rank` for the session's next turns. Raises ValueError for n below 1."""
         _check_draws(n)
         state = self._sessions[session]
         state.n, state.rank = n, rank
 
     def open(self, token_ids: Sequence[int], prefix: Any | None = None) -> int:
-        held, inside = prefix if prefix is not None else ((), None)
-        return self._add([*held, *token_ids], self.engine.open(token_ids, inside))
+        tokens, inner = prefix if prefix is not None else ((), None)
+        return self._add_session([*tokens, *token_ids], self.engine.open(token_ids, inner))
 
     def extend(self, session: int, token_ids: Sequence[int]) -> None:
         state = self._sessions[session]
@@ -130,24 +125,24 @@ class BestOfEngine:
         if state.n > 1:
             state.inner += self.engine.fork(state.inner[0], state.n - 1)
         for place, inner in enumerate(state.inner):
-            self._of[inner] = session
+            self._outer[inner] = session
             self.engine.request(inner, key if place == 0 else key64(key, "best_of", place), sampling)
 
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         turns: list[Turn] = []
-        while not turns and self._of and not (pause and pause()):
-            whole = set()
+        while not turns and self._outer and not (pause and pause()):
+            complete = set()
             for turn in self.engine.advance(pause):
-                session = self._of.pop(turn.session)
+                session = self._outer.pop(turn.session)
                 state = self._sessions[session]
                 state.drawn[turn.session] = turn
                 if len(state.drawn) == len(state.inner):
-                    whole.add(session)
-            turns = [self._decide(session) for session in sorted(whole)]
+                    complete.add(session)
+            turns = [self._decide(session) for session in sorted(complete)]
         return turns
 
     def _decide(self, session: int) -> Turn:
-        """Go on with the best draw of a session, all of whose draws are there."""
+        """Continue a session, all of whose draws are finished, with the best one."""
         state = self._sessions[session]
         drawn = [state.drawn[inner] for inner in state.inner]
         best = choose(state.tokens, drawn, state.rank, self.same) if state.n > 1 else 0
@@ -159,7 +154,7 @@ class BestOfEngine:
         turn = drawn[best]
         state.inner, state.drawn = [turn.session], {}
         state.tokens.extend(turn.token_ids)
-        return Turn(session, turn.token_ids, turn.logprobs, turn.stop_reason, turn.entropies)
+        return replace(turn, session=session)
 
     def snapshot(self, session: int, length: int | None = None) -> Any:
         state = self._sessions[session]
@@ -167,10 +162,8 @@ class BestOfEngine:
 
     def fork(self, session: int, count: int) -> list[int]:
         state = self._sessions[session]
-        return [self._add(state.tokens, inner) for inner in self.engine.fork(state.inner[0], count)]
+        return [self._add_session(state.tokens, inner) for inner in self.engine.fork(state.inner[0], count)]
 
     def close(self, session: int) -> None:
-        state = self._sessions.pop(session)
-        for inner in state.inner:
-            self._of.pop(inner, None)
-            self.engine.close(inner)
+        for inner in self._sessions.pop(session).inner:
+            self._close_inner(inner)

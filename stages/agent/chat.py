@@ -1,8 +1,8 @@
-"""Token-exact chat: what surrounds the policy's own tokens, taken from the tokenizer's chat template, whatever that is.
+"""Token-exact chat: derives the tokens around the policy's own from any tokenizer's chat template.
 
-The prompt is rendered once. After a turn only the tokens that follow it are made (closing the assistant message if the policy did
-not, the user message, the opening of the next assistant message); what the policy wrote is never tokenised again. These
-surroundings are the difference between the template's renderings of a fixed dummy conversation, checked when a `Chat` is made.
+The prompt is rendered once. After a turn, only the tokens that follow it are added (the end of the assistant message if the
+policy did not write it, the user message, the start of the next assistant message); the policy's tokens are never tokenised
+again. The surrounding text is taken from the template's rendering of a dummy conversation, which is checked on construction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stages.records.episode import Owner
 from stages.records.thinking import Said, Thinking, take_apart
 
 ENCODED = 4096
-"""Texts whose tokens are remembered."""
+"""Texts whose tokens are cached."""
 _USER, _ASSISTANT, _NEXT = "Question7Q", "Answer7A", "Observation7O"
 
 
@@ -29,7 +29,7 @@ class Encoded:
     token_ids: list[int] = field(default_factory=list)
     owner: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
-    """Turn index; -1 for the prompt, and an observation belongs to the turn it answers."""
+    """Turn index; -1 for the prompt. An observation belongs to the turn it answers."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Start and end (exclusive) of each assistant turn, its end-of-turn token included."""
 
@@ -39,21 +39,21 @@ class Encoded:
         self.turn.extend([turn] * len(token_ids))
 
 
-def _apart(marks: re.Pattern[str], text: str) -> str:
-    """`text` with a space after the first character of each mark in it; a mark of one character goes."""
+def _break_up(marks: re.Pattern[str], text: str) -> str:
+    """Insert a space after the first character of each mark in `text`; remove marks of one character."""
     return marks.sub(lambda found: f"{found.group()[0]} {found.group()[1:]}" if len(found.group()) > 1 else "", text)
 
 
 class Chat:
-    """The chat format of one tokenizer. `thinking`: what encloses the thoughts of a reasoning model (`model.thinking`).
+    """The chat format of a tokenizer. `thinking`: marks around the thoughts of a reasoning model (`model.thinking`).
 
-    Raises ValueError if it has no chat template, the template has no single end-of-turn token after an assistant message, or
-    user messages are not rendered alike in every place.
+    Raises ValueError if it has no chat template, the template does not end assistant messages with a special token, or it changes
+    the text of user messages.
     """
 
     def __init__(self, tokenizer: Any, thinking: Thinking | None = None) -> None:
         self.tokenizer, self.thinking = tokenizer, thinking
-        # The same observations come back in group after group, and transformers' way to the tokenizer is long.
+        # Observations recur in many groups, and tokenising with transformers is slow.
         self._encoded = lru_cache(ENCODED)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         if not getattr(tokenizer, "chat_template", None):
@@ -73,13 +73,12 @@ class Chat:
         """The token that ends an assistant message."""
         cut = ids.index(self.end_of_turn) + 1
         self._close = ids[:cut]
-        # The text between the end-of-turn token and the observation; kept as text, since it may merge with what follows.
-        self._before = between[between.index(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
-        self._before = self._before[len(tokenizer.convert_ids_to_tokens(self.end_of_turn)) :]
+        # The text between the end-of-turn token and the observation; as text, since its tokens may merge with what follows.
+        self._before = between.partition(tokenizer.convert_ids_to_tokens(self.end_of_turn))[2]
         self._strips = self._check()
         added = {token.content: number for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         self._mark_ids = {added[mark]: mark for mark in own if mark in added}
-        # What the generation prompt has of a thought: the start mark and what follows it. "" if the policy opens thoughts itself.
+        # The start of a thought in the generation prompt, from its start mark on; "" if the policy opens thoughts itself.
         self._opened = ""
         if thinking is not None and thinking.start in self._after.rpartition(thinking.end)[2]:
             self._opened = self._after[self._after.rindex(thinking.start) :]
@@ -91,18 +90,18 @@ class Chat:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids."""
         return len(self.tokenizer)
 
     def tokens_of(self, text: str) -> list[int]:
-        """Token ids of a text as it stands, special tokens in it included."""
+        """Token ids of a raw text; special tokens in it are recognised."""
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._encoded(text))
 
     def _surroundings(self) -> tuple[str, str]:
-        """What the template puts between an assistant message and the next user message, and after the latter."""
+        """The template's text between an assistant message and the next user message, and after the latter."""
         dummy = [("user", _USER), ("assistant", _ASSISTANT), ("user", _NEXT)]
         text = self._render([{"role": role, "content": content} for role, content in dummy])
         if text.count(_ASSISTANT) != 1 or text.count(_NEXT) != 1:
@@ -122,12 +121,12 @@ class Chat:
             if token in special:
                 return int(token)
         raise ValueError(
-            f"the chat template of {self._name} closes an assistant message without a special token; it renders as "
-            f"{self.tokenizer.decode(ids)!r}. Let it end with the eos token {self.tokenizer.eos_token!r}"
+            f"the chat template of {self._name} ends an assistant message without a special token, with "
+            f"{self.tokenizer.decode(ids)!r}; make it end with the eos token {self.tokenizer.eos_token!r}"
         )
 
     def _check(self) -> bool:
-        """Whether the template strips messages. Raises ValueError if it does anything else to them."""
+        """Whether the template strips messages. Raises ValueError if it changes them otherwise."""
         probe = " go to\nthe  barn "
         dummy = [("user", _USER), ("assistant", _ASSISTANT), ("user", probe)]
         text = self._render([{"role": role, "content": content} for role, content in dummy]).split(_ASSISTANT)[1]
@@ -139,30 +138,29 @@ class Chat:
         raise ValueError(f"the chat template of {self._name} changes the text of user messages: {text!r}")
 
     def clean(self, text: str) -> str:
-        """`text` with all that belongs to the format spelt out apart (`< |end|>`), so that no observation can pose as part of it:
-        see `stages.agent.chat_template.format_marks`."""
-        return _apart(self._marks, text)
+        """Break up format marks in `text` (`< |end|>`), so that no observation can imitate the format; see `format_marks`."""
+        return _break_up(self._marks, text)
 
     def prompt_tokens(self, text: str) -> list[int]:
-        """Token ids of a conversation that opens with the user message `text`, ready for the first assistant turn."""
+        """Token ids of a conversation that starts with the user message `text`, up to the first assistant turn."""
         return self._encode(self._render([{"role": "user", "content": self.clean(text)}]))
 
     def closing_tokens(self, turn_ids: Sequence[int]) -> list[int]:
-        """What closes the assistant message after `turn_ids`: nothing if the policy wrote the end-of-turn token itself."""
+        """The tokens that end the assistant message after `turn_ids`; none if the policy wrote the end-of-turn token itself."""
         return [] if turn_ids and turn_ids[-1] == self.end_of_turn else list(self._close)
 
     def observation_tokens(self, text: str) -> list[int]:
-        """The tokens from a closed assistant message to the next one: the user message `text` and the generation prompt."""
+        """The tokens between two assistant messages: the user message `text` and the generation prompt."""
         text = self.clean(text.strip() if self._strips else text)
         return self._encode(self._before + text + self._after)
 
     def assistant_tokens(self, text: str) -> list[int]:
-        """An assistant turn as the policy would write it: the text, its thought included, and the end-of-turn token."""
-        return [*self._encode(_apart(self._not_own, self._continued(text))), self.end_of_turn]
+        """An assistant turn as the policy would write it: `text` with any thought, and the end-of-turn token."""
+        return [*self._encode(_break_up(self._not_own, self._continuation(text))), self.end_of_turn]
 
-    def _continued(self, text: str) -> str:
-        """What comes after the generation prompt in a turn of this text. Where that has opened a thought, the text goes on with
-        it, or closes it at once if it has none."""
+    def _continuation(self, text: str) -> str:
+        """A turn's text after the generation prompt. If the prompt opens a thought, the text continues it, or ends it at once if
+        it contains none."""
         if not self._opened or self.thinking is None:
             return text
         if self.thinking.end not in text:
@@ -170,11 +168,11 @@ class Chat:
         return text.removeprefix(self.thinking.start).removeprefix(self._opened.removeprefix(self.thinking.start))
 
     def read(self, turn_ids: Sequence[int]) -> Said:
-        """A turn's tokens taken apart: the action, without special tokens and outer white space, and the thought before it."""
+        """Parse a turn's tokens: the action, without special tokens and outer white space, and the thought before it."""
         return take_apart(self._text(turn_ids), self.thinking, self._opened)
 
     def _text(self, turn_ids: Sequence[int]) -> str:
-        """The text of tokens without special ones, but with the marks of thoughts, be they special or not."""
+        """Decode tokens without special ones, but with the marks of thoughts even if they are special."""
 
         def decoded(token_ids: Sequence[int]) -> str:
             return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -187,19 +185,19 @@ class Chat:
         return text + decoded(turn_ids[start:])
 
     def action_text(self, turn_ids: Sequence[int]) -> str:
-        """The action in a turn's tokens: special tokens, thoughts and outer white space removed."""
+        """The action in a turn's tokens; see `read`."""
         return self.read(turn_ids).action
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
-        """Tokens of user and assistant messages by turns, laid out exactly as a rollout of the same text; where the last message
-        is the user's, they end ready for the next assistant turn.
+        """Tokens of alternating user and assistant messages, exactly as in a rollout of the same text; after a final user
+        message, they end with the generation prompt.
 
-        Assistant turns, end-of-turn token included, are POLICY, what answers them ENVIRONMENT. Raises ValueError if the roles do
-        not take turns, user first.
+        Assistant turns, end-of-turn token included, are owned by POLICY, later user messages by ENVIRONMENT. Raises ValueError if
+        roles do not alternate, user first.
         """
         roles = [message["role"] for message in messages]
         if roles != [("user", "assistant")[index % 2] for index in range(len(roles))] or not roles:
-            raise ValueError(f"messages must take turns, user first; got roles {roles}")
+            raise ValueError(f"message roles must alternate, user first; got {roles}")
         encoded = Encoded()
         encoded.append(self.prompt_tokens(messages[0]["content"]), Owner.PROMPT, -1)
         for place, message in enumerate(messages[1:]):
@@ -213,8 +211,7 @@ class Chat:
         return encoded
 
     def encode_demonstration(self, messages: Sequence[Mapping[str, str]]) -> Encoded:
-        """`encode` up to the last assistant turn: what answers it is left out, as in rollouts. Raises ValueError if there is no
-        such turn, too."""
+        """`encode` up to the last assistant turn, as in rollouts. Raises ValueError also if there is no such turn."""
         if len(messages) < 2:
-            raise ValueError(f"a demonstration's messages must take turns, at least one turn long; got {len(messages)} messages")
+            raise ValueError(f"a demonstration needs a user and an assistant message at least; got {len(messages)} messages")
         return self.encode(messages[: len(messages) // 2 * 2])

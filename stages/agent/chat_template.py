@@ -1,8 +1,8 @@
-"""A tokenizer's chat template, rendered alike on every day and whatever a text holds.
+"""Renders a tokenizer's chat template with a fixed date, and finds the marks of its format.
 
-Some templates put today's date into the prompt (`strftime_now`): the same task would be another prompt tomorrow, and a policy
-would be trained on dates that it is never asked with. Such templates see one fixed day here, PROMPT_DATE, or the one that the
-model's tokenizer_config.json names (`prompt_date: 2025-03-01`). Policies that are saved carry theirs in that file.
+Some templates put today's date into the prompt (`strftime_now`), so a task's prompt would change from day to day. Here such
+templates see a fixed date: PROMPT_DATE, or `prompt_date` of the model's tokenizer_config.json (`prompt_date: 2025-03-01`), where
+saved policies record theirs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from datetime import date, datetime
 from typing import Any
 
 PROMPT_DATE = "2024-07-26"
-"""The day on which it always is; Llama 3.1's template has the same where it is not told a date."""
+"""The default, as in Llama 3.1's template."""
 DATE_KEY = "prompt_date"
-"""Of tokenizer_config.json."""
+"""Key in tokenizer_config.json."""
 _CLOCK = "strftime_now"
 _CODES = "aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyY"
-# transformers hands a template plain data alone, no functions: the formats' codes are given as texts, and a macro puts them in.
+# transformers passes only plain data to templates, so a macro replaces the format codes by precomputed texts.
 _MACRO = (
     "{% macro strftime_now(format) %}{% set found = namespace(text=format) %}{% for code, value in prompt_date_codes.items() %}"
     "{% set found.text = found.text | replace(code, value) %}{% endfor %}{{ found.text }}{% endmacro %}\n"
@@ -26,7 +26,7 @@ _MACRO = (
 
 
 def prompt_date(tokenizer: Any) -> str | None:
-    """The date that a tokenizer's template shows (YYYY-MM-DD); None if it shows none. Raises ValueError for a bad one in its
+    """The date (YYYY-MM-DD) shown by a tokenizer's template, or None. Raises ValueError for an invalid one in its
     tokenizer_config.json."""
     template = getattr(tokenizer, "chat_template", None)
     if _CLOCK not in str(template or ""):
@@ -42,8 +42,7 @@ def prompt_date(tokenizer: Any) -> str | None:
 
 
 def _codes(day: str) -> dict[str, str]:
-    """Each code of strftime with what it stands for at the day's first minute; those that this machine's C library lacks are left
-    out."""
+    """strftime's codes with their text at midnight of `day`; codes unsupported by the C library are omitted."""
     moment = datetime.fromisoformat(day)
     codes = [f"%{flag}{letter}" for flag in ("", "-") for letter in _CODES]
     shown = {code: moment.strftime(code) for code in codes}
@@ -51,7 +50,7 @@ def _codes(day: str) -> dict[str, str]:
 
 
 def renderer(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], str]:
-    """Messages -> the template's text of them, ready for the assistant's turn."""
+    """A function that renders messages with the template, up to the assistant's next turn."""
     options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
     if (day := prompt_date(tokenizer)) is not None:
         options |= {"chat_template": _MACRO + tokenizer.get_chat_template(), "prompt_date_codes": _codes(day)}
@@ -59,11 +58,11 @@ def renderer(tokenizer: Any) -> Callable[[Sequence[Mapping[str, str]]], str]:
 
 
 def format_marks(tokenizer: Any, opening: str, surroundings: Sequence[str]) -> list[str]:
-    """What a text must not hold if it is not to pose as part of the format, the longest first.
+    """Texts by which an observation could imitate the chat format, longest first.
 
-    Special tokens, among them those that were added and have no role of their own (Llama 3's <|start_header_id|>); added tokens
-    of any kind in what the template puts before (`opening`) and between messages (`surroundings`); and plain text between
-    messages that is more than a word, such as "### Response:" or "[/INST]".
+    Special tokens, including added ones without a role (Llama 3's <|start_header_id|>); added tokens of any kind that the
+    template puts before (`opening`) or between messages (`surroundings`); and plain text between messages that is more than a
+    word, such as "### Response:" or "[/INST]".
     """
     added = {token.content: bool(token.special) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     special = {*tokenizer.all_special_tokens, *(text for text, is_special in added.items() if is_special)}
@@ -76,5 +75,5 @@ def format_marks(tokenizer: Any, opening: str, surroundings: Sequence[str]) -> l
 
 
 def alternatives(texts: Sequence[str]) -> re.Pattern[str]:
-    """A pattern that finds any of `texts`, the first that fits; nothing for none."""
+    """A pattern that matches any of `texts`, earlier ones first; no match for an empty list."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

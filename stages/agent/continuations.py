@@ -1,4 +1,4 @@
-"""Turns that a policy draws anew after histories of recorded episodes."""
+"""Samples new turns after prefixes of recorded episodes."""
 
 from __future__ import annotations
 
@@ -10,42 +10,39 @@ from stages.engine.engine import Engine, Sampling, Turn
 
 @dataclass(frozen=True)
 class ContinuationRequest:
-    """Of one episode's tokens: after the first `lengths[i]` of them a turn is to be drawn with random key `keys[i]`."""
+    """Turns to sample within one episode: one after its first `lengths[i]` tokens with random key `keys[i]`, for each i."""
 
     token_ids: list[int]
     lengths: list[int]
     keys: list[int]
 
 
-def sample_turns(engine: Engine, asked: Sequence[ContinuationRequest], sampling: Sampling, width: int) -> list[list[Turn]]:
-    """The turns that were asked for, in that order. An episode's tokens are read once for all of its histories; about `width`
-    turns are under way at once. A turn depends on its history and its key alone."""
-    found: list[list[Turn]] = []
-    for run in _within(asked, width):
-        found += _draw(engine, run, sampling)
-    return found
+def sample_turns(engine: Engine, requests: Sequence[ContinuationRequest], sampling: Sampling, width: int) -> list[list[Turn]]:
+    """The requested turns, in order. Each episode's tokens are fed once; about `width` turns run at once. A turn depends only on
+    its prefix and its key."""
+    return [turns for batch in _batches(requests, width) for turns in _sample(engine, batch, sampling)]
 
 
-def _within(asked: Sequence[ContinuationRequest], width: int) -> Iterator[list[ContinuationRequest]]:
-    """Runs of episodes with at most `width` turns in all (one episode at least)."""
-    run: list[ContinuationRequest] = []
+def _batches(requests: Sequence[ContinuationRequest], width: int) -> Iterator[list[ContinuationRequest]]:
+    """Consecutive requests with at most `width` turns in total (at least one request)."""
+    batch: list[ContinuationRequest] = []
     turns = 0
-    for one in asked:
-        if run and turns + len(one.keys) > width:
-            yield run
-            run, turns = [], 0
-        run.append(one)
-        turns += len(one.keys)
-    if run:
-        yield run
+    for request in requests:
+        if batch and turns + len(request.keys) > width:
+            yield batch
+            batch, turns = [], 0
+        batch.append(request)
+        turns += len(request.keys)
+    if batch:
+        yield batch
 
 
-def _draw(engine: Engine, asked: Sequence[ContinuationRequest], sampling: Sampling) -> list[list[Turn]]:
-    bases = [engine.open(one.token_ids[: max(one.lengths, default=1)]) for one in asked]
+def _sample(engine: Engine, requests: Sequence[ContinuationRequest], sampling: Sampling) -> list[list[Turn]]:
+    bases = [engine.open(request.token_ids[: max(request.lengths, default=1)]) for request in requests]
     places: dict[int, tuple[int, int]] = {}
-    for number, (base, one) in enumerate(zip(bases, asked, strict=True)):
-        engine.fork(base, 0)  # feeds what is not in the cache yet, of all of them
-        for place, (length, key) in enumerate(zip(one.lengths, one.keys, strict=True)):
+    for number, (base, request) in enumerate(zip(bases, requests, strict=True)):
+        engine.fork(base, 0)  # feeds the pending tokens of all bases together
+        for place, (length, key) in enumerate(zip(request.lengths, request.keys, strict=True)):
             session = engine.open((), engine.snapshot(base, length))
             engine.request(session, key, sampling)
             places[session] = number, place
@@ -55,4 +52,4 @@ def _draw(engine: Engine, asked: Sequence[ContinuationRequest], sampling: Sampli
         for turn in engine.advance():
             drawn[places[turn.session]] = turn
             engine.close(turn.session)
-    return [[drawn[number, place] for place in range(len(one.keys))] for number, one in enumerate(asked)]
+    return [[drawn[number, place] for place in range(len(request.keys))] for number, request in enumerate(requests)]

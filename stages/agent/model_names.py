@@ -1,4 +1,4 @@
-"""The models of a run by their names: base, sft, rl@<domain>, merged, merged_linear."""
+"""Names of a run's models (base, sft, rl@<domain>, merged, merged_linear) and their folders."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ if TYPE_CHECKING:
 
 SELECTORS = {
     "q": "the Q-model of annotate",
-    "value": "the values of tokens that rl has learnt (b_coder)",
+    "value": "the token values that rl learned (b_coder)",
     "logprob": "the policy's own log-probability",
-    "vote": "how many of the draws are the same action (self-consistency)",
+    "vote": "majority vote over the draws (self-consistency)",
 }
-"""`<model>+<choice>` in evaluate.models: at each turn the best of several actions, by this."""
+"""`<model>+<selector>` in evaluate.models: at each turn, the best of several actions by this criterion."""
 
 
 def model_names(domains: Sequence[str]) -> list[str]:
-    """Names of a run's models, in the order they are made."""
+    """Names of a run's models, in the order in which they are made."""
     return ["base", "sft", *(f"rl@{domain}" for domain in domains), "merged", "merged_linear"]
 
 
 def model_folder(name: str, root: Path, params: Params) -> Path:
-    """The folder of the run's model called `name`; a hub model, which only base can be, is downloaded if need be.
-
-    Raises ParamsError for a name that the run does not have.
-    """
+    """The folder of the run's model `name`; a hub model (base only) is downloaded if necessary. Raises ParamsError for an unknown
+    name."""
     from stages.agent.policy import HUB, load_policy
 
     known = model_names(params.domains)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise ParamsError(f"there is no model '{name}'{hint} There are {', '.join(known)}, and folders by their path")
+        raise ParamsError(f"unknown model '{name}'{hint} Known models: {', '.join(known)}; name other models by folder")
     if name == "base":
         path = params.model.path
         return load_policy(path).folder if path.startswith(HUB) else root / path
@@ -45,7 +43,7 @@ def model_folder(name: str, root: Path, params: Params) -> Path:
 
 
 def resolve_model(name: str, root: Path, params: Params) -> Path:
-    """`model_folder` of a name, and what has a slash in it, or is no name and a folder, as a path."""
+    """`model_folder(name)`, or the folder at path `name`: one with a slash, or an existing folder that is not a model's name."""
     path = root / name
     if name not in model_names(params.domains) and ("/" in name or path.is_dir()):
         return path

@@ -1,6 +1,6 @@
-"""Which back end generates: `resources.engine`, for rollout, annotate and evaluate.
+"""Opens a policy behind the back end of `resources.engine`, for rollout, annotate and evaluate.
 
-rl plays with the torch engine whatever this says: its weights change with every step, and the engine reads them where they are.
+rl always uses the torch engine, which reads the weights in place, since they change with every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What a back end is made with; the fields of `resources` and `resources.engine` in stages/params.py, and max_length."""
+    """Settings of a back end: fields of `resources` and `resources.engine`, and of `model`."""
 
     max_length: int
     device: str
@@ -34,7 +34,7 @@ class EngineSettings:
     check_turns: int
     gpu_memory: float
     thinking: Thinking | None = None
-    """What encloses the policy's thoughts, `model.thinking`."""
+    """Marks of the policy's thoughts, `model.thinking`."""
 
     @classmethod
     def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
@@ -44,7 +44,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Player:
-    """A policy ready to play. `policy`: the loaded model, where the torch engine holds it."""
+    """A policy ready to generate. `policy`: the loaded model, if the engine is the torch engine."""
 
     engine: Engine
     chat: Chat
@@ -52,23 +52,23 @@ class Player:
     policy: Any = None
 
     def close(self) -> None:
-        """Give up what an outside back end holds."""
+        """Release the resources of an outside back end."""
         backend = getattr(self.engine, "backend", None)
         if backend is not None:
             backend.close()
 
 
 def served_name(folder: Path) -> str:
-    """The name that a server has to serve a model under: its folder, relative to the repository's root (data/models/sft)."""
+    """The model name to request from a server: its folder relative to the repository's root (data/models/sft)."""
     path = Path(os.path.relpath(folder))
     return folder.as_posix() if ".." in path.parts else path.as_posix()
 
 
 def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -> Player:
-    """The policy in `folder` behind the back end that `settings` name.
+    """Open the policy in `folder` behind the back end of `settings`.
 
-    text: whether the caller can do with a server's text (`resources.engine.text`). Raises PolicyError for a folder that is not
-    whole, EngineError for a back end that is not installed or cannot give what is needed.
+    text: whether the caller accepts text without tokens from a server (`resources.engine.text`). Raises PolicyError for an
+    incomplete folder, EngineError for a back end that is not installed or lacks a required feature.
     """
     from stages.agent.policy import check_folder, load_policy, load_tokenizer, policy_hash
 
@@ -88,8 +88,8 @@ def open_player(folder: Path, settings: EngineSettings, *, text: bool = False) -
     as_text = settings.kind == "openai" and settings.text
     if as_text and not text:
         raise EngineError(
-            "resources.engine.text is for evaluate alone: this stage records episodes token for token with their "
-            "log-probabilities. Set it to false, with a server that returns them, or resources.engine.kind to torch"
+            "resources.engine.text is for evaluate alone: this stage records episodes with tokens and log-probabilities. Set it "
+            "to false and use a server that returns them, or set resources.engine.kind to torch"
         )
     if settings.kind == "vllm":
         from stages.engine.vllm_engine import VllmBackend

@@ -1,8 +1,8 @@
-"""Plays many episodes at once: policy turns through an engine, environment steps in a thread of their own meanwhile.
+"""Plays many episodes at once: policy turns through an engine, while environment steps run in another thread.
 
-The order of all work is fixed by the requests alone: what one `advance` returns is handed to the environments, the next `advance`
-runs in the meantime, then the environments' answers are taken in the order they were handed over, however long each took.
-With a `Plan` (stages/agent/branching.py) a group goes in rounds, and some of its episodes are branches of others.
+The order of all work depends only on the requests: the turns of one `advance` go to the environments, the next `advance` runs
+meanwhile, then the environments' results are taken in submission order, however long each took. With a `Plan`
+(stages/agent/branching.py) a group is played in rounds, and some episodes are branches of others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stages.records.thinking import Said
 
 @dataclass(frozen=True)
 class Labels:
-    """What every episode of a collection is marked with. `stream` keeps the random draws of different uses apart."""
+    """Metadata of all episodes of a collection. `stream` separates the random draws of different uses."""
 
     seed: int
     policy_hash: str = ""
@@ -46,7 +46,7 @@ def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[EpisodeR
 
 
 class EnvironmentPool:
-    """Environments to be used again: starting one may cost far more than resetting it."""
+    """Reuses environments: starting one may cost far more than resetting it."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
@@ -75,12 +75,12 @@ class EnvironmentPool:
 
 
 def action_key(action: str) -> str:
-    """Equal for actions that differ in case or white space only."""
+    """Normalised action, equal for actions that differ only in case or white space."""
     return " ".join(action.lower().split())
 
 
 class _Inline:
-    """Stands in for a thread pool: does the work at once."""
+    """Replaces a thread pool: runs each task at once."""
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = Future()
@@ -122,9 +122,9 @@ class Collector:
         self._waiting = [request for request in ordered if request.episode_id not in reserve]
         self._workers: Any = None
         self._branches: list[tuple[ActiveEpisode, Future]] = []
-        """Branches whose environments are being set."""
+        """Branches whose environments are being restored."""
         if len({request.episode_id for request in requests}) != len(requests):
-            raise ValueError("two requests have the same task and attempt; number the attempts at a task apart")
+            raise ValueError("two requests have the same task and attempt; number the attempts at a task differently")
         self._playing: dict[int, ActiveEpisode] = {}
         self._prompts: dict[str, tuple[str, list[int]]] = {}
         self._forks: dict[str, list[int]] = {}
@@ -134,22 +134,22 @@ class Collector:
 
     @staticmethod
     def _reset(play: ActiveEpisode) -> str:
-        """Start the task; the first observation."""
+        """Start the task; return the first observation."""
         observation = play.environment.reset(play.request.task)
         play.state_key = play.environment.state_key()
         return observation.text
 
     @staticmethod
     def _act(play: ActiveEpisode, action: str, keep: bool) -> tuple[str, Step, Any]:
-        """The state before the action, what it brought about, and, to keep, the environment's snapshot after it."""
+        """Act; return the state key before the action, the step and, if `keep`, the environment's snapshot after it."""
         before = play.state_key
         step = play.environment.step(action)
         play.state_key = "" if step.done else play.environment.state_key()
         return before, step, play.environment.snapshot() if keep and not step.done else None
 
     @staticmethod
-    def _go_back(play: ActiveEpisode) -> None:
-        """Put a branch's environment where its parent's stood."""
+    def _restore(play: ActiveEpisode) -> None:
+        """Restore the parent's state in a branch's environment."""
         play.environment.reset(play.request.task)
         play.environment.restore(play.snapshot)
         play.snapshot = None
@@ -176,7 +176,7 @@ class Collector:
         return play
 
     def _begin(self, started: Sequence[tuple[ActiveEpisode, str]]) -> None:
-        """Open sessions for episodes whose environments have been reset; a task's prompt is fed once for all its attempts."""
+        """Open sessions for episodes whose environments were reset; a task's prompt is fed once for all its attempts."""
         fresh = []
         for play, observation in started:
             task = play.request.task
@@ -189,7 +189,7 @@ class Collector:
                     fresh.append(task.task_id)
             known, tokens = self._prompts[task.task_id]
             if text != known:
-                raise RuntimeError(f"task {task.task_id} starts with another observation at each reset: {known!r}, then {text!r}")
+                raise RuntimeError(f"task {task.task_id} has different first observations: {known!r}, then {text!r}")
             play.episode.append(tokens, Owner.PROMPT, -1)
             play.episode.messages.append({"role": "user", "content": text})
         left = Counter(request.task.task_id for request in self._waiting)
@@ -205,9 +205,9 @@ class Collector:
                 continue
             play.session = forks.pop(0)
             self._playing[play.session] = play
-            self._ask(play)
+            self._request_turn(play)
 
-    def _ask(self, play: ActiveEpisode) -> None:
+    def _request_turn(self, play: ActiveEpisode) -> None:
         if play.held:
             self.engine.extend(play.session, play.held)
             play.held = []
@@ -218,7 +218,7 @@ class Collector:
         self.engine.request(play.session, key, sampling)
 
     def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, Said] | None:
-        """Add the policy's tokens to its episode; what they say, or None if there was no room for a turn."""
+        """Add the policy's tokens to the episode; return it with the parsed turn, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
             self._finish(play, "context", truncated=True)
@@ -228,20 +228,20 @@ class Collector:
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)
 
-    def _record_step(self, play: ActiveEpisode, turn: Turn, said: Said, before: str, step: Step, snapshot: Any) -> None:
-        """Add what the action brought, and go on unless the episode is over."""
+    def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: Said, before: str, step: Step, snapshot: Any) -> None:
+        """Add the action's result, and continue unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
         observation = step.observation.text
         episode.turns.append(
             TurnRecord(
-                action=said.action,
+                action=parsed.action,
                 observation=observation,
                 accepted=step.accepted,
                 reward=step.reward,
                 cost=step.cost,
                 state_key=before,
-                action_key=action_key(said.action),
+                action_key=action_key(parsed.action),
                 start=end - len(turn.token_ids),
                 end=end,
             )
@@ -249,7 +249,7 @@ class Collector:
         episode.reward += step.reward
         for name, value in step.terms.items():
             play.terms[name] = play.terms.get(name, 0.0) + value
-        episode.messages += turn_messages(said.message, observation)
+        episode.messages += turn_messages(parsed.message, observation)
         tokens = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(observation)]
         stop = ""
         if step.done:
@@ -260,7 +260,7 @@ class Collector:
             stop = "length"
         elif end + len(tokens) >= self.max_length:
             stop = "context"
-        if stop not in ("", "terminated") and not said.finished and turn.stop_reason != "stop":
+        if stop not in ("", "terminated") and not parsed.finished and turn.stop_reason != "stop":
             stop = "thinking"
         group = self._rounds.group(play.request)
         if group:
@@ -274,7 +274,7 @@ class Collector:
         if group:
             self._arrive(group, play)
         else:
-            self._ask(play)
+            self._request_turn(play)
 
     def _finish(self, play: ActiveEpisode, reason: str, truncated: bool) -> None:
         episode = play.episode
@@ -293,31 +293,31 @@ class Collector:
             self._arrive(group, play)
 
     def _arrive(self, group: Group, play: ActiveEpisode) -> None:
-        """One more episode of a round has taken its turn or has ended; after the last one the next round begins."""
+        """Record that an episode took its turn in the round or ended; after the last one, begin the next round."""
         if not group.arrive(play):
             return
         living = group.living()
         branches = [self._branch(group, fork.row, fork.turns) for fork in group.forks()]
         for left in group.leaving:
             self.engine.close(left.session)
-        self._waiting += self._rounds.go_on(group, len(living) + len(branches))
-        for going_on in living:
-            self._ask(going_on)
+        self._waiting += self._rounds.next_round(group, len(living) + len(branches))
+        for member in living:
+            self._request_turn(member)
 
     def _branch(self, group: Group, row: int, turns: int) -> ActiveEpisode:
-        """A new episode that has taken over a member's first turns; its environment is set in the environments' thread."""
+        """A new episode that branches off a member; its environment is restored in the environments' thread."""
         parent = group.members[row]
         play = self._new_play(group.reserve.pop())
-        play.take_over(parent, turns)
+        play.branch_from(parent, turns)
         tokens = play.episode.token_ids
         known = min(len(tokens), len(parent.episode.token_ids) - len(parent.held))
         play.session = self.engine.open(tokens[known:], self.engine.snapshot(parent.session, known))
         self._playing[play.session] = play
-        self._branches.append((play, self._workers.submit(self._go_back, play)))
+        self._branches.append((play, self._workers.submit(self._restore, play)))
         return play
 
     def run(self, workers: Any) -> list[Episode]:
-        """Play everything. `workers`: a thread pool with one thread, or its inline stand-in."""
+        """Play all requests. `workers`: a thread pool with one thread, or `_Inline`."""
         self._workers = workers
         resets: list[tuple[ActiveEpisode, Future]] = []
         steps: list[tuple[ActiveEpisode, Turn, Said, Future]] = []
@@ -327,18 +327,18 @@ class Collector:
                 play = self._new_play(self._waiting.pop())
                 resets.append((play, workers.submit(self._reset, play)))
             turns = self.engine.advance()
-            for play, turn, said, future in steps:
-                self._record_step(play, turn, said, *future.result())
+            for play, turn, parsed, future in steps:
+                self._record_step(play, turn, parsed, *future.result())
             self._begin([(play, future.result()) for play, future in resets])
             for play, future in branches:
                 future.result()
-                self._ask(play)
+                self._request_turn(play)
             resets, steps = [], []
             for turn in turns:
                 if recorded := self._record_turn(turn):
-                    play, said = recorded
+                    play, parsed = recorded
                     keep = self._rounds.group(play.request) is not None
-                    steps.append((play, turn, said, workers.submit(self._act, play, said.action, keep)))
+                    steps.append((play, turn, parsed, workers.submit(self._act, play, parsed.action, keep)))
         return sorted(self.done, key=lambda episode: episode.episode_id)
 
 
@@ -357,17 +357,17 @@ def collect(
     on_episode: Callable[[Episode], None] | None = None,
     plan: Plan | None = None,
 ) -> list[Episode]:
-    """Play all requests; episodes sorted by id, the same whatever the others are, and whatever `width` and `threaded` are.
+    """Play all requests; returns episodes sorted by id. An episode does not depend on the others, `width` or `threaded`.
 
-    max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode ends with the reward it has so
-    far, where the environment would go on; width: episodes under way at once, best the engine's slots;
-    threaded: environments act in a thread of their own while the engine decodes; on_episode: told of each finished episode;
-    plan: how each group is played, if not all its episodes one beside the other.
-    A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens that the environment owns.
+    max_length: longest episode in tokens (the engine's); max_turns: turns after which an episode is truncated; width: episodes
+    played at once, ideally the engine's slots; threaded: step environments in another thread while the engine decodes;
+    on_episode: called with each finished episode; plan: how groups branch, if at all.
+
+    A turn cut by `sampling.max_tokens` counts as an action, and its message is closed by tokens owned by the environment.
     `stop_reason`: "terminated", "turn_limit" (the environment's, or `max_turns`), "context" (no room for the observation or for
-    another turn), "length" (the room ran out within a turn), "thinking" (one of these limits ended it after a turn that had been
-    cut within its thought, so that its action was empty). Raises RuntimeError if a task's resets differ; environments' errors
-    pass through.
+    another turn), "length" (no more room within a turn), "thinking" (one of these limits was reached after a turn that was cut
+    within its thought, so that its action was empty). Raises RuntimeError if a task's resets differ; environments' errors
+    propagate.
     """
     collector = Collector(
         engine,

@@ -1,4 +1,4 @@
-"""Groups that go in rounds: all their episodes take one turn, then a `Plan` says where new ones branch off."""
+"""Groups played in rounds: all episodes take one turn, then a `Plan` chooses where new ones branch off."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from stages.agent.branching import Fork, Path, Plan
 
 @dataclass
 class Group:
-    """A group under way that has places left for branches."""
+    """A group that may still branch."""
 
     name: str
     plan: Plan
     reserve: list[EpisodeRequest]
-    """The requests not started yet, the next one last."""
+    """Requests not started yet, the next one last."""
     awaited: int
-    """Episodes of the round that have not taken their turn."""
+    """Episodes that have not taken their turn in this round."""
     key: tuple[object, ...]
-    """Names its random draws."""
+    """Keys the group's random draws."""
     members: list[ActiveEpisode] = field(default_factory=list)
-    """Its episodes under way or over, by row."""
+    """Started episodes, by row."""
     moved: set[int] = field(default_factory=set)
     """Rows that took a turn in this round."""
     parked: int = 0
-    """Episodes that have, and wait for the others."""
+    """Episodes that took their turn and wait for the others."""
     leaving: list[ActiveEpisode] = field(default_factory=list)
     """Members that ended in this round; their sessions stay open until the plan has decided."""
 
@@ -34,13 +34,13 @@ class Group:
         play.row = len(self.members)
         self.members.append(play)
 
-    def record(self, play: ActiveEpisode, mark: BranchPoint) -> None:
-        """`play` took a turn, and stands at `mark`."""
+    def record(self, play: ActiveEpisode, point: BranchPoint) -> None:
+        """Record that `play` took a turn, after which it may be branched at `point`."""
         self.moved.add(play.row)
-        play.marks.append(mark)
+        play.branch_points.append(point)
 
     def arrive(self, play: ActiveEpisode) -> bool:
-        """`play` has taken its turn of the round, or has ended; whether the round is over with that."""
+        """Record that `play` took its turn or ended; return whether that completes the round."""
         self.awaited -= 1
         if not play.over:
             self.parked += 1
@@ -52,28 +52,29 @@ class Group:
         return [play for play in self.members if not play.over]
 
     def forks(self) -> list[Fork]:
-        """What the plan wants after a round. Raises ValueError for a fork that cannot be made."""
+        """The plan's branches after a round. Raises ValueError for an impossible fork."""
         paths = [
             Path(row, play.episode.inherited, tuple(play.entropies), row in self.moved, not play.over)
             for row, play in enumerate(self.members)
         ]
         forks = self.plan.grow(paths, len(self.reserve), *self.key)
         for fork in forks:
-            marks = self.members[fork.row].marks if fork.row in self.moved else []
-            if not 0 < fork.turns <= len(marks) or marks[fork.turns - 1].snapshot is None:
+            points = self.members[fork.row].branch_points if fork.row in self.moved else []
+            if not 0 < fork.turns <= len(points) or points[fork.turns - 1].snapshot is None:
                 raise ValueError(
-                    f"the plan forks row {fork.row} after {fork.turns} turns, where no episode of this round went on"
+                    f"the plan forks row {fork.row} after {fork.turns} turns; it must be a row that moved in this round, after a "
+                    "turn that did not end it"
                 )
         if len(forks) > len(self.reserve):
-            raise ValueError(f"the plan makes {len(forks)} forks, and the group has {len(self.reserve)} places left")
+            raise ValueError(f"the plan makes {len(forks)} forks, but the group has only {len(self.reserve)} free episodes")
         return forks
 
 
 class Rounds:
-    """A collection's groups that go in rounds, none without a plan.
+    """The groups of a collection that are played in rounds (none without a plan).
 
-    `requests`: all of the collection, the first to start last; `key` names its random draws. Raises ValueError for a group of
-    more than one task.
+    `requests`: all requests, the first to start last; `key` keys the random draws. Raises ValueError for a group with several
+    tasks.
     """
 
     def __init__(self, plan: Plan | None, requests: Sequence[EpisodeRequest], *key: object) -> None:
@@ -83,7 +84,7 @@ class Rounds:
             by_group.setdefault(request.group_id, []).append(request)
         for name, members in by_group.items():
             if len({request.task.task_id for request in members}) > 1:
-                raise ValueError(f"group {name} has more than one task, so its episodes cannot be branches of one another")
+                raise ValueError(f"group {name} has more than one task, so its episodes can't branch off each other")
             assert plan is not None
             first, starting = members[-1], max(plan.initial(len(members)), 1)
             if starting < len(members):
@@ -92,7 +93,7 @@ class Rounds:
 
     @property
     def reserve(self) -> list[EpisodeRequest]:
-        """Requests that wait for a place to branch from."""
+        """Requests that wait to become branches."""
         return [request for group in self.groups.values() for request in group.reserve]
 
     @property
@@ -101,14 +102,14 @@ class Rounds:
         return sum(group.parked for group in self.groups.values())
 
     def group(self, request: EpisodeRequest) -> Group | None:
-        """The group of a request, None if it does not go in rounds, or no longer."""
+        """The request's group, or None if it is not, or no longer, played in rounds."""
         return self.groups.get(request.group_id)
 
-    def go_on(self, group: Group, playing: int) -> list[EpisodeRequest]:
-        """Begin a group's next round, with `playing` members. Where there are none, the requests that are left, the next one
-        last: they are to start from the task.
+    def next_round(self, group: Group, playing: int) -> list[EpisodeRequest]:
+        """Begin a group's next round with `playing` members. If there are none, return the remaining requests, which start from
+        the task, the next one last.
 
-        A group without places left is forgotten: its episodes go on each at its own pace.
+        A group without remaining requests is dropped: its episodes continue without rounds.
         """
         group.awaited, group.parked, group.leaving, group.moved = playing, 0, [], set()
         starting = []
@@ -117,5 +118,5 @@ class Rounds:
         if not group.reserve:
             del self.groups[group.name]
             for play in group.members:
-                play.marks, play.entropies = [], []
+                play.branch_points, play.entropies = [], []
         return starting

@@ -1,4 +1,4 @@
-"""Which of many episodes are shown to people, and how one ended in a word."""
+"""Selects sample episodes to show in reports, and labels their outcomes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def outcome(row: Row) -> str:
 
 
 def choose(rows: Sequence[Row], count: int, *key: object) -> list[tuple[str, Row]]:
-    """`count` distinct rows in turn best, worst, random: best by return, then fewest tokens; worst the reverse; ties by id.
+    """Pick `count` distinct rows, cycling through best, worst and random; returns (kind of pick, row).
 
-    The random ones depend on `key` and the ids alone. Returns (how it was picked, row).
+    Best: highest return, then fewest tokens; worst: the reverse; ties by id. Random picks depend only on `key` and the ids.
     """
     ordered = sorted(rows, key=lambda row: (-row["reward"], len(row["token_ids"]), row["episode_id"]))
     queues = {

@@ -1,8 +1,7 @@
-"""What surrounds the model in an agent and needs no weights: what it is told, what it is reminded of, turns in which it only
-thinks.
+"""The agent around the model: notes before the task, reminders in observations, and turns for thinking.
 
-A scaffold never touches the task: it adds text to what the agent reads, answers thoughts itself, and passes every action on as it
-is, so that success means the same with any of them. What of its past the model sees is cut in stages/agent/history_window.py.
+A scaffold never changes the task: it adds text to what the agent reads, answers thoughts itself, and passes every action on
+unchanged, so that success is comparable between scaffolds. stages/agent/history_window.py limits the history that the model sees.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ASK_WHY = "That was not understood. Write in one line why."
 GO_ON = "Now act."
 
 THINKING = "#thinking"
-"""What the state's key ends with while a thought is asked for."""
+"""Suffix of the state key while a thought is expected."""
 
 Recall = Literal["none", "action", "task", "both"]
 Think = Literal["none", "plan", "reflect", "both"]
@@ -30,26 +29,16 @@ Think = Literal["none", "plan", "reflect", "both"]
 
 @dataclass(frozen=True)
 class Scaffold:
-    """See `evaluate.scaffold` in params.yaml. The default is the model alone."""
+    """See `ScaffoldParams` (`evaluate.scaffold` in params.yaml). The default is the model alone."""
 
     window: int | None = None
-    """Newest turns that the model sees, with the task; None: all."""
     recall: Recall = "none"
-    """What observations end with: the action that they answer, the task, or both."""
     think: Think = "none"
-    """Turns whose text is kept and not played: one at the start (plan), one after each action that was refused (reflect)."""
     note: str = ""
-    """What stands before every task."""
     max_turns: int | None = None
-    """Turns that the agent allows itself, thoughts included; None: as many as the environment does."""
-
-    @property
-    def talks(self) -> bool:
-        """Whether it comes between the environment and the agent."""
-        return self.recall != "none" or self.think != "none"
 
     def acted(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
-        """The turns that were played, without thoughts."""
+        """The turns whose actions were played, without thoughts."""
         return [turn for turn in turns if self.think == "none" or not turn.state_key.endswith(THINKING)]
 
     def brief(self, task: Task) -> Task:
@@ -57,11 +46,13 @@ class Scaffold:
         return replace(task, prompt=f"{self.note}\n{task.prompt}") if self.note else task
 
     def around(self, environment: Environment) -> Environment:
-        return ScaffoldedEnvironment(environment, self) if self.talks else environment
+        """Wrap `environment`, if the scaffold adds text or turns to it."""
+        plain = self.recall == "none" and self.think == "none"
+        return environment if plain else ScaffoldedEnvironment(environment, self)
 
 
 class ScaffoldedEnvironment:
-    """`stages.environments.protocol.Environment` around another one, with what the scaffold says and asks."""
+    """An `Environment` around another one that adds the scaffold's reminders and thinking turns."""
 
     def __init__(self, environment: Environment, scaffold: Scaffold) -> None:
         self.environment, self.scaffold = environment, scaffold
@@ -77,7 +68,7 @@ class ScaffoldedEnvironment:
     def step(self, action: str) -> Step:
         if self._thinking:
             self._thinking = False
-            return Step(Observation(self._reminded(GO_ON, "")), 0.0, accepted=True, terminated=False, truncated=False)
+            return Step(Observation(self._with_reminder(GO_ON, "")), 0.0, accepted=True, terminated=False, truncated=False)
         step = self.environment.step(action)
         if step.done:
             return step
@@ -85,9 +76,9 @@ class ScaffoldedEnvironment:
         if not step.accepted and self.scaffold.think in ("reflect", "both"):
             self._thinking = True
             return replace(step, observation=Observation(f"{text} {ASK_WHY}"))
-        return replace(step, observation=Observation(self._reminded(text, action)))
+        return replace(step, observation=Observation(self._with_reminder(text, action)))
 
-    def _reminded(self, text: str, action: str) -> str:
+    def _with_reminder(self, text: str, action: str) -> str:
         recall = self.scaffold.recall
         if recall in ("task", "both"):
             text += f" task: {self._task}"

@@ -1,4 +1,4 @@
-"""Sections `model` and `rollout` of params.yaml, and what surrounds a model that is evaluated."""
+"""Sections `model` and `rollout` of params.yaml, and `evaluate.scaffold`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stages.runtime.validation import Count, Section
 
 
 class Lora(Section):
-    """Low-rank factors are trained beside frozen weights, through peft. Without dropout: sampling and training log-probs would
-    part."""
+    """LoRA by peft, without dropout: with it, sampling and training log-probs would differ. sft folds the factors into the
+    weights; rl keeps adapters."""
 
     rank: Annotated[int, Field(ge=0, le=1024)] = 0
-    """0: no LoRA, all weights are trained."""
+    """0: no LoRA; all weights are trained."""
     alpha: Count = 32
-    """Factors' product is scaled by alpha / rank."""
+    """The factors' product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get factors: all linear ones but the output layer, or those whose names end so."""
+    """Adapted layers: all linear ones except the output layer, or a list of name endings, such as [q_proj, v_proj]."""
 
     @model_validator(mode="after")
     def _peft(self) -> Lora:
@@ -36,15 +36,14 @@ class Model(Section):
     """The base model, and how it is trained."""
 
     path: str = "data/base"
-    """A local `save_pretrained` folder, or a hub name (`hub:org/name`), the only thing that may download."""
+    """A `save_pretrained` folder, or `hub:org/name`, which is downloaded."""
     max_length: Annotated[int, Field(ge=64)] = 640
     """Longest episode in tokens."""
     gradient_checkpointing: bool = False
-    """Recompute layers in the backward pass: less memory, more time in training, the same gradient."""
+    """Recompute layers in the backward pass: less memory, more time, the same gradient."""
     lora: Lora = Lora()
     thinking: Thinking | None = None
-    """For models that reason before they act: marks around the thought, which the environment does not get. null: none, a turn is
-    the action."""
+    """For reasoning models: the marks around thoughts, which are not sent to the environment. null: a turn is the action."""
 
 
 class Rollout(Section):
@@ -53,23 +52,22 @@ class Rollout(Section):
     attempts: Annotated[int, Field(ge=1, le=256)] = 4
     """Per task."""
     tasks: Count = 96
-    """Training tasks to try (all, if there are fewer)."""
+    """Training tasks; all, if there are fewer."""
     chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
 
 
 class ScaffoldParams(Section):
-    """What surrounds the model while it is evaluated: stages/agent/scaffold.py."""
+    """The scaffold of evaluated models: docs/design-search.md."""
 
     window: Annotated[int, Field(ge=1)] | None = None
-    """Newest turns that the model sees, with the task; null: all."""
+    """Most recent turns that the model sees, besides the task; null: all."""
     recall: Literal["none", "action", "task", "both"] = "none"
-    """What observations end with: the action that they answer, the task, or both."""
+    """Appended to observations: the action they answer, the task, or both."""
     think: Literal["none", "plan", "reflect", "both"] = "none"
-    """Turns in which the model writes and nothing is played: one at the start, one after each action that was refused, or
-    both."""
+    """Turns in which the model writes without acting: plan: one at the start; reflect: one after each refused action."""
     note: str = ""
-    """What stands before every task."""
+    """Text before every task."""
     max_turns: Count | None = None
-    """Turns that the agent allows itself, thoughts included; null: as many as the environment does."""
+    """Turn limit, thoughts included; null: the environment's."""

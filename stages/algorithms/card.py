@@ -42,9 +42,9 @@ class Composition:
     reference: (rl) -> whether its pieces need the log-probabilities of the frozen start policy.
     whole_groups: its own loss compares the episodes of a group, so that no group may be split over micro-batches.
     check: (rl as given, rl resolved); raises ParamsError for combinations that are invalid with this method.
-    data: what it learns from. episodes: what the policy plays; records: recorded episodes (`replay.records`), by the same pieces;
-        pairs: preference pairs, by the piece `preference`; stored: an offline dataset, by the losses in `offline`.
-    offline: its losses, for data stored.
+    data: what it learns from. episodes: what the policy plays; offline_replay: the offline dataset (`replay.records`), by the
+        same pieces; pairs: preference pairs, by the piece `preference`; offline: the offline dataset, by the losses in `offline`.
+    offline: its losses, for data offline.
     """
 
     card: Card
@@ -57,5 +57,5 @@ class Composition:
     reference: Callable[[Any], bool] | None = None
     whole_groups: bool = False
     check: Callable[[Any, Any], None] | None = None
-    data: Literal["episodes", "records", "pairs", "stored"] = "episodes"
+    data: Literal["episodes", "offline_replay", "pairs", "offline"] = "episodes"
     offline: OfflineLosses | None = None

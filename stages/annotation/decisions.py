@@ -52,7 +52,7 @@ def _decision(
 
 
 def step_pairs(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]]) -> list[Decision]:
-    """The stored pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA); each side has half its pair's weight."""
+    """The preference pairs (rows of PAIR_SCHEMA) of trees (rows of NODE_SCHEMA); each side has half its pair's weight."""
     found = pair_tokens(rows, pairs, "step")
     return [_decision(pair.task_id, pair.history, (pair.win, pair.lose), [pair.weight / 2] * 2) for pair in found]
 

@@ -48,7 +48,7 @@ def fit_preferences(
     # The frozen reference's log-probabilities are computed once.
     reference_logprobs: dict[int, Tensor] = {}
     with torch.no_grad():
-        for run in fitting.within(sorted(pairs, key=lambda pair: pair.width), micro_tokens):
+        for run in fitting.token_batches(sorted(pairs, key=lambda pair: pair.width), micro_tokens):
             for pair, both in zip(run, logprobs(model, reference, run), strict=True):
                 reference_logprobs[id(pair)] = both
 

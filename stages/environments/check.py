@@ -1,4 +1,4 @@
-"""Plays the contract of an environment through (see protocol.py)."""
+"""Tests an environment against the contract (protocol.py)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from stages.runtime.checking import Findings, MistakeError, expect
 from stages.runtime.workers import worker_pool
 
 RECORDS = 52
-"""How many are made: all splits are in as many."""
-SHOWN = 5
-"""Tasks that are played, of each split."""
+"""Number of records, enough for all splits."""
+PLAYED = 5
+"""Tasks of each split that are played."""
 
 
 def check(name: str, found: Findings) -> None:
-    """Raises ParamsError for a class that is no domain."""
+    """Raises ParamsError for a class that is not a domain."""
     domain = load_domain(name)
     if hasattr(domain, "ready"):
         domain.ready()
-    found.kept.append("the class: its name, Settings, constructor and methods")
+    found.passed.append("the class: its name, Settings, constructor and methods")
     records = found.check(
         "recipes: JSON records with task_id and split, the same for the same seed", domain.recipes, lambda: _records(domain)
     )
     if not records:
         return
     found.check(
-        "check: takes the recipes' records, and refuses others with ValueError", domain.check, lambda: _checked(domain, records)
+        "check: accepts the recipes' records, and raises ValueError for others", domain.check, lambda: _checked(domain, records)
     )
     with tempfile.TemporaryDirectory() as scratch:
         folders = [Path(scratch, part) for part in "ab"]
@@ -45,7 +45,7 @@ def check(name: str, found: Findings) -> None:
         environment = found.check("make: an environment", domain.make, lambda: domain.make(folders[0]))
         if environment is None:
             return
-        shown = [task for split in SPLITS for task in [task for task in tasks if task.split == split][:SHOWN]]
+        shown = [task for split in SPLITS for task in [task for task in tasks if task.split == split][:PLAYED]]
         _play(domain, environment, shown, found)
         found.check("a worker process finds and plays it", type(environment), lambda: _in_worker(name, folders[0], shown[0]))
         found.check("close: may be called twice", environment.close, lambda: (environment.close(), environment.close()))
@@ -75,14 +75,15 @@ def _records(domain: Domain) -> list[dict[str, Any]]:
     first, again = (list(domain.recipes(RECORDS, 0)) for _ in range(2))
     expect(len(first) > 0, "it yields nothing; yield `count` records")
     expect(
-        json.dumps(first) == json.dumps(again), "the same seed gives other records; draw from stages.plugins.stream(seed, ...)"
+        json.dumps(first) == json.dumps(again),
+        "the same seed gives different records; use stages.plugins.stream(seed, ...)",
     )
     for record in first:
         expect(isinstance(record.get("task_id"), str) and bool(record["task_id"]), f"no text 'task_id' in {record}")
         expect(record.get("split") in SPLITS, f"'split' must be one of {list(SPLITS)} in {record}")
     expect(len({record["task_id"] for record in first}) == len(first), "two records have the same task_id")
     lacking = set(SPLITS) - {record["split"] for record in first}
-    expect(not lacking, f"{RECORDS} records hold no split {sorted(lacking)}; deal them out with stages.plugins.splits_in_turn")
+    expect(not lacking, f"{RECORDS} records have no split {sorted(lacking)}; assign splits with stages.plugins.splits_in_turn")
     return first
 
 
@@ -93,7 +94,7 @@ def _checked(domain: Domain, records: list[dict[str, Any]]) -> None:
         domain.check({"task_id": "x", "split": "train", "no such key": 1})
     except ValueError:
         return
-    raise MistakeError("it takes a record with an unknown key and nothing else; raise ValueError that says what is wrong")
+    raise MistakeError("it accepts a record with only an unknown key; raise ValueError that says what is wrong")
 
 
 def _built(domain: Domain, records: list[dict[str, Any]], folders: list[Path]) -> list[Task]:
@@ -103,22 +104,20 @@ def _built(domain: Domain, records: list[dict[str, Any]], folders: list[Path]) -
         expect(task.domain == domain.name, f"task.domain is {task.domain!r}; set it to {domain.name!r}")
         json.dumps(dict(task.spec))
     ids = [record["task_id"] for record in records]
-    expect([task.task_id for task in made[0]] == ids, "its tasks are not those of the records, in their order")
-    expect(made[0] == made[1], "the same records give other tasks the second time")
+    expect([task.task_id for task in made[0]] == ids, "its tasks do not match the records and their order")
+    expect(made[0] == made[1], "the same records give different tasks the second time")
     files = [{str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()} for root in folders]
-    expect(files[0] == files[1], "the same records give other bytes below `folder` the second time")
+    expect(files[0] == files[1], "the same records give different bytes below `folder` the second time")
     return made[0]
 
 
 def _disjoint(domain: Domain, tasks: list[Task]) -> None:
     train, test = (set().union(*(domain.entities(task) for task in tasks if task.split == split)) for split in ("train", "test"))
-    expect(
-        not train & test, f"training and test tasks share {sorted(train & test)[:3]}; draw their worlds from names of their own"
-    )
+    expect(not train & test, f"training and test tasks share {sorted(train & test)[:3]}; draw their names from disjoint sets")
 
 
 def _trace(domain: Domain, environment: Environment, task: Task) -> list[Any]:
-    """What the expert's game looks like: the first observation, then (action, step)."""
+    """The expert's game: the first observation, then (action, step)."""
     first = environment.reset(task)
     expect(isinstance(first, Observation), f"reset returned {type(first).__name__}; return stages.plugins.Observation(text)")
     game: list[Any] = [first]
@@ -128,16 +127,16 @@ def _trace(domain: Domain, environment: Environment, task: Task) -> list[Any]:
             break
         step = environment.step(action)
         expect(isinstance(step, Step), f"step returned {type(step).__name__}; return stages.plugins.Step(...)")
-        expect(isinstance(step.observation, Observation), "step.observation is no stages.plugins.Observation")
+        expect(isinstance(step.observation, Observation), "step.observation is not a stages.plugins.Observation")
         game.append((action, step))
-        expect(len(game) <= 1000, "an episode goes on for 1000 turns; set truncated at settings.max_turns")
+        expect(len(game) <= 1000, "an episode has more than 1000 turns; set truncated at settings.max_turns")
     return game
 
 
 def _games(domain: Domain, environment: Environment, tasks: list[Task]) -> list[list[Any]]:
     games = [_trace(domain, environment, task) for task in tasks]
     for task, game in zip(tasks, games, strict=True):
-        expect(_trace(domain, environment, task) == game, f"task {task.task_id} played another game the second time")
+        expect(_trace(domain, environment, task) == game, f"task {task.task_id} gave a different game the second time")
     return games
 
 
@@ -147,7 +146,7 @@ def _solves(games: list[list[Any]]) -> None:
         terms = dict(steps[-1].terms) if steps else {}
         expect(
             succeeded(sum(step.reward for step in steps), terms),
-            f"its game {[action for action, _ in game[1:]]} does not succeed",
+            f"the game {[action for action, _ in game[1:]]} does not succeed",
         )
 
 
@@ -157,7 +156,7 @@ def _admissible(environment: Environment, task: Task) -> None:
     expect(actions == sorted(actions), "its actions are not sorted")
     for action in actions:
         environment.restore(start)
-        expect(environment.step(action).accepted, f"{action!r} is listed and not accepted")
+        expect(environment.step(action).accepted, f"{action!r} is listed but not accepted")
 
 
 def _restored(environment: Environment, tasks: list[Task], games: list[list[Any]]) -> None:
@@ -171,7 +170,7 @@ def _restored(environment: Environment, tasks: list[Task], games: list[list[Any]
             environment.restore(state)
             expect(
                 environment.step(action) == step,
-                f"after restore, {action!r} gives another step on {task.task_id}; copy all state",
+                f"after restore, {action!r} gives a different step on {task.task_id}; copy all state",
             )
 
 
@@ -180,10 +179,10 @@ def _keys(environment: Environment, tasks: list[Task], games: list[list[Any]]) -
         environment.reset(task)
         for action, _ in game[1:]:
             state, key = environment.snapshot(), environment.state_key()
-            expect(isinstance(key, str), f"it returned {type(key).__name__}; return text")
+            expect(isinstance(key, str), f"it returned {type(key).__name__}; return a string")
             environment.step(action)
             environment.restore(state)
-            expect(environment.state_key() == key, "a restored state has another key")
+            expect(environment.state_key() == key, "a restored state has a different key")
             environment.step(action)
 
 
@@ -195,4 +194,4 @@ def _in_worker(name: str, folder: Path, task: Task) -> None:
     pool: ProcessPoolExecutor = worker_pool(1)
     with pool:
         text = pool.submit(_worker, name, folder, task).result()
-    expect(text == _worker(name, folder, task), "the task starts otherwise there")
+    expect(text == _worker(name, folder, task), "the task starts differently there")

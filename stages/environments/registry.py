@@ -1,10 +1,10 @@
-"""Finds domains by name: those shipped here and those other packages bring through entry points."""
+"""Finds domains by name through entry points: those shipped here and those of other packages."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,21 +14,21 @@ from stages.runtime.installed import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.domains", "domain")
-METHODS = ("recipes", "build", "check", "make", "expert", "entities")
-PLAYED = ("reset", "step", "snapshot", "restore", "state_key", "admissible", "close")
+DOMAIN_METHODS = ("recipes", "build", "check", "make", "expert", "entities")
+ENVIRONMENT_METHODS = ("reset", "step", "snapshot", "restore", "state_key", "admissible", "close")
 
 
 def domain_factories() -> dict[str, Callable[[], Any]]:
-    """Name -> entry point of every installed domain. Loading happens in `load_domain`, so listing imports nothing."""
+    """Name -> loader of every installed domain. Imports nothing."""
     return {name: point.load for name, point in GROUP.points().items()}
 
 
 def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
-    """The domain called `name`, with `settings` checked by its own settings class.
+    """The domain called `name` with the given settings.
 
-    An entry point names a class with a `Settings` attribute (a `DomainSettings`), called with an instance of it.
-    Raises ParamsError, naming the nearest known one, for an unknown domain or key, with the range for a bad value, and with file
-    and line for a class that is no domain.
+    Its entry point names a class with `Settings` (a `DomainSettings`), which is called with an instance of them. Raises
+    ParamsError for an unknown domain or key (with the nearest known name), for an invalid value (with its range), and for a class
+    that is not a domain (with file and line).
     """
     if name not in GROUP.points():
         raise ParamsError(f"params.yaml: {GROUP.unknown(name, ())}")
@@ -42,43 +42,46 @@ def load_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
     try:
         domain: Domain = domain_class(checked)
     except Exception as error:
-        raise ParamsError(GROUP.fault(name, error, "its class can't be called with its settings")) from error
+        raise ParamsError(GROUP.fault(name, error, "its class can't be called with an instance of its Settings")) from error
     if not domain_class.__module__.startswith("stages."):
-        domain.make = functools.partial(_made, domain.make)  # type: ignore[method-assign]
+        domain.make = functools.partial(_checked_make, domain.make)  # type: ignore[method-assign]
     return domain
 
 
 def class_faults(name: str, domain_class: Any) -> list[str]:
-    """What keeps a class from being a domain of this name, with what to do about it."""
+    """Why a class is not a domain of this name, and how to fix it."""
     if not inspect.isclass(domain_class):
-        return [f"the entry point names {domain_class!r}; let it name a class"]
+        return [f"the entry point names {domain_class!r}; name a class"]
     found = []
-    if getattr(domain_class, "name", None) != name:
-        found.append(f'its `name` is {getattr(domain_class, "name", None)!r}, not the entry point\'s; set name = "{name}"')
+    if (own := getattr(domain_class, "name", None)) != name:
+        found.append(f'its `name` is {own!r}, not the entry point\'s; set name = "{name}"')
     settings = getattr(domain_class, "Settings", None)
     if not (inspect.isclass(settings) and issubclass(settings, DomainSettings)):
-        found.append("it has no `Settings` that is a subclass of stages.plugins.DomainSettings; add one, empty if need be")
-    if lacking := [method for method in METHODS if not _has(domain_class, method)]:
-        found.append(f"it lacks {', '.join(lacking)}; see stages/environments/protocol.py")
+        found.append("it has no `Settings` that is a subclass of stages.plugins.DomainSettings; add one, which may be empty")
+    if missing := _missing(domain_class, DOMAIN_METHODS):
+        found.append(f"it lacks {', '.join(missing)}; see stages/environments/protocol.py")
     return found
 
 
-def _has(owner: Any, name: str) -> bool:
-    method = getattr(owner, name, None)
-    return callable(method) and not getattr(method, "__isabstractmethod__", False)
+def _missing(owner: Any, names: Sequence[str]) -> list[str]:
+    """Those of `names` that are not methods of a class or instance, or are abstract."""
+    methods = {name: getattr(owner, name, None) for name in names}
+    return [name for name, found in methods.items() if not callable(found) or getattr(found, "__isabstractmethod__", False)]
 
 
-def _made(make: Callable[..., Any], folder: Any) -> Environment:
-    """An environment of another package: what it lacks, or returns wrongly, is said with file and line."""
+def _checked_make(make: Callable[..., Any], folder: Any) -> Environment:
+    """An environment of another package, whose missing methods and wrong results raise ParamsError with file and line."""
     environment = make(folder)
-    if lacking := [method for method in PLAYED if not _has(environment, method)]:
-        raise ParamsError(f"{place(environment)}: the environment lacks {', '.join(lacking)}; add it (environments/protocol.py)")
+    if missing := _missing(environment, ENVIRONMENT_METHODS):
+        raise ParamsError(
+            f"{place(environment)}: the environment lacks {', '.join(missing)}; see stages/environments/protocol.py"
+        )
     for method, kind in (("reset", Observation), ("step", Step)):
-        setattr(environment, method, _returning(getattr(environment, method), kind))
+        setattr(environment, method, _checked_result(getattr(environment, method), kind))
     return environment
 
 
-def _returning(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
+def _checked_result(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*arguments: Any) -> Any:
         result = function(*arguments)
@@ -93,8 +96,8 @@ def _returning(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
 
 
 def open_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
-    """`load_domain`, ready to play: what stages call that play it, before they load a model or start workers. Raises ParamsError,
-    too, where this machine lacks what the domain needs."""
+    """`load_domain` for stages that play it, before they load a model or start workers. Also raises ParamsError if this machine
+    lacks what the domain needs."""
     domain = load_domain(name, settings)
     if hasattr(domain, "ready"):
         domain.ready()
@@ -102,5 +105,5 @@ def open_domain(name: str, settings: Mapping[str, Any] | None = None) -> Domain:
 
 
 def returns_of(domain: Domain) -> tuple[float, float]:
-    """The smallest and the largest return of an episode: [0, 1] unless the domain says otherwise."""
+    """The smallest and the largest return of an episode; default: 0 and 1."""
     return domain.returns() if hasattr(domain, "returns") else (0.0, 1.0)

@@ -1,8 +1,8 @@
-"""Whether a model takes the alias `champion`: the paired test on the frozen panels, against the champion.
+"""Whether a model takes the alias `champion`: the paired test against the champion on the frozen panels.
 
-Rule: better on at least one panel and worse on none, by `compare` (the interval of the difference is clear of zero and the
-sign-flip test agrees). Without a champion, the model is held against the warmed-up policy (`sft`) it was made from. Models
-that were played on different panels are not compared.
+Rule: better on at least one panel and worse on none, by `compare` (the interval of the difference excludes zero and the sign-flip
+test agrees). Without a champion, the model is compared with the SFT policy it was made from. Models evaluated on different panels
+are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rows_of(rows: Rows, model: str) -> list[Mapping[str, Any]]:
     """Raises ValueError if there are none."""
     found = [row for row in rows if row["model"] == model]
     if not found:
-        raise ValueError(f"the evaluation holds no rows of model {model!r}; it has {sorted({row['model'] for row in rows})}")
+        raise ValueError(f"the evaluation has no rows of model {model!r}, only of {sorted({row['model'] for row in rows})}")
     return found
 
 
@@ -47,8 +47,10 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
     if ours != theirs:
         differ = sorted(domain for domain in {*ours, *theirs} if ours.get(domain) != theirs.get(domain))
         none = "not played"
-        told = ", ".join(f"{domain} {ours.get(domain, none)} here, {theirs.get(domain, none)} there" for domain in differ)
-        return Decision(False, (f"not promoted: {name} was played on other panels ({told}), so the two cannot be compared",))
+        details = ", ".join(f"{domain} {ours.get(domain, none)} here, {theirs.get(domain, none)} there" for domain in differ)
+        return Decision(
+            False, (f"not promoted: {name} was evaluated on other panels ({details}), so the two cannot be compared",)
+        )
     verdicts, lines = [], []
     for domain in ours:
         pair = [[row for row in rows if row["domain"] == domain] for rows in (challenger, holder)]
@@ -64,7 +66,7 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
     if "better" in verdicts:
         where = _where(ours, verdicts, "better")
         return Decision(True, (*lines, f"promoted: better than {name} on {where} and worse on no panel"))
-    return Decision(False, (*lines, f"not promoted: chance could explain every difference from {name}"))
+    return Decision(False, (*lines, f"not promoted: no significant difference from {name}"))
 
 
 def _where(panels: Mapping[str, str], verdicts: Sequence[str], which: str) -> str:

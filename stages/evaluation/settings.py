@@ -15,9 +15,9 @@ class BestOf(Section):
     """Models such as sft+q choose the best of several actions."""
 
     n: Annotated[int, Field(ge=2, le=64)] = 5
-    """Actions drawn at each turn of the models in evaluate.models that choose."""
+    """Actions sampled per turn."""
     per_token: bool = False
-    """+value, +logprob: scores per token in place of sums, which favour short actions."""
+    """+value, +logprob: mean scores per token instead of sums, which favour short actions."""
 
 
 class Evaluate(Section):
@@ -29,7 +29,7 @@ class Evaluate(Section):
     first two on the panels of those domains that have a Q-model or values."""
     best_of: BestOf = BestOf()
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
-    """Attempts per panel task; success is their mean, pass@k is taken from them."""
+    """Per panel task; success is their mean, and pass@k is computed for k up to this."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     """Level of the intervals."""
     resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 2000
@@ -39,4 +39,4 @@ class Evaluate(Section):
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
     scaffold: ScaffoldParams = ScaffoldParams()
     split: Literal["test", "valid"] = "test"
-    """valid: the validation tasks in place of the frozen panels; for choosing settings without a look at the panels."""
+    """valid: the validation tasks instead of the frozen panels, for choosing settings."""

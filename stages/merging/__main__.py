@@ -1,4 +1,4 @@
-"""`python -m stages.merging check NAME` plays the contract of a merge method through."""
+"""`python -m stages.merging check NAME` checks that a merge method fulfils its contract."""
 
 from stages.merging.check import check
 from stages.runtime.checking import run_checks

@@ -1,4 +1,4 @@
-"""Plays the contract of a merge method through (see contract.py)."""
+"""Checks that a merge method fulfils its contract (contract.py)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHAPES = ((), (5,), (4, 3), (0, 2))
-"""Tensors of these shapes are merged; a model may hold all of them."""
+"""Shapes of the test tensors."""
 
 
 def check(name: str, found: Findings) -> None:
-    """Raises ParamsError for a name that is unknown, and for a class that is no merger."""
+    """Raises ParamsError for an unknown name, and for a class that is not a merger."""
     try:
         merger = get_merger(name)
     except MergeError as error:
         raise ParamsError(str(error)) from error
     kind = type(merger)
-    found.check("card: whole, its slug the method's name", kind, lambda: _card(name, merger))
+    found.check("card: complete, its slug the method's name", kind, lambda: _card(name, merger))
     if found.check("Settings: a Section whose defaults are valid", kind, lambda: _settings(name, merger)) is None:
         return
     call = merger.merge_tensor
     merged = found.check("merge_tensor: float32, finite, of its inputs' shape", call, lambda: _merge(name, merger))
     if merged is not None:
-        found.check(
-            "merge_tensor: the same bytes each time; inputs stay as they are", call, lambda: _same(merged, _merge(name, merger))
-        )
+        found.check("merge_tensor: deterministic, inputs unchanged", call, lambda: _same(merged, _merge(name, merger)))
         found.check("scan: None, or sums that add up over tensors", merger.scan, lambda: _scans(name, merger))
-        found.check("models that are the base merge to the base", call, lambda: _unchanged(name, merger))
+        found.check("copies of the base merge to the base", call, lambda: _unchanged(name, merger))
 
 
 def _card(name: str, merger: Merger) -> None:
@@ -55,7 +53,7 @@ def _settings(name: str, merger: Merger) -> Any:
         merger.Settings(no_such_key=1)  # type: ignore[call-arg]
     except ValueError:
         return bind(name, MergeSettings((1.0, 1.0)))
-    expect(False, "it takes unknown keys; leave `extra` forbidden")
+    expect(False, "it accepts unknown keys; keep `extra` forbidden")
 
 
 def _tensors(shape: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
@@ -76,7 +74,7 @@ def _totals(merger: Merger, params: Any) -> Any:
     return totals
 
 
-def _merge(name: str, merger: Merger, models: Sequence[Tensor] | None = None) -> list[Tensor]:
+def _merge(name: str, merger: Merger) -> list[Tensor]:
     import torch
 
     from stages.merging.streaming import tensor_generator
@@ -84,23 +82,22 @@ def _merge(name: str, merger: Merger, models: Sequence[Tensor] | None = None) ->
     params, merged = bind(name, MergeSettings((1.0, 1.0))), []
     totals = _totals(merger, params)
     for shape in SHAPES:
-        base, drawn = _tensors(shape)
-        given = [base.clone(), *(tensor.clone() for tensor in drawn)]
-        tensor = merger.merge_tensor(str(shape), base, drawn, params, tensor_generator(0, name, str(shape)), totals)
+        base, models = _tensors(shape)
+        inputs = [base, *models]
+        copies = [tensor.clone() for tensor in inputs]
+        tensor = merger.merge_tensor(str(shape), base, models, params, tensor_generator(0, name, str(shape)), totals)
         expect(isinstance(tensor, torch.Tensor), f"it returned {type(tensor).__name__}, not a tensor")
-        expect(tensor.shape == base.shape, f"it made {list(tensor.shape)} of {list(shape)}")
+        expect(tensor.shape == base.shape, f"it returned shape {list(tensor.shape)} for inputs of shape {list(shape)}")
         expect(tensor.dtype == torch.float32, f"it returned {tensor.dtype}; merge in float32")
         expect(bool(tensor.isfinite().all()), f"it returned NaN or infinity for shape {list(shape)}")
-        expect(
-            all(torch.equal(*pair) for pair in zip(given, [base, *drawn], strict=True)), "it changed its inputs; copy them first"
-        )
+        expect(all(torch.equal(*pair) for pair in zip(copies, inputs, strict=True)), "it changed its inputs; copy them first")
         merged.append(tensor)
     return merged
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     equal = all(one.equal(two) for one, two in zip(first, second, strict=True))
-    expect(equal, "it gives other values the second time; draw from `rng` alone")
+    expect(equal, "a second call gives different values; draw random numbers from `rng` only")
 
 
 def _scans(name: str, merger: Merger) -> None:
@@ -121,4 +118,4 @@ def _unchanged(name: str, merger: Merger) -> None:
     base, _ = _tensors((4, 3))
     totals = merger.scan("x", base, [base, base], params)
     merged = merger.merge_tensor("x", base, [base.clone(), base.clone()], params, tensor_generator(0, name, "x"), totals)
-    expect(torch.allclose(merged, base, atol=1e-5), "two copies of the base gave something else")
+    expect(torch.allclose(merged, base, atol=1e-5), "two copies of the base do not merge to the base")

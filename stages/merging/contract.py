@@ -1,7 +1,7 @@
-"""The contract of every merge method: tensors stream by name, one at a time; deltas are float32.
+"""The contract of merge methods: tensors are streamed by name, one at a time; deltas are float32.
 
 A method is a `Merger`: an optional `scan` (first pass, integers or small sums only) and `merge_tensor` (second pass). Its module
-imports torch inside functions, since params.yaml is checked with `Settings`.
+imports torch inside functions, because checking params.yaml imports its `Settings`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Merger(Protocol):
-    """Optional: `told(totals, params, domains) -> dict` (what the first pass found, for reports/merge.json) and
+    """Optional: `scan_report(totals, params, domains) -> dict` (results of the first pass, for reports/merge.json) and
     `warnings(params, changed) -> list[str]` (`changed`: domain -> share of its weights that differ from the base's)."""
 
     card: Card
     Settings: type[Section]
-    """Keys that the method reads beside the weights."""
+    """The method's settings besides the weights."""
     weighted: bool
     """Whether it reads `merge.weights`."""
     needs_base: bool
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
-        """Statistics of one tensor, added up over all tensors before the second pass; None if the method has no first pass."""
-        ...
+        """Statistics of one tensor, summed over all tensors before the second pass; None for methods of one pass."""
+        return None
 
     def merge_tensor(
         self,

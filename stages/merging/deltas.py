@@ -1,4 +1,4 @@
-"""The pipeline all delta methods share: task vectors, sparsify, weigh, elect a sign, sum, divide, scale, add the base.
+"""Steps shared by all delta methods: task vectors, sparsify, weight, elect a sign, sum, divide, scale, add the base.
 
 t_i = theta_i - theta_0 in float32. With sign election g = +1 where sum_i w_i t_i >= 0, else -1; only entries of sign g are kept
 (exact zeros drop out) and the divisor is the sum of the kept weights per entry (0 counts as 1); without it, sum_i w_i.
@@ -6,24 +6,22 @@ t_i = theta_i - theta_0 in float32. With sign election g = +1 where sum_i w_i t_
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.merging.contract import Merger
 from stages.merging.settings import MergeError, MergeParams
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-class DeltaMethod(ABC):
-    """What delta methods have in common: they need a base and, unless they say otherwise, no first pass."""
+class DeltaMethod(Merger):
+    """Base of merge methods that add a combination of task vectors to the base model."""
 
     needs_base = True
     weighted = True
-
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
-        return None
 
     def merge_tensor(
         self,
@@ -34,14 +32,14 @@ class DeltaMethod(ABC):
         rng: Generator,
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
-        """The base plus what the method makes of the task vectors. Raises MergeError without a base."""
+        """The base plus `merged_delta`. Raises MergeError without a base."""
         deltas = task_vectors(name, base, models)
         assert base is not None
         return self.merged_delta(deltas, params, rng, totals).add_(base.float())
 
     @abstractmethod
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
-        """deltas [N, *shape] -> [*shape]: what is added to the base; `totals`: what the first pass counted, if any."""
+        """deltas [N, *shape] -> [*shape], added to the base; `totals`: sums of the first pass, if any."""
 
 
 def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
@@ -49,7 +47,7 @@ def task_vectors(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Te
     import torch
 
     if base is None:
-        raise MergeError(f"tensor {name}: this merge method works on deltas and needs a base model (merge.base)")
+        raise MergeError(f"tensor {name}: this merge method needs a base model to take deltas against (merge.base)")
     origin = base.float()
     deltas = origin.new_empty(len(models), *origin.shape)
     for delta, model in zip(deltas, models, strict=True):
@@ -83,5 +81,5 @@ def combine(deltas: Tensor, weights: Sequence[float], *, elect: bool, normalize:
 
 
 def kept_count(density: float, entries: int) -> int:
-    """int(density * entries), proof against rounding (0.29 * 100), and at least 1 so that no tensor loses all of its change."""
+    """int(density * entries), robust to rounding (0.29 * 100), and at least 1 so that no tensor loses its whole delta."""
     return min(entries, max(1, int(density * entries + 1e-9)))

@@ -1,15 +1,14 @@
-"""What the task vectors of a merge look like: how sparse, how far they overlap and agree; and how far two merges are apart.
+"""Diagnostics of a merge's task vectors (sparsity, overlap, agreement) and the distance between two merges.
 
 One pass over the tensors, integers and sums only. "Changed" means |t| > eps with t = model - base in float32. In bfloat16 the
-spacing of weights above 2**-9 exceeds 1e-5, so there "changed" means that any bit differs; `changed_by_eps` shows how much
-hangs on eps.
+spacing of weights above 2**-9 exceeds 1e-5, so there "changed" means that any bit differs; `changed_by_eps` shows the
+sensitivity to eps.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -34,30 +33,18 @@ def layer_group(name: str) -> str:
     return parts[-2] if len(parts) > 1 else parts[0]
 
 
-@dataclass
 class _Sums:
-    """Everything that is added up over tensors, for N models; pairs in the order of `combinations(range(N), 2)`."""
+    """Sums over tensors, for N models; pairs in the order of `combinations(range(N), 2)`."""
 
-    models: int
-    entries: int = 0
-    zeros: Tensor = field(init=False)
-    squares: Tensor = field(init=False)
-    largest: Tensor = field(init=False)
-    ladder: Tensor = field(init=False)
-    unique: Tensor = field(init=False)
-    histogram: Tensor = field(init=False)
-    both: Tensor = field(init=False)
-    agree: Tensor = field(init=False)
-    dots: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        pairs = self.models * (self.models - 1) // 2
-        self.zeros = torch.zeros(self.models, dtype=torch.int64)
-        self.unique = torch.zeros(self.models, dtype=torch.int64)
-        self.squares = torch.zeros(self.models, dtype=torch.float64)
-        self.largest = torch.zeros(self.models)
-        self.ladder = torch.zeros(self.models, len(EPS_LADDER), dtype=torch.int64)
-        self.histogram = torch.zeros(self.models + 1, dtype=torch.int64)
+    def __init__(self, models: int) -> None:
+        self.models, self.entries = models, 0
+        pairs = models * (models - 1) // 2
+        self.zeros = torch.zeros(models, dtype=torch.int64)
+        self.unique = torch.zeros(models, dtype=torch.int64)
+        self.squares = torch.zeros(models, dtype=torch.float64)
+        self.largest = torch.zeros(models)
+        self.ladder = torch.zeros(models, len(EPS_LADDER), dtype=torch.int64)
+        self.histogram = torch.zeros(models + 1, dtype=torch.int64)
         self.both = torch.zeros(pairs, dtype=torch.int64)
         self.agree = torch.zeros(pairs, dtype=torch.int64)
         self.dots = torch.zeros(pairs, dtype=torch.float64)
@@ -121,12 +108,11 @@ def _describe_pairs(names: Sequence[str], sums: _Sums, changed: Tensor) -> list[
 def measure(
     names: Sequence[str], models: Sequence[Path], base: Path, eps: float, progress: ProgressFactory = silent
 ) -> dict[str, Any]:
-    """Diagnostics of the task vectors model - base, ready for JSON; `names` call the models.
+    """Diagnostics of the task vectors model - base, ready for JSON; `names`: of the models.
 
-    models: per model the changed fraction, the share of its changes that no other model made, sparsity (exact zeros), norm,
+    models: per model the changed fraction, the fraction of its changes that no other model made, sparsity (exact zeros), norm,
     largest entry; pairs: Jaccard index of the changed sets, sign agreement on their overlap, cosine of the task vectors (null
-    where the denominator is 0); histogram[c]: entries that exactly c models changed; groups: changed fractions by layer and
-    module.
+    if the denominator is 0); histogram[c]: entries that exactly c models changed; groups: changed fractions by layer and module.
     """
     inputs = Inputs.open(models, base)
     sums = _Sums(len(models))
@@ -167,13 +153,13 @@ def measure(
 
 
 def relative_distance(a: Path, b: Path, base: Path) -> float | None:
-    """|theta_a - theta_b| / |theta_b - theta_0| over all tensors: how much merge `a` differs from `b`; null if b is the base."""
+    """|theta_a - theta_b| / |theta_b - theta_0| over all tensors; None if b is the base."""
     inputs = Inputs.open([a, b], base)
-    apart = away = 0.0
+    distance = norm = 0.0
     for name in inputs.mergeable():
         origin, others = inputs.load(name)
         deltas = task_vectors(name, origin, others)
-        apart += float((deltas[0] - deltas[1]).square().sum(dtype=torch.float64))
-        away += float(deltas[1].square().sum(dtype=torch.float64))
+        distance += float((deltas[0] - deltas[1]).square().sum(dtype=torch.float64))
+        norm += float(deltas[1].square().sum(dtype=torch.float64))
     inputs.close()
-    return _share(apart**0.5, away**0.5)
+    return _share(distance**0.5, norm**0.5)

@@ -1,4 +1,4 @@
-"""Model folders as tensors by name: reading one at a time from safetensors (single or sharded), and checks before a merge."""
+"""Model folders as tensors by name, read one at a time from safetensors (single or sharded), and checks before a merge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INPUT_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is; `dtype` as safetensors names it, e.g. "F32"."""
+    """A tensor's file, dtype (as safetensors names it, e.g. "F32") and shape."""
 
     file: Path
     dtype: str
@@ -40,20 +40,20 @@ class TensorInfo:
 
 
 class TensorFolder:
-    """A `save_pretrained` folder's tensors by name. One shard is open at a time, and nothing is kept of what was read.
+    """A `save_pretrained` folder's tensors by name. One shard is open at a time; tensors are not cached.
 
-    Of a tied pair that is stored twice, the output embedding is left out: `from_pretrained` ties it again.
-    Raises MergeError for a missing folder, a missing or truncated file, or an index that does not match its shards.
+    A tied output embedding that is stored as well is left out, since `from_pretrained` ties it again. Raises MergeError for a
+    missing folder, a missing or truncated file, or an index that does not match its shards.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sources = [path]
-        """Folders that hold what belongs to the model beside its weights; a later one's file goes before an earlier one's."""
+        """Folders with the model's files besides its weights; later folders take precedence."""
         self._file: Path | None = None
         self._handle: Any = None
         if not path.is_dir():
-            raise MergeError(f"model folder {path} does not exist; run the stage that makes it first")
+            raise MergeError(f"model folder {path} does not exist; run the stage that creates it first")
         self.config: dict[str, Any] = self._json("config.json") if (path / "config.json").exists() else {}
         self.infos: dict[str, TensorInfo] = {}
         weight_map: dict[str, str] = self._json(INDEX)["weight_map"] if (path / INDEX).exists() else {}
@@ -62,7 +62,7 @@ class TensorFolder:
         absent = sorted(set(weight_map) - set(self.infos))
         if absent:
             raise MergeError(
-                f"{path / INDEX} lists {absent[0]} in {weight_map[absent[0]]}, which does not hold it; the folder is damaged"
+                f"{path / INDEX} lists {absent[0]} in {weight_map[absent[0]]}, which lacks it; the folder is damaged"
             )
         self._untie()
 
@@ -70,7 +70,7 @@ class TensorFolder:
         try:
             values: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
-            raise MergeError(f"{self.path / name} is not valid JSON ({error}); make the model again") from error
+            raise MergeError(f"{self.path / name} is not valid JSON ({error}); create the model again") from error
         return values
 
     def _files(self, weight_map: Mapping[str, str]) -> list[Path]:
@@ -78,7 +78,7 @@ class TensorFolder:
         for file in files:
             if not file.exists():
                 why = f"is listed in {INDEX} but missing" if weight_map else "is missing (merging reads safetensors only)"
-                raise MergeError(f"{file} {why}; make the model again with the stage it comes from")
+                raise MergeError(f"{file} {why}; run the stage that creates the model again")
         return files
 
     def _open(self, file: Path) -> Any:
@@ -87,7 +87,9 @@ class TensorFolder:
             try:
                 self._handle = safe_open(str(file), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise MergeError(f"{file} cannot be read ({error}); it is truncated or damaged, make the model again") from error
+                raise MergeError(
+                    f"{file} cannot be read ({error}); it is truncated or damaged, create the model again"
+                ) from error
             self._file = file
         return self._handle
 
@@ -110,7 +112,7 @@ class TensorFolder:
         try:
             loaded: Tensor = self._open(file).get_tensor(name)
         except SafetensorError as error:
-            raise MergeError(f"{file}: tensor {name} cannot be read ({error}); make the model again") from error
+            raise MergeError(f"{file}: tensor {name} cannot be read ({error}); create the model again") from error
         return loaded
 
     def close(self) -> None:
@@ -120,9 +122,9 @@ class TensorFolder:
 
 
 class AdaptedFolder(TensorFolder):
-    """A LoRA adapter folder as the whole model it stands for: its base's tensors, each with its change added while it is read.
+    """A LoRA adapter folder as a full model: its base's tensors, with the adapter's deltas added on reading.
 
-    Raises MergeError if the adapter changes tensors that its base lacks; AdapterError if its base is not found.
+    Raises MergeError if the adapter changes tensors that its base lacks, AdapterError if its base is not found.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,18 +140,18 @@ class AdaptedFolder(TensorFolder):
             )
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor called `name`: in float32 where the adapter changes it, else in its stored dtype."""
+        """The tensor called `name`: in float32 if the adapter changes it, else in its stored dtype."""
         stored = super().tensor(name)
         return stored.float() + self.adapter.delta(name) if name in self._changed else stored
 
 
 def open_folder(path: Path) -> TensorFolder:
-    """A model folder's tensors, whether it is whole or an adapter."""
+    """The tensors of a model folder or an adapter folder."""
     return AdaptedFolder(path) if is_adapter(path) else TensorFolder(path)
 
 
 def check_same_tensors(folders: Sequence[TensorFolder]) -> list[str]:
-    """Names all folders share, sorted. Raises MergeError naming tensors that are missing, differ in shape or cannot be merged."""
+    """The tensors' names, sorted. Raises MergeError naming tensors that are missing, differ in shape or cannot be merged."""
     first = folders[0]
     for other in folders[1:]:
         for have, lack in ((first, other), (other, first)):
@@ -176,15 +178,15 @@ def check_same_tensors(folders: Sequence[TensorFolder]) -> list[str]:
 
 
 def _vocabulary(path: Path) -> Any:
-    """Token to id of a fast tokenizer; what padding and truncation it was saved with does not matter."""
+    """Token ids of a fast tokenizer, without its padding and truncation settings."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens", []))
     return tokenizer.get("model", {}).get("vocab"), added
 
 
 def check_same_vocabulary(folders: Sequence[TensorFolder]) -> None:
-    """Raise MergeError if two folders' tokenizers give tokens different ids: their embeddings would be mixed up."""
+    """Raise MergeError if two folders' tokenizers assign different token ids, which would mix up their embeddings."""
     paths = [folder.path / "tokenizer.json" for folder in folders if (folder.path / "tokenizer.json").exists()]
     for path in paths[1:]:
         if _vocabulary(path) != _vocabulary(paths[0]):
-            raise MergeError(f"{path} and {paths[0]} give tokens different ids; only models with one vocabulary can be merged")
+            raise MergeError(f"{path} and {paths[0]} assign different token ids; only models with one vocabulary can be merged")

@@ -1,7 +1,7 @@
-"""Merge methods by name, and the check that a setting which a method has no use for is refused rather than ignored.
+"""Merge methods by name. Settings that a method does not use are rejected, not ignored.
 
-A method is a module of stages/merging/methods with a MERGER; its file's name is its name. Those of other packages are found
-through the entry-point group `bellwether.mergers`, whose entries name such a module, its MERGER or the class. Light to import.
+A method is a module of stages/merging/methods with a MERGER; the file name is the method's name. Methods of other packages are
+entry points of the group `bellwether.mergers`: such a module, its MERGER or the class. Light to import.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from stages.merging import methods
 from stages.merging.contract import Merger
 from stages.merging.settings import MergeError, MergeParams, MergeSettings
 from stages.records.card import Card
-from stages.runtime.installed import Group
+from stages.runtime.installed import Group, place
 from stages.runtime.validation import ParamsError, explain
 
 GROUP = Group("bellwether.mergers", "merge.method")
 LOADED: dict[str, Merger] = {}
-"""Methods in use, by name."""
+"""Loaded methods, by name."""
 
 
 def shipped() -> list[str]:
-    """Names of this repository's methods, sorted. Looks at file names alone."""
+    """Names of this repository's methods, sorted, without importing them."""
     return sorted(module.name for module in pkgutil.iter_modules(methods.__path__))
 
 
 def get_merger(method: str) -> Merger:
-    """The merger called `method`. Raises MergeError with the known names, and for a plugin that can't be used."""
+    """The merger called `method`. Raises MergeError for an unknown name (listing the known ones) or an invalid plugin."""
     if method not in LOADED:
         if method in shipped():
             found = importlib.import_module(f"{methods.__name__}.{method}")
@@ -54,21 +54,21 @@ def _merger(method: str, found: Any) -> Merger:
     lacking = [name for name in ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor") if not hasattr(made, name)]
     if lacking:
         raise MergeError(
-            f"merge.method '{method}': {GROUP.place(made)} is no merger, it lacks {', '.join(lacking)}; "
+            f"merge.method '{method}': {place(made)} is not a merger, it lacks {', '.join(lacking)}; "
             "inherit from stages.plugins.DeltaMethod, or see Merger there (docs/extending.md)"
         )
     return made
 
 
 def check_method(method: str) -> None:
-    """Raise MergeError with the known names if no method is called so; imports nothing."""
+    """Raise MergeError, listing the known names, for an unknown method; imports nothing."""
     if method not in LOADED and method not in shipped() and method not in GROUP.points():
         raise MergeError(f"is unknown{GROUP.hint(method, shipped())}")
 
 
 def own_settings(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """An instance of the method's `Settings`: of the keys of section `merge` (`given`) where the method is shipped here and they
-    are there, and of `merge.settings` (`own`). Raises MergeError with the known names, or the range."""
+    """The method's `Settings`, from `merge.settings` (`own`) and, for a shipped method, its keys in section `merge` (`given`).
+    Raises MergeError for an unknown key or a value out of range."""
     model = get_merger(method).Settings
     shared = {key: given[key] for key in (model.model_fields if method in shipped() else ()) if key in given}
     if placed := sorted(set(shared) & set(own)):
@@ -80,14 +80,14 @@ def own_settings(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def bind(method: str, settings: MergeSettings, layers: int = 1) -> MergeParams:
-    """`settings` as `method` gets them. Raises MergeError for a setting that means nothing to it, or a bad value."""
+    """The parameters of `method` from `settings`. Raises MergeError for a setting that it does not use, or a bad value."""
     merger = get_merger(method)
     fields = merger.Settings.model_fields if method in shipped() else {}
     if not merger.weighted and any(weight != 1.0 for weight in settings.weights):
-        raise MergeError(f"params.yaml: merge.weights has no meaning for merge.method {method}; remove the weights")
+        raise MergeError(f"params.yaml: merge.weights has no effect with merge.method {method}; remove the weights")
     for key, neutral, shown in (("normalize", None, "null"), ("lam", 1.0, "1.0")):
         if key not in fields and settings.given.get(key, neutral) != neutral:
-            raise MergeError(f"params.yaml: merge.{key} has no meaning for merge.method {method}; set it to {shown}")
+            raise MergeError(f"params.yaml: merge.{key} has no effect with merge.method {method}; set it to {shown}")
     return MergeParams(settings.weights, own_settings(method, settings.given, settings.own), layers)
 
 

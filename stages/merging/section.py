@@ -12,16 +12,16 @@ from stages.runtime.validation import Positive
 
 
 class Merge(ties.Settings, dare.Settings, slerp.Settings, ram.Settings):
-    """How the specialists become one model: what all methods have, and the keys of those shipped here."""
+    """How the specialists become one model: settings of all methods, and of those shipped here."""
 
     method: str = "ram_plus"
     """A module of stages/merging/methods, or a method of another package (docs/extending.md)."""
     base: Literal["sft", "base"] = "sft"
-    """What deltas are taken against."""
+    """The model that deltas are taken against."""
     weights: dict[str, Positive] = {}
-    """Per domain; 1 where not given."""
+    """Per domain; 1 if not given."""
     settings: dict[str, Any] = {}
-    """Keys of a method that have no place in this section: those of methods from other packages."""
+    """Settings of a method from another package."""
     out_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the merged weights."""
     shard_bytes: Annotated[int, Field(ge=1_000_000)] = 5_000_000_000

@@ -1,4 +1,4 @@
-"""What merge methods are given, and the keys that several of them read. Light to import: params.yaml is checked with this."""
+"""Parameters of merge methods, and settings that several of them share. Light to import: params.yaml is checked with this."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class MergeError(ValueError):
-    """Models that cannot be merged, or a setting the method has no use for; the message says which and what to do."""
+    """Models that cannot be merged, or a setting that the method does not use."""
 
 
 class Normalized(Section):
     normalize: bool | None = None
-    """Whether the weighted sum is divided by the weights; null: the method's own default."""
+    """Whether the weighted sum is divided by the sum of the weights; null: the method's default."""
 
 
 class Scaled(Section):
@@ -43,15 +43,14 @@ class MergeSettings:
 
     @classmethod
     def of(cls, merge: Merge, models: Sequence[str]) -> MergeSettings:
-        """Settings for `models` (domain names; the order is the contract); weight 1 where `merge.weights` names none."""
+        """Settings for `models` (domain names, in merge order); weight 1 for those that `merge.weights` lacks."""
         weights = tuple(merge.weights.get(name, 1.0) for name in models)
         return cls(weights, merge.model_dump(exclude={"settings"}), merge.settings)
 
 
 @dataclass(frozen=True)
 class MergeParams:
-    """What a method gets: one weight per model, an instance of its own `Settings`, and the number of layers, for gradients over
-    depth."""
+    """A method's parameters: one weight per model, its `Settings`, and the number of layers, for gradients over depth."""
 
     weights: tuple[float, ...]
     settings: Any

@@ -1,7 +1,7 @@
-"""Merging model folders as a stream: tensors by name, one at a time in memory, in at most two passes.
+"""Merges model folders tensor by tensor, with one tensor in memory at a time, in at most two passes.
 
-Every tensor's random generator is keyed by (seed, method, tensor name), so the bytes written depend neither on the order in which
-tensors are visited nor on how the inputs are sharded.
+Every tensor's random generator is keyed by (seed, method, tensor name), so the output depends neither on the order of the tensors
+nor on the sharding of the inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Silent(Progress):
 
 @contextmanager
 def silent(label: str, total: int, unit: str) -> Iterator[Progress]:
-    """A progress that shows nothing, for callers without a terminal."""
+    """A progress bar that shows nothing, for callers without a terminal."""
     yield _Silent(label, total, unit)
 
 
@@ -46,7 +46,7 @@ class MergeResult:
     entries: int
     shards: int
     totals: Mapping[str, Any] | None
-    """What the first pass added up; None for methods of one pass."""
+    """Sums of the first pass; None for methods of one pass."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Inputs:
         """Open and check. Raises MergeError for damaged folders and for names, shapes or vocabularies that differ."""
         folders = [open_folder(path) for path in models]
         origin = open_folder(base) if base is not None else None
-        everything = [*folders, *([origin] if origin else [])]
-        check_same_vocabulary(everything)
-        return cls(folders, origin, check_same_tensors(everything))
+        all_folders = [*folders, *([origin] if origin else [])]
+        check_same_vocabulary(all_folders)
+        return cls(folders, origin, check_same_tensors(all_folders))
 
     def load(self, name: str) -> tuple[Tensor | None, list[Tensor]]:
         """(base, models) of one tensor, in their stored dtypes."""
@@ -85,7 +85,7 @@ def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
 
 
 def scan_totals(method: str, inputs: Inputs, params: MergeParams, progress: ProgressFactory = silent) -> dict[str, Any] | None:
-    """First pass: the method's statistics added up over all tensors; None if it has no first pass."""
+    """First pass: the method's statistics summed over all tensors; None if it has no first pass."""
     merger = get_merger(method)
     totals: dict[str, Any] | None = None
     names = inputs.mergeable()
@@ -100,12 +100,12 @@ def scan_totals(method: str, inputs: Inputs, params: MergeParams, progress: Prog
 
 
 def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> Tensor:
-    """A non-float tensor, from the base (else the first model). Raises MergeError for packed weights that differ."""
+    """A non-float tensor, from the base (else the first model). Raises MergeError for quantised weights that differ."""
     source = models[0] if base is None else base
     if source.dim() >= 2 and any(not torch.equal(source, model) for model in models):
         raise MergeError(
-            f"tensor {name} holds {source.dtype} values that differ between the models; quantised weights cannot be merged, "
-            "take the models before quantisation"
+            f"tensor {name} has {source.dtype} values that differ between the models; quantised weights cannot be merged, "
+            "merge the models before quantisation"
         )
     return source
 
@@ -113,24 +113,24 @@ def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> T
 def merged_tensor(
     method: str, inputs: Inputs, name: str, params: MergeParams, seed: int, totals: Mapping[str, Any] | None
 ) -> Tensor:
-    """One tensor of the second pass: float32, or a buffer's own dtype. Raises MergeError if it comes out not finite."""
+    """One tensor of the second pass: float32, or a buffer's own dtype. Raises MergeError if it is not finite."""
     base, models = inputs.load(name)
     if not inputs.models[0].infos[name].mergeable:
         return copied_buffer(name, base, models)
     merged = get_merger(method).merge_tensor(name, base, models, params, tensor_generator(seed, method, name), totals)
     if not bool(torch.isfinite(merged).all()):
-        raise MergeError(f"tensor {name} is not finite after merging; one of the models holds NaN or infinity there")
+        raise MergeError(f"tensor {name} is not finite after merging; one of the models has NaN or infinity in it")
     return merged
 
 
 def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, settings: MergeSettings) -> None:
     bind(method, settings)
     if get_merger(method).needs_base and base is None:
-        raise MergeError(f"merge.method {method} works on deltas and needs a base model (merge.base)")
+        raise MergeError(f"merge.method {method} needs a base model to take deltas against (merge.base)")
     if len(settings.weights) != len(models) or not models:
         raise MergeError(f"{len(models)} models and {len(settings.weights)} weights were given; each model needs one weight")
     if out.resolve() in {path.resolve() for path in [*models, *([base] if base else [])]}:
-        raise MergeError(f"{out} is one of the inputs; write the merge elsewhere")
+        raise MergeError(f"{out} is one of the inputs; choose another output folder")
 
 
 def merge_folders(
@@ -145,11 +145,11 @@ def merge_folders(
     shard_bytes: int = 5_000_000_000,
     progress: ProgressFactory = silent,
 ) -> MergeResult:
-    """Merge the folders `models` (their order is the contract) into `out`, which then loads by `from_pretrained`. A LoRA adapter
-    folder counts as the whole model that it makes of its base.
+    """Merge the folders `models`, in this order, into `out`, a `save_pretrained` folder. A LoRA adapter folder is merged as its
+    base with the adapter applied.
 
-    `base` is what deltas are taken against; needed by the methods that say so. Config, tokenizer and chat template are the first
-    model's. `out` appears only when it is complete. Raises MergeError for inputs or settings that do not fit.
+    `base`: what deltas are taken against, for methods with `needs_base`. Config, tokenizer and chat template are the first
+    model's. `out` is created atomically. Raises MergeError for incompatible inputs or settings.
     """
     _check_call(method, models, base, out, settings)
     inputs = Inputs.open(models, base)

@@ -1,4 +1,4 @@
-"""Writing a model folder tensor by tensor: a shard's header is known beforehand, so that no shard is held in memory."""
+"""Writes a model folder tensor by tensor; headers are computed beforehand, so no shard is held in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.merging.folders import INDEX, SINGLE
 
-# What makes a folder of weights a model that loads with its tokenizer and chat template; training leftovers stay behind.
+# Copied beside the weights; other files of a training folder are not.
 COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -46,10 +46,8 @@ class OutputTensor:
 
 
 def plan_shards(tensors: list[OutputTensor], shard_bytes: int) -> list[list[OutputTensor]]:
-    """Tensors by name, cut into shards of at most `shard_bytes` (a larger tensor gets one of its own).
-
-    Inside a shard the widest dtype comes first, as in files written by safetensors itself, so that every tensor is aligned.
-    """
+    """Tensors by name in shards of at most `shard_bytes` (a larger tensor gets its own shard). In a shard, wider dtypes come
+    first, as in files written by safetensors, so that every tensor is aligned."""
     shards: list[list[OutputTensor]] = [[]]
     size = 0
     for tensor in sorted(tensors, key=lambda item: item.name):
@@ -78,7 +76,7 @@ def header(shard: list[OutputTensor]) -> bytes:
 
 
 def write_weights(partial: Path, shards: list[list[OutputTensor]], produce: Callable[[OutputTensor], Tensor]) -> None:
-    """Write every shard, asking `produce` for one tensor at a time (already of the planned dtype and shape), and the index."""
+    """Write the shards, calling `produce` for one tensor at a time (of the planned dtype and shape), and the index."""
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
@@ -96,8 +94,8 @@ def write_weights(partial: Path, shards: list[list[OutputTensor]], produce: Call
 
 
 def copy_companions(sources: Sequence[Path], partial: Path, config: Mapping[str, Any], dtype: str) -> None:
-    """Config (its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config of the last of
-    `sources` that has each."""
+    """Copy config (with its dtype set to `dtype`, e.g. "float32"), tokenizer, chat template and generation config, each from the
+    last of `sources` that has it."""
     for source in sources:
         for name in COMPANIONS:
             if (source / name).exists():

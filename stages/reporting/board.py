@@ -13,6 +13,7 @@ from stages.claims.results import result_path
 from stages.records.episode import read_json
 from stages.reporting.generated_blocks import markdown_table
 from stages.runtime.validation import ParamsError
+from stages.tracking import flatten
 
 PAGE = FOLDER / "README.md"
 NOTHING = "–"
@@ -105,15 +106,9 @@ def _index_table(by_slug: Mapping[str, list[Row]]) -> str:
     return markdown_table(("experiment", "paper", "switch", "claims"), lines)
 
 
-def _overrides(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _overrides(values: Mapping[str, Any]) -> list[str]:
     """`rl.loss.aggregation: token_mean` for each leaf."""
-    found = []
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found += _overrides(value, f"{prefix}{key}.")
-        else:
-            found.append(f"`{prefix}{key}: {value}`")
-    return found
+    return [f"`{key}: {value}`" for key, value in flatten(values).items()]
 
 
 def _means_table(experiment: Experiment, saved: Mapping[str, Any]) -> str:

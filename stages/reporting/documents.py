@@ -46,7 +46,7 @@ FAMILIES = (
     "Policy gradients with a critic",
     "Step credit and branching",
     "Preference learning",
-    "Learning from recorded episodes",
+    "Offline learning",
 )
 """Families of RL methods, in the order of the page."""
 METHODS_PAGE = Path("docs/methods.md")
@@ -62,7 +62,7 @@ def family(method: Composition) -> str:
     """The family of an RL method, inferred from its data and parts."""
     if method.data == "pairs":
         return FAMILIES[3]
-    if method.data in ("records", "stored"):
+    if method.data in ("offline_replay", "offline"):
         return FAMILIES[4]
     if method.parts.get("advantage.estimator") in ("gae", "utterance"):
         return FAMILIES[1]

@@ -25,29 +25,6 @@ History = Mapping[str, list[float]]
 ROLLOUTS = "sft rollout"
 """Source name of the episodes of the stage rollout."""
 
-NODE_COLUMNS = (
-    "task_id",
-    "node",
-    "parent",
-    "depth",
-    "action",
-    "prior",
-    "N",
-    "W",
-    "n_success",
-    "n_rollouts",
-    "reward",
-    "terminal",
-    "truncated",
-    "observation",
-    "context_ids",
-    "R",
-    "R2",
-    "drawn",
-    "model_value",
-)
-"""Of nodes.parquet; the last two exist only for some settings."""
-
 NO_EFFECT = {"__pycache__", "report.py", "reporting", "plugins.py"}
 """Parts of stages/ that do not affect results, besides EXEMPT."""
 OUTCOME_COLUMNS = ("model", "domain", "task_id", "cluster", "success")
@@ -125,15 +102,8 @@ def read_history(path: Path) -> History | None:
 
 
 def optional_rows(path: Path, columns: tuple[str, ...] | None = None) -> list[dict[str, Any]]:
-    """Rows of a Parquet file, with those of `columns` that it has; [] if the file does not exist."""
-    if not path.exists():
-        return []
-    if columns is not None:
-        import pyarrow.parquet as pq
-
-        present = pq.read_schema(path).names
-        columns = tuple(name for name in columns if name in present)
-    return read_rows(path, columns)
+    """Rows of a Parquet file; [] if the file does not exist."""
+    return read_rows(path, columns) if path.exists() else []
 
 
 def load_tokenizer(folder: Path) -> Any | None:
@@ -157,7 +127,7 @@ def load_domain_inputs(root: Path, domain: str) -> DomainInputs:
         annotate=optional_json(reports / "annotate" / f"{domain}.json"),
         rl=optional_json(reports / "rl" / f"{domain}.json"),
         rl_history=read_history(reports / "rl" / f"{domain}_history.csv"),
-        nodes=optional_rows(data / "annotated" / domain / "nodes.parquet", NODE_COLUMNS),
+        nodes=optional_rows(data / "annotated" / domain / "nodes.parquet"),
         labels=optional_rows(data / "annotated" / domain / "labels.parquet"),
         pairs=optional_rows(data / "annotated" / domain / "pairs.parquet"),
         episodes={name: rows for name, rows in sources.items() if rows},

@@ -12,12 +12,7 @@ from typing import Any
 from stages.reporting.generated_blocks import markdown_table
 
 NBSP = "\u00a0"
-MODEL_LABELS = {
-    "base": "base model",
-    "sft": "fine-tuned model",
-    "merged": "merged model",
-    "merged_linear": "linear average",
-}
+MODEL_LABELS = {"base": "base model", "sft": "fine-tuned model", "merged": "merged model", "merged_linear": "linear average"}
 
 
 @dataclass(frozen=True)
@@ -110,6 +105,12 @@ def verdict_mark(verdict: str) -> str:
     return {"better": "▲ better", "worse": "▼ worse"}.get(verdict, verdict)
 
 
+def comparison_cells(item: Mapping[str, Any]) -> list[str]:
+    """Points, interval, p and verdict of a paired comparison, for a table."""
+    interval = f"{signed(100 * item['low'])} to {signed(100 * item['high'])}"
+    return [signed(100 * item["difference"]), interval, p_value(item["p"], bare=True), verdict_mark(item["verdict"])]
+
+
 def model_label(model: str, domain: str) -> str:
     """The name of a model in lines about `domain`."""
     if model == f"rl@{domain}":
@@ -131,22 +132,13 @@ def comparison_line(comparison: Mapping[str, Any], confidence: float) -> str:
 
 def find_comparison(evaluation: Mapping[str, Any], a: str, b: str, domain: str) -> Mapping[str, Any] | None:
     """The comparison of a with b on `domain`, reversed if the file has b with a; None if it has neither."""
-    for item in evaluation["comparisons"]:
-        if (item["a"], item["b"], item["domain"]) == (a, b, domain):
-            return item
-    for item in evaluation["comparisons"]:
-        if (item["a"], item["b"], item["domain"]) == (b, a, domain):
-            swapped = {"better": "worse", "worse": "better"}
-            return {
-                **item,
-                "a": a,
-                "b": b,
-                "difference": -item["difference"],
-                "low": -item["high"],
-                "high": -item["low"],
-                "verdict": swapped.get(item["verdict"], item["verdict"]),
-            }
-    return None
+    found = {(item["a"], item["b"], item["domain"]): item for item in evaluation["comparisons"]}
+    item = found.get((b, a, domain))
+    if (a, b, domain) in found or item is None:
+        return found.get((a, b, domain))
+    verdict = {"better": "worse", "worse": "better"}.get(item["verdict"], item["verdict"])
+    ends = {"difference": -item["difference"], "low": -item["high"], "high": -item["low"]}
+    return {**item, **ends, "a": a, "b": b, "verdict": verdict}
 
 
 def retention(evaluation: Mapping[str, Any], domain: str, model: str = "merged") -> float | None:
@@ -178,33 +170,6 @@ def headline(evaluation: Mapping[str, Any], domain: str, confidence: float) -> l
     found = find_comparison(evaluation, last, "base" if last == "sft" else "sft", domain)
     lines = [] if found is None else [comparison_line(found, confidence)]
     return lines + retention_line(evaluation, domain)
-
-
-def results_rows(evaluation: Mapping[str, Any], domains: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per evaluated (domain, model), in order: success, reward, turns, tokens, and pass@k, distinct@k, maj@k by k."""
-    rows = []
-    for domain in domains:
-        for model in model_order(list(evaluation["models"]), domains):
-            estimate = success(evaluation, model, domain)
-            if estimate is None:
-                continue
-            values = evaluation["models"][model][domain]
-            at_k = {
-                name: dict(sorted((int(k), float(v)) for k, v in (values.get(name) or {}).items()))
-                for name in ("pass_at_k", "distinct_at_k", "maj_at_k")
-            }
-            rows.append(
-                {
-                    "domain": domain,
-                    "model": model,
-                    "success": estimate,
-                    "reward": scalar(values, "reward", "reward_mean"),
-                    "turns": scalar(values, "turns", "turns_mean"),
-                    "tokens": scalar(values, "tokens", "tokens_mean"),
-                    **at_k,
-                }
-            )
-    return rows
 
 
 def success_table(evaluation: Mapping[str, Any], domains: Sequence[str], confidence: float) -> str:

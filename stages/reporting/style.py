@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
@@ -45,6 +46,7 @@ STANDALONE_MARGIN = 12
 LEGEND_LETTERS = 62
 """Characters that fit into the title line of a card."""
 
+STYLE = Path(__file__).resolve().parent / "templates" / "figures.mplstyle"
 WIDE = (7.6, 3.2)
 CARD = (4.7, 2.9)
 """Figure sizes in inches: full width, and one grid cell."""
@@ -85,44 +87,12 @@ def drawing() -> Iterator[None]:
     import matplotlib
 
     matplotlib.use("Agg")
-    ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
-    settings: Any = {
-        "svg.hashsalt": "bellwether",
-        "svg.fonttype": "path",
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.titlesize": 9.5,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.labelsize": 8.5,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "text.color": ink,
-        "axes.titlecolor": ink,
-        "axes.labelcolor": muted,
-        "xtick.color": grid,
-        "ytick.color": grid,
-        "xtick.labelcolor": muted,
-        "ytick.labelcolor": muted,
-        "axes.edgecolor": grid,
-        "axes.facecolor": "none",
-        "figure.facecolor": "none",
-        "savefig.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": grid,
-        "grid.linewidth": 0.6,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 3.5,
-        "axes.formatter.useoffset": False,
-        "axes.unicode_minus": True,
-        "figure.constrained_layout.use": True,
-    }
-    with matplotlib.rc_context(rc=dict(matplotlib.rcParamsDefault)), matplotlib.rc_context(rc=settings):
+    ink = dict.fromkeys(("text.color", "axes.titlecolor"), colour("ink"))
+    muted = dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), colour("muted"))
+    grid = dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), colour("grid"))
+    settings: Any = {**ink, **muted, **grid}
+    defaults: Any = dict(matplotlib.rcParamsDefault)
+    with matplotlib.rc_context(rc=defaults), matplotlib.rc_context(rc=settings, fname=STYLE):
         yield
 
 

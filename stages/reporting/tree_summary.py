@@ -1,4 +1,4 @@
-"""What the tree viewer says about a tree: a short summary, and what its Q and q are under the settings."""
+"""A short summary of a search tree, and descriptions of its Q and q under the settings, for the tree viewer."""
 
 from __future__ import annotations
 

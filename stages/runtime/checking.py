@@ -1,4 +1,4 @@
-"""How `python -m stages.<part> check NAME` plays a contract through: each promise on a line, a broken one with file and line."""
+"""The command `python -m stages.<part> check NAME`: one line per property of a contract, failures with file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stages.runtime.validation import ParamsError
 
 
 class MistakeError(Exception):
-    """A promise that is not kept; the message says how, and what to do."""
+    """A violated property; the message says what is wrong and what to do."""
 
 
 def expect(holds: bool, message: str) -> None:
@@ -24,44 +24,44 @@ def expect(holds: bool, message: str) -> None:
 
 @dataclass
 class Findings:
-    """What was checked so far: promises kept, and mistakes as `file:line: what is wrong`."""
+    """Results so far: properties that hold, and failures as `file:line: what is wrong`."""
 
-    kept: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
 
-    def check(self, promise: str, at: Any, test: Callable[[], Any]) -> Any:
-        """What `test` returns; None, and a mistake in the code `at`, where it raises."""
+    def check(self, title: str, at: Any, test: Callable[[], Any]) -> Any:
+        """The result of `test`, or None and a failure in the code `at` if it raises."""
         try:
             result = test()
         except MistakeError as error:
-            self.mistakes.append(f"{place(at)}: {promise}: {error}")
+            self.mistakes.append(f"{place(at)}: {title}: {error}")
         except Exception as error:
-            self.mistakes.append(f"{place(at)}: {promise}: it raised {described(error)}")
+            self.mistakes.append(f"{place(at)}: {title}: it raised {described(error)}")
         else:
-            self.kept.append(promise)
+            self.passed.append(title)
             return result
         return None
 
 
 def run_checks(kind: str, checks: Callable[[str, Findings], None]) -> Callable[[], int]:
-    """The command of a part: `check NAME` prints what `checks` found. Exit code 1 if anything is wrong, 2 for an unknown name."""
+    """A part's command, which prints what `checks` found. Exit code 1 after a failure, 2 for an unknown name or invalid class."""
 
     @command
     def main() -> int:
-        parser = argparse.ArgumentParser(description=f"Play the contract of a {kind} through and say what is wrong.")
+        parser = argparse.ArgumentParser(description=f"Test whether a {kind} keeps its contract.")
         parser.add_argument("command", choices=["check"])
-        parser.add_argument("name", help=f"the {kind}'s name, as params.yaml gives it")
+        parser.add_argument("name", help=f"the {kind}'s name in params.yaml")
         name, findings = parser.parse_args().name, Findings()
         try:
             checks(name, findings)
         except ParamsError as error:
             print(error)
             return 2
-        for promise in findings.kept:
-            print(f"ok     {promise}")
+        for title in findings.passed:
+            print(f"ok     {title}")
         for mistake in findings.mistakes:
             print(f"wrong  {mistake}")
-        print(f"{kind} {name}: {len(findings.kept)} checks passed, {len(findings.mistakes)} failed")
+        print(f"{kind} {name}: {len(findings.passed)} checks passed, {len(findings.mistakes)} failed")
         return 1 if findings.mistakes else 0
 
     return main

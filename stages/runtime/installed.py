@@ -1,4 +1,4 @@
-"""Classes and modules that other packages bring through entry points: found by name, and loaded without raw tracebacks."""
+"""Classes and modules of other packages: found by name through entry points, loaded without raw tracebacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stages.runtime.validation import ParamsError
 
 @cache
 def _installed(group: str, search_path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Every package is looked into, which takes longer than the rest of a check of params.yaml: once for each path."""
+    """Cached: reading every package's metadata takes longer than the rest of a check of params.yaml."""
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
 
 
@@ -29,12 +29,12 @@ class Group:
     key: str
 
     def points(self) -> dict[str, EntryPoint]:
-        """Name -> entry point of what is installed, by name. Imports nothing."""
+        """Name -> installed entry point, sorted. Imports nothing."""
         return _installed(self.name, tuple(sys.path))
 
     def load(self, name: str, known: Iterable[str] = ()) -> Any:
-        """What the entry point `name` stands for; `known`: names that are found in other ways. Raises ParamsError for a name that
-        is unknown, and with file and line for a module that can't be imported."""
+        """The object of the entry point `name`; `known`: valid names without an entry point. Raises ParamsError for an unknown
+        name, and with file and line for a module that can't be imported."""
         points = self.points()
         if name not in points:
             raise ParamsError(self.unknown(name, known))
@@ -44,26 +44,22 @@ class Group:
             raise ParamsError(self.fault(name, error, f"its entry point {points[name].value} can't be loaded")) from error
 
     def unknown(self, name: str, known: Iterable[str]) -> str:
-        """That nothing is called so, and `hint`."""
+        """The message for an unknown name."""
         return f"unknown {self.key} '{name}'{self.hint(name, known)}"
 
     def hint(self, name: str, known: Iterable[str]) -> str:
-        """What follows "unknown": the nearest name, all of them, and how a package is installed."""
+        """The nearest name, all names, and how to install a package."""
         names = sorted({*known, *self.points()})
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         nearest = f"; did you mean '{near[0]}'?" if near else "."
         return (
-            f"{nearest} Known: {', '.join(names)}. One of your own package is found once its "
-            f'pyproject.toml names it under [project.entry-points."{self.name}"] and the package is installed (again): '
-            "pip install -e FOLDER"
+            f"{nearest} Known: {', '.join(names)}. To use your own, name it in its package's pyproject.toml under "
+            f'[project.entry-points."{self.name}"] and (re)install the package: pip install -e FOLDER'
         )
 
     def fault(self, name: str, error: BaseException, what: str = "it can't be made") -> str:
-        """What went wrong in a plugin's own code: where, in one line."""
+        """The message for an error in a plugin's own code, in one line."""
         return f"{self.key} '{name}': {what}: {described(error)}"
-
-    def place(self, thing: Any) -> str:
-        return place(thing)
 
 
 def described(error: BaseException) -> str:
@@ -80,7 +76,7 @@ def place(thing: Any) -> str:
     subject = getattr(thing, "func", thing)  # a partial's function
     owner = getattr(subject, "__self__", None)
     if owner is not None and getattr(subject, "__module__", "").startswith("stages."):
-        subject = type(owner)  # what a class inherits from here is the class's own to mend
+        subject = type(owner)  # an inherited method: point to the subclass
     subject = inspect.unwrap(subject) if callable(subject) else subject
     if not (inspect.isclass(subject) or inspect.isroutine(subject) or inspect.ismodule(subject)):
         subject = type(subject)

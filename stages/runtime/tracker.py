@@ -1,4 +1,4 @@
-"""What a stage reports of itself; stages/tracking sends it to MLflow."""
+"""The tracking interface of stages; stages/tracking implements it with MLflow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tracker:
-    """What a stage tells about itself. This class keeps nothing; it is what BELLWETHER_TRACKING=off gives."""
+    """Ignores everything, as with BELLWETHER_TRACKING=off; subclasses record it."""
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters of the run; nested mappings are flattened to dotted names."""
@@ -20,22 +20,22 @@ class Tracker:
         """One point of a curve."""
 
     def headline(self, values: Mapping[str, float]) -> None:
-        """Numbers of the whole lifecycle: metrics of the parent run, so that lifecycles can be compared in one table."""
+        """Metrics of the parent run, so that lifecycles can be compared in one table."""
 
     def inputs(self, hashes: Mapping[str, str]) -> None:
-        """Path -> hash of what the stage reads: tags `in:...`, and datasets for what lies below data/ and is no model."""
+        """Path -> hash of the stage's inputs: tags `in:...`, and datasets for paths below data/ that are not models."""
 
     def outputs(self, hashes: Mapping[str, str]) -> None:
-        """Path -> hash of what the stage wrote: tags `out:...`."""
+        """Path -> hash of the stage's outputs: tags `out:...`."""
 
     def artifact(self, path: Path) -> None:
-        """Attach a file or folder as it is now."""
+        """Attach a file or folder."""
 
     def episodes(self, rows: Sequence[Mapping[str, Any]], label: str, count: int = 4) -> None:
-        """Attach at most `count` episodes (rows of EPISODE_SCHEMA, with `advantages` where there are some) as traces."""
+        """Attach at most `count` episodes (rows of EPISODE_SCHEMA, optionally with `advantages`) as traces."""
 
     def register_model(self, folder: Path, rows: Path, settings: Mapping[str, Any]) -> None:
-        """Register `folder` as the model's newest version, by its DVC hash, and let it challenge the champion.
+        """Register `folder` as the model's newest version, by its DVC hash, and compare it with the champion.
 
         `rows`: evaluation rows of it and of `sft`; `settings`: model (its name in the rows), confidence, resamples, seed.
         """

@@ -76,10 +76,10 @@ class EvaluationWorkspace:
     def create(self, fill: Callable[[EvaluationWorkspace], None]) -> None:
         """Let `fill` make the workspace under another name, and rename it; nothing if it exists."""
         if not self.folder.exists():
-            partial = EvaluationWorkspace(self.folder.with_name(f"{self.folder.name}.partial"))
-            shutil.rmtree(partial.folder, ignore_errors=True)
-            fill(partial)
-            partial.folder.rename(self.folder)
+            unfinished = EvaluationWorkspace(self.folder.with_name(f"{self.folder.name}.partial"))
+            shutil.rmtree(unfinished.folder, ignore_errors=True)
+            fill(unfinished)
+            unfinished.folder.rename(self.folder)
 
     def remove(self) -> None:
         """Delete the workspace; a kill halfway leaves nothing under its name."""

@@ -1,7 +1,7 @@
-"""Serves a model of the run behind OpenAI's API, on 127.0.0.1: the policy itself, and the best of several of its actions.
+"""Serves a model of the run through OpenAI's API on 127.0.0.1, as the plain policy and with best-of-n action selection.
 
 python -m stages.serving --model merged               the merged model, also as merged+logprob, merged+vote, merged+q@<domain> ...
-python -m stages.serving --model merged+q@search      the same; who asks for merged or data/models/merged gets the best of n
+python -m stages.serving --model merged+q@search      the same, but merged and data/models/merged also select by the Q-model
 python -m stages.serving --model path/to/folder       any save_pretrained folder
 """
 
@@ -29,40 +29,42 @@ ENGINES = ("torch", "vllm", "openai")
 
 
 def bound(port: int) -> socket.socket:
-    """A socket that listens on `port`, on a free one for 0. Raises OSError, saying what to do, if it is taken."""
+    """A socket that listens on `port` (0: any free port). Raises OSError if it is already in use."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
-        listening.listen()  # from now on it is taken; who comes while the model is read waits
+        listening.listen()  # clients that connect while the model loads wait
     except OSError as error:
         listening.close()
-        raise OSError(f"port {port} is not to be had ({error.strerror}); --port names another, --port 0 takes any") from error
+        raise OSError(
+            f"port {port} is not available ({error.strerror}); choose another with --port (0: any free port)"
+        ) from error
     return listening
 
 
 def engine_settings(params: Params, kind: str, port: int) -> Any:
-    """Settings of the back end `kind`. Raises ValueError for a server in front of itself."""
+    """Settings of the back end `kind`. Raises ValueError if this server would be its own back end."""
     from stages.agent.player import EngineSettings
 
     model = params.model
     settings = replace(EngineSettings.of(params.resources, model.max_length, model.thinking), kind=kind, text=False)
     if kind == "openai" and settings.base_url.startswith((f"http://{HOST}:{port}/", f"http://localhost:{port}/")):
-        raise ValueError(f"resources.engine.base_url is {settings.base_url}, this server's own address; --port names another")
+        raise ValueError(f"resources.engine.base_url is {settings.base_url}, this server's own address; choose another --port")
     return settings
 
 
-def left_out(params: Params) -> list[str]:
-    """What evaluate has around the model and this server does not: lines to print."""
-    from stages.agent.scaffold import Scaffold
+def warnings(params: Params) -> list[str]:
+    """Lines to print about settings of evaluate that the server does not apply."""
+    from stages.agent.settings import ScaffoldParams
 
-    if Scaffold(**params.evaluate.scaffold.model_dump()) == Scaffold():
+    if params.evaluate.scaffold == ScaffoldParams():
         return []
-    return ["evaluate.scaffold is not served: what it says, cuts and asks is for whoever asks here to do"]
+    return ["evaluate.scaffold is not applied: clients must add its notes, reminders and turns themselves"]
 
 
 def serve(model: ServedModel, params: Params, kind: str, listening: socket.socket) -> None:
-    """Answer requests until told to end (SIGINT, SIGTERM), then finish those under way."""
+    """Answer requests until SIGINT or SIGTERM, then finish running ones."""
     import torch
     import uvicorn
 
@@ -75,7 +77,7 @@ def serve(model: ServedModel, params: Params, kind: str, listening: socket.socke
 
     torch.set_num_threads(params.resources.threads)
     port = listening.getsockname()[1]
-    next(iter(model.names.values())).rank()  # a Q-model that can't be read is told now
+    next(iter(model.names.values())).rank()  # report an unreadable Q-model now
     player = open_player(model.folder, engine_settings(params, kind, port))
     turns = EngineThread(BestOfEngine(player.engine, 1, by_logprob, lambda tokens: action_key(player.chat.action_text(tokens))))
     sampling = Sampling(**params.evaluate.sampling.model_dump())
@@ -83,9 +85,9 @@ def serve(model: ServedModel, params: Params, kind: str, listening: socket.socke
     server = uvicorn.Server(uvicorn.Config(make_app(agent), log_level="warning", lifespan="off", ws="none"))
     print(f"serve: {next(iter(model.names))} (policy {player.policy_hash}) at http://{HOST}:{port}/v1", flush=True)
     print(f"serve: models {', '.join(model.names)}", flush=True)
-    for line in left_out(params):
+    for line in warnings(params):
         print(f"serve: {line}", flush=True)
-    print(f"serve: Ctrl-C or 'kill {os.getpid()}' ends it", flush=True)
+    print(f"serve: stop with Ctrl-C or 'kill {os.getpid()}'", flush=True)
     try:
         server.run(sockets=[listening])
     finally:
@@ -107,7 +109,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=PORT, help=f"{PORT} if not given; 0: any that is free")
     parser.add_argument("--engine", choices=ENGINES, default="torch", help="what generates: see resources.engine in params.yaml")
     options, root = parser.parse_args(), Path.cwd()
-    # uvicorn raises the signal that ended it once more when it is done.
+    # uvicorn raises the signal that stopped it again when it is done.
     signal.signal(signal.SIGTERM, stop)
     try:
         params = load_params(root / "params.yaml")
@@ -122,10 +124,10 @@ def main() -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
-        print(f"serve: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        print(f"serve: {error}\n(set BELLWETHER_DEBUG=1 for a traceback)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        pass  # told to end
+        pass
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Turns on demand: one thread that owns the engine and plays what other threads ask for, all of it at once."""
+"""A thread that owns the engine and runs the generation jobs of other threads, all of them at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stages.serving.variants import Variant
 
 @dataclass
 class GenerationJob:
-    """A turn after `token_ids` for each of `keys`."""
+    """Generate one turn after `token_ids` for each of `keys`."""
 
     token_ids: Sequence[int]
     keys: Sequence[int]
     sampling: Sampling
-    choice: Variant
+    variant: Variant
     turns: Future[list[Turn]] = field(default_factory=Future)
     """In the order of `keys`."""
     sessions: list[int] = field(default_factory=list)
@@ -30,15 +30,15 @@ class GenerationJob:
 
 
 class EngineThread:
-    """Takes orders from any thread. What an order draws depends on its own tokens and keys, not on the others (torch engine)."""
+    """Accepts jobs from any thread. With the torch engine, a job's turns depend only on its own tokens and keys."""
 
     def __init__(self, engine: BestOfEngine) -> None:
         self.engine = engine
         self._inbox: queue.SimpleQueue[GenerationJob | None] = queue.SimpleQueue()
-        self._orders: dict[int, GenerationJob] = {}
-        """Session -> the order that it belongs to."""
-        self._changed = threading.Event()
-        """An order was cancelled since the thread last looked."""
+        self._jobs: dict[int, GenerationJob] = {}
+        """Session -> its job."""
+        self._interrupted = threading.Event()
+        """A job was cancelled since the thread last checked."""
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
         self._thread.start()
 
@@ -46,101 +46,100 @@ class EngineThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, order: GenerationJob) -> Future[list[Turn]]:
-        self._inbox.put(order)
-        return order.turns
+    def submit(self, job: GenerationJob) -> Future[list[Turn]]:
+        self._inbox.put(job)
+        return job.turns
 
-    def cancel(self, order: GenerationJob) -> None:
-        """Nobody wants the order's turns: it is not begun, or given up as soon as the engine's present step is over."""
-        order.cancelled = True
-        if not order.turns.cancel() and not order.turns.done():
-            self._changed.set()
+    def cancel(self, job: GenerationJob) -> None:
+        """Do not start the job, or abandon it after the engine's current step."""
+        job.cancelled = True
+        if not job.turns.cancel() and not job.turns.done():
+            self._interrupted.set()
 
     def close(self) -> None:
-        """Finish what was ordered, and end."""
+        """Finish submitted jobs and end the thread."""
         self._inbox.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         open_ = True
-        while open_ or self._orders:
-            for order in self._arrived(wait=open_ and not self._orders):
-                if order is None:
+        while open_ or self._jobs:
+            for job in self._new_jobs(wait=open_ and not self._jobs):
+                if job is None:
                     open_ = False
-                elif order.turns.set_running_or_notify_cancel():
-                    self._begin(order)
+                elif job.turns.set_running_or_notify_cancel():
+                    self._begin(job)
             try:
                 self._advance()
             except Exception as error:
                 self._retry(error)
 
-    def _arrived(self, wait: bool) -> list[GenerationJob | None]:
-        """Orders that came since; at least one, if it is to wait."""
+    def _new_jobs(self, wait: bool) -> list[GenerationJob | None]:
+        """Newly submitted jobs; at least one if `wait`."""
         found = [self._inbox.get()] if wait else []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._inbox.get_nowait())
         return found
 
-    def _begin(self, order: GenerationJob) -> None:
+    def _begin(self, job: GenerationJob) -> None:
         try:
-            rank = order.choice.rank()
-            order.sessions = [self.engine.open(order.token_ids)]
-            if len(order.keys) > 1:
-                order.sessions += self.engine.fork(order.sessions[0], len(order.keys) - 1)
-            for session, key in zip(order.sessions, order.keys, strict=True):
-                self._orders[session] = order
-                self.engine.choose_by(session, order.choice.n, rank)
-                self.engine.request(session, key, order.sampling)
+            rank = job.variant.rank()
+            job.sessions = [self.engine.open(job.token_ids)]
+            if len(job.keys) > 1:
+                job.sessions += self.engine.fork(job.sessions[0], len(job.keys) - 1)
+            for session, key in zip(job.sessions, job.keys, strict=True):
+                self._jobs[session] = job
+                self.engine.choose_by(session, job.variant.n, rank)
+                self.engine.request(session, key, job.sampling)
         except Exception as error:
-            self._give_up(order, error)
+            self._fail(job, error)
 
     def _advance(self) -> None:
-        """Go on until a turn is finished or an order cancelled. Raises what the engine raises."""
-        self._changed.clear()
-        for order in self._under_way():
-            if order.cancelled:
-                self._give_up(order, CancelledError())
-        for turn in self.engine.advance(self._changed.is_set):
+        """Run until a turn is finished or a job cancelled. Engine errors propagate."""
+        self._interrupted.clear()
+        for job in self._running():
+            if job.cancelled:
+                self._fail(job, CancelledError())
+        for turn in self.engine.advance(self._interrupted.is_set):
             self._end(turn)
 
-    def _under_way(self) -> list[GenerationJob]:
-        """Each order once, the oldest first."""
-        return list({id(order): order for order in self._orders.values()}.values())
+    def _running(self) -> list[GenerationJob]:
+        """Running jobs, oldest first."""
+        return list({id(job): job for job in self._jobs.values()}.values())
 
     def _end(self, turn: Turn) -> None:
-        order = self._orders.pop(turn.session)
-        order.done[turn.session] = turn
-        if len(order.done) == len(order.sessions):
-            order.turns.set_result([order.done[session] for session in order.sessions])
+        job = self._jobs.pop(turn.session)
+        job.done[turn.session] = turn
+        if len(job.done) == len(job.sessions):
+            job.turns.set_result([job.done[session] for session in job.sessions])
         self.engine.close(turn.session)
 
     def _retry(self, error: Exception) -> None:
-        """After `error`, which may come of any order under way: play each by itself, so that it fails alone."""
-        orders = self._under_way()
-        for order in orders:
-            self._put_down(order)
-        if len(orders) == 1:
-            orders[0].turns.set_exception(error)
+        """After `error`, which any running job may have caused, run each job by itself, so that only the faulty one fails."""
+        jobs = self._running()
+        for job in jobs:
+            self._reset(job)
+        if len(jobs) == 1:
+            jobs[0].turns.set_exception(error)
             return
-        for order in orders:
-            self._begin(order)
-            while not order.turns.done():
+        for job in jobs:
+            self._begin(job)
+            while not job.turns.done():
                 try:
                     self._advance()
                 except Exception as own:
-                    self._give_up(order, own)
+                    self._fail(job, own)
 
-    def _put_down(self, order: GenerationJob) -> None:
-        """Close what the order has open; it can be begun anew."""
-        for session in order.sessions:
-            self._orders.pop(session, None)
-            if session not in order.done:
+    def _reset(self, job: GenerationJob) -> None:
+        """Close the job's sessions, so that it can start again."""
+        for session in job.sessions:
+            self._jobs.pop(session, None)
+            if session not in job.done:
                 with contextlib.suppress(Exception):
                     self.engine.close(session)
-        order.sessions, order.done = [], {}
+        job.sessions, job.done = [], {}
 
-    def _give_up(self, order: GenerationJob, error: BaseException) -> None:
-        """Let an order fail."""
-        self._put_down(order)
-        order.turns.set_exception(error)
+    def _fail(self, job: GenerationJob, error: BaseException) -> None:
+        self._reset(job)
+        job.turns.set_exception(error)

@@ -1,4 +1,4 @@
-"""Requests in the form of OpenAI's API, with what vLLM's server adds: checked; nothing that would change an answer is ignored."""
+"""Request schemas of OpenAI's API with vLLM's extensions. Fields that would change the answer are never ignored."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stages.engine.engine import MAX_COUNT, MIN_TEMPERATURE
 
 MAX_PROMPTS = 64
 MAX_TURNS = 256
-"""Prompts of a request times their answers."""
+"""Prompts of a request times `n`."""
 
 
-def _warm(value: float) -> float:
+def _valid_temperature(value: float) -> float:
     if 0 < value < MIN_TEMPERATURE:
         raise ValueError(f"Input should be 0 or at least {MIN_TEMPERATURE:g}")
     return value
@@ -22,7 +22,7 @@ def _warm(value: float) -> float:
 
 Draws = Annotated[int, Field(ge=1, le=64)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_warm)]
+Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_valid_temperature)]
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ([],),
     "presence_penalty": (0,),
@@ -41,9 +41,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "min_tokens": (0,),
 }
-"""Fields that are understood with these values (and null) alone, which change nothing."""
-BESIDE_THE_ANSWER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
-"""Fields that are taken, since no answer depends on them."""
+"""Fields accepted only with these values (and null), which have no effect."""
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+"""Fields that are accepted and ignored, since no answer depends on them."""
 
 
 class StreamOptions(BaseModel):
@@ -51,7 +51,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What both endpoints understand; null: as in evaluate.sampling."""
+    """Fields of both endpoints; null: the value of evaluate.sampling."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,37 +62,38 @@ class GenerationRequest(BaseModel):
     """0 and -1: all tokens."""
     max_tokens: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    """Of all draws: the same request with the same seed has the same answer; null: one of the server's choice."""
+    """The same request with the same seed has the same answer; null: random."""
     n: Draws = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    """Taken with the policy's own end of turn in `stop_token_ids`, since turns end there."""
+    """Accepted only if `stop_token_ids` holds the policy's end-of-turn token, where turns always end."""
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_ignored(cls, values: Any) -> Any:
+    def _reject_unsupported(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             raise ValueError("a request must be a JSON object")
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
-            raise ValueError(f"a text holds {half}, half a surrogate pair, which is no character; mend or drop it") from error
+            raise ValueError(f"a text contains the unpaired surrogate {half}; fix or remove it") from error
         for key, allowed in NEUTRAL.items():
             value = values.get(key)
             if value is not None and value not in allowed:
                 raise ValueError(f"{key} is not supported (given: {value!r}); leave it out")
-        return {key: value for key, value in values.items() if key not in NEUTRAL and key not in BESIDE_THE_ANSWER}
+        return {key: value for key, value in values.items() if key not in NEUTRAL and key not in IGNORED}
 
 
 def _kind(value: Any) -> str:
-    """Which form of `prompt` a value has, by its first part: so that what is wrong is said once, not of each form."""
-    first = value[0] if isinstance(value, list) and value else value
-    inside = "list" if isinstance(first, list) else "text" if isinstance(first, str) else "ids"
-    return {"text": "texts", "ids": "ids", "list": "lists"}[inside] if isinstance(value, list) else "text"
+    """The tag of a `prompt`'s form, by its first item, so that errors are reported for that form only."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else None
+    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "ids"
 
 
 Many = Field(max_length=MAX_PROMPTS)
@@ -106,11 +107,11 @@ Prompt = Annotated[
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions: text or token ids to go on from, one or several."""
+    """POST /v1/completions: one or several prompts, as text or token ids."""
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
-    """Those of the tokens that were drawn; of others none are kept."""
+    """0 and 1 alike: of the sampled tokens only."""
     skip_special_tokens: bool = True
 
     @property
@@ -121,7 +122,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions: a conversation that ends with the user's turn."""
+    """POST /v1/chat/completions: a conversation that ends with a user message."""
 
     messages: list[Any]
     max_completion_tokens: Count | None = None

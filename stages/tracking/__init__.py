@@ -35,7 +35,7 @@ __all__ = ["REGISTERED_MODEL", "SpoolTracker", "flatten", "git_state", "open_tra
 CLOSE_WAIT_S = 1.5
 """Longest wait for the follower when a stage ends; it then continues on its own for up to a minute."""
 MAX_FOLLOWERS = 3
-"""How often a stage restarts a follower that was killed, the first start included."""
+"""Maximum number of followers that a stage starts, one after another, if they are killed."""
 REGISTERED_MODEL, MODEL_FILES, ROWS = "bellwether", "model", "rows.parquet"
 """The registered model, the artifact folder of a version, and the evaluation rows in that folder."""
 

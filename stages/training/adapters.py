@@ -1,8 +1,7 @@
-"""LoRA while training: frozen weights with low-rank factors beside them, put into the Hugging Face model in place through peft.
+"""LoRA training: peft adds low-rank factors to the frozen linear layers of the Hugging Face model, in place.
 
-The model object stays what it was for everything around it (engine, log-probabilities, critic); only its linear layers are
-wrapped. Without dropout, which would part sampling from training log-probabilities. Reading adapters is in
-stages/engine/adapters.py and needs no peft.
+The model object stays the same for engine, log-probabilities and critic. There is no dropout: with it, sampling and training
+log-probabilities differ. stages/engine/adapters.py reads adapters and needs no peft.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _NAME = "default"
 
 
 def weight_precision(params: Params) -> str:
-    """Precision to load a model's weights in for training: float32, as the optimiser's master copy must be. Weights that LoRA
-    leaves alone need no master copy: in bfloat16 runs they take half the memory, and only the factors are float32."""
+    """Precision in which to load a model for training: float32, which the optimiser needs, or, under LoRA, that of the run, since
+    frozen weights need no float32 master copy."""
     return params.resources.precision if params.model.lora.rank else "float32"
 
 
 def prepare_model(model: Any, params: Params, *key: object) -> None:
-    """Do to a loaded model what `model.lora` and `model.gradient_checkpointing` ask for; random factors are drawn by `key`, which
-    begins with the stage's seed."""
+    """Apply `model.lora` and `model.gradient_checkpointing` to a loaded model; `key`, which begins with the stage's seed, seeds
+    the random factors."""
     if params.model.lora.rank:
         add_adapters(model, params.model.lora, *key)
     if params.model.gradient_checkpointing:
@@ -44,10 +43,10 @@ def prepare_model(model: Any, params: Params, *key: object) -> None:
 
 
 def add_adapters(model: Any, lora: Lora, *key: object) -> None:
-    """Freeze the model's weights and put trainable float32 factors A [rank, in], B [out, rank] beside those that `lora` targets.
+    """Freeze the model's weights and add trainable float32 factors A [rank, in], B [out, rank] to the layers that `lora` targets.
 
-    A is random by `key`, B is 0, so that the model still computes what it did. Raises AdapterError for targets that the model
-    does not have, or that are not linear layers of its backbone.
+    A is random, seeded by `key`; B is 0, so the model's function is unchanged. Raises AdapterError for targets that do not exist
+    or are not linear layers of the backbone.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -58,10 +57,10 @@ def add_adapters(model: Any, lora: Lora, *key: object) -> None:
     try:
         inject_adapter_in_model(config, model)
     except ValueError as error:
-        raise AdapterError(f"model.lora.targets {lora.targets} do not fit {type(model).__name__}: {error}") from error
+        raise AdapterError(f"model.lora.targets: {lora.targets} not found in {type(model).__name__}: {error}") from error
     for name, module in adapted(model):
         if type(module.base_layer) is not nn.Linear or module.base_layer is output_layer:
-            raise AdapterError(f"model.lora.targets: {name} is no linear layer below the output layer; leave it out")
+            raise AdapterError(f"model.lora.targets: {name} is not a linear layer of the backbone; remove it")
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -69,7 +68,7 @@ def add_adapters(model: Any, lora: Lora, *key: object) -> None:
 
 
 def adapted(model: Any) -> list[tuple[str, Any]]:
-    """(name, peft's layer) of every layer with an adapter; none for a model without adapters."""
+    """(name, peft layer) of every layer with an adapter."""
     if not hasattr(model, "peft_config"):
         return []
     from peft.tuners.lora import LoraLayer
@@ -78,20 +77,20 @@ def adapted(model: Any) -> list[tuple[str, Any]]:
 
 
 def deltas(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """(name, change [out, in] float32) of every weight with an adapter, named as in the model without adapters."""
+    """(name in the model without adapters, change [out, in] float32) of every weight with an adapter."""
     for name, layer in adapted(model):
         a, b = layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach()
         yield f"{name}.weight", low_rank(a, b, layer.scaling[_NAME])
 
 
 def twin(module: Any) -> Any:
-    """A copy of the module that shares the weights which are not trained, and has its own of the others."""
+    """A copy of the module that shares its frozen weights and has its own trained ones."""
     frozen = {id(parameter): parameter for parameter in module.parameters() if not parameter.requires_grad}
     return copy.deepcopy(module, frozen)
 
 
 def reference_of(policy: Any) -> Any:
-    """The frozen model that `policy` is before it is trained: a copy, or, under LoRA, its own weights without the adapters."""
+    """The frozen reference model of an untrained `policy`: a copy, or, under LoRA, its own weights without the adapters."""
     reference = twin(policy)
     for name, layer in adapted(reference):
         reference.set_submodule(name, layer.base_layer)
@@ -101,9 +100,9 @@ def reference_of(policy: Any) -> Any:
 
 
 def save_adapters(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
-    """Write the adapters as a folder in peft's format whose bytes depend on factors, tokenizer and `base` alone.
+    """Write the adapters in peft's format, deterministically.
 
-    base: the base model's folder relative to `folder` or to one above it (see stages/engine/adapters.py).
+    base: the base model's folder, relative to `folder` or one of its parents (see stages/engine/adapters.py).
     """
     from safetensors.torch import save_file
 
@@ -113,7 +112,7 @@ def save_adapters(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
             tensors[f"{PREFIX}{name}.{part}.weight"] = factors[_NAME].weight.detach().cpu().contiguous()
     config = model.peft_config[_NAME].to_dict()
     config |= {"base_model_name_or_path": base, "inference_mode": True, "task_type": "CAUSAL_LM", "peft_type": "LORA"}
-    # peft keeps names in sets, whose order differs from run to run.
+    # peft has sets of names, whose order differs from run to run.
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
 
     def write(partial: Path) -> None:
@@ -124,21 +123,21 @@ def save_adapters(model: Any, tokenizer: Any, folder: Path, base: str) -> None:
 
 
 def trained_names(module: nn.Module) -> set[str]:
-    """Names in the module's state of what training changes: all but the parameters that are frozen."""
+    """Names of the module's state that training changes: all but frozen parameters."""
     frozen = {name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
     return set(module.state_dict()) - frozen
 
 
 def trained_state(module: nn.Module) -> dict[str, Any]:
-    """The module's state without frozen parameters, which a checkpoint has no need of: they come from the stage's inputs."""
+    """The module's state without frozen parameters, which come from the stage's inputs."""
     names = trained_names(module)
     return {name: value for name, value in module.state_dict().items() if name in names}
 
 
 @torch.no_grad()
 def load_trained_state(module: nn.Module, state: dict[str, Any]) -> None:
-    """Put back what `trained_state` returned. Raises ValueError if the module trains other parameters."""
+    """Restore what `trained_state` returned. Raises ValueError if the module trains other parameters."""
     differing = trained_names(module) ^ set(state)
     if differing:
-        raise ValueError(f"the checkpoint and the model do not train the same parameters; {sorted(differing)[0]} is in one only")
+        raise ValueError(f"the checkpoint and the model have different trained parameters: only one has {sorted(differing)[0]}")
     module.load_state_dict(state, strict=False)

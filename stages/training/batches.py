@@ -1,4 +1,4 @@
-"""From episodes to padded tensors, and from rows to micro-batches of similar length."""
+"""From episodes to padded tensors, and from rows to micro-batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ OVERLONG = ("context", "length", "thinking")
 
 
 def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Rows of unequal length as one tensor [len(rows), width], `fill` on the right; width: the longest row's by default."""
+    """Rows of unequal length as one tensor [len(rows), width], padded on the right with `fill`; default width: the longest
+    row."""
     width = max((len(row) for row in rows), default=0) if width is None else width
     result = torch.full((len(rows), width), fill, dtype=dtype)
     for index, row in enumerate(rows):
@@ -25,9 +26,9 @@ def padded(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype, wid
 
 
 def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
-    """Episodes, in the order given, as a batch [B, T] padded on the right; groups are numbered by first appearance.
+    """Episodes, in order, as a batch [B, T] padded on the right; groups are numbered by first appearance.
 
-    Raises ValueError for an empty list and for an episode whose lists differ in length or whose return is not the sum of its
+    Raises ValueError for an empty list, and for an episode whose lists differ in length or whose reward is not the sum of its
     turns' rewards.
     """
     if not episodes:
@@ -73,27 +74,27 @@ def trajectory_batch(episodes: Sequence[Episode]) -> TrajectoryBatch:
 
 
 def turn_boundaries(batch: TrajectoryBatch) -> Tensor:
-    """Index of the last token before each turn's first policy token, [B, U] int64; -1 where there is no such turn."""
+    """Index of the last token before each turn's first policy token, [B, U] int64; -1 past the last turn."""
     result = torch.full_like(batch.turn_rewards, -1, dtype=torch.int64)
     for turn in range(result.shape[1]):
-        spoken = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
-        result[:, turn] = torch.where(spoken.any(1), spoken.int().argmax(1) - 1, -1)
+        tokens = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
+        result[:, turn] = torch.where(tokens.any(1), tokens.int().argmax(1) - 1, -1)
     return result
 
 
 def turn_ends(batch: TrajectoryBatch) -> Tensor:
-    """Index of each turn's last policy token, [B, U] int64; -1 where there is no such turn."""
+    """Index of each turn's last policy token, [B, U] int64; -1 past the last turn."""
     result = torch.full_like(batch.turn_rewards, -1, dtype=torch.int64)
     positions = torch.arange(batch.mask.shape[1], device=batch.mask.device)[None, :]
     for turn in range(result.shape[1]):
-        spoken = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
-        result[:, turn] = torch.where(spoken, positions, -1).amax(1)
+        tokens = batch.mask & (batch.turn == turn) & (turn < batch.turns)[:, None]
+        result[:, turn] = torch.where(tokens, positions, -1).amax(1)
     return result
 
 
 def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
-    """`rows` in micro-batches of whole groups: as many groups in each as `plan` puts into a single one (a larger group stands
-    alone)."""
+    """`rows` in micro-batches of whole groups: as many groups in each as `plan` puts into one micro-batch (a larger group is on
+    its own)."""
     groups: dict[int, list[int]] = {}
     for row in rows:
         groups.setdefault(int(group[row]), []).append(row)
@@ -107,13 +108,13 @@ def plan_whole_groups(group: Tensor, rows: Sequence[int], plan: Callable[[Sequen
 
 
 def trained_lengths(mask: Tensor) -> Tensor:
-    """Tokens of each row up to its last policy token, [B] int64: what comes after has no bearing on the loss."""
+    """Tokens of each row up to its last policy token, [B] int64; later tokens do not affect the loss."""
     positions = torch.arange(1, mask.shape[1] + 1)
     return (mask * positions).amax(1)
 
 
 def plan_micro_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Row indices in groups of similar length, each of at most `tokens_per_batch` padded tokens (a longer row stands alone).
+    """Row indices in micro-batches of similar length, of at most `tokens_per_batch` padded tokens (a longer row is on its own).
 
     Longest first, ties in order, so that the plan depends on the lengths alone.
     """
@@ -136,7 +137,7 @@ def take(batch: TrajectoryBatch, rows: Sequence[int] | Tensor, device: torch.dev
 
 
 def minibatches(group: Tensor, count: int, order: Sequence[int]) -> list[list[int]]:
-    """Rows split into `count` parts of whole groups, groups taken in `order`; sizes differ by at most one group."""
+    """Rows split into `count` minibatches of whole groups, in `order`; sizes differ by at most one group."""
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(group.tolist()):
         rows.setdefault(number, []).append(row)

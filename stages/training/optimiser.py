@@ -1,4 +1,4 @@
-"""AdamW, and learning rates as pure functions of the update's number (so that resuming needs no scheduler state)."""
+"""AdamW, and learning rates as pure functions of the update's index, so that resuming needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 Schedule = Callable[[int], float]
-"""Number of the update, from 0 -> learning rate."""
+"""Index of the update, from 0 -> learning rate."""
 
 BETAS = (0.9, 0.95)
 COSINE_FLOOR = 0.1
@@ -28,7 +28,7 @@ def make_optimiser(
 
 
 def warmup_cosine(learning_rate: float, total: int, warmup: float) -> Schedule:
-    """Linear from near 0 over the first `warmup` share of `total` updates, then half a cosine down to a tenth."""
+    """Linear over the first `warmup` fraction of `total` updates, then a half cosine down to a tenth."""
     rising = max(1, round(warmup * total))
 
     def rate(update: int) -> float:
@@ -41,7 +41,8 @@ def warmup_cosine(learning_rate: float, total: int, warmup: float) -> Schedule:
 
 
 def warmup_stable_decay(learning_rate: float, total: int, warmup: float, decay: float) -> Schedule:
-    """Linear over the first `warmup` share of `total` updates, constant, then linear to a tenth over the last `decay` share."""
+    """Linear over the first `warmup` fraction of `total` updates, constant, then linear to a tenth over the last `decay`
+    fraction."""
     rising, falling = max(1, round(warmup * total)), max(1, round(decay * total))
 
     def rate(update: int) -> float:

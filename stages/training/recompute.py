@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a layer keeps its input alone and is computed again in the backward pass, for memory.
+"""Gradient checkpointing: layers store only their inputs and are recomputed in the backward pass, to save memory.
 
-Transformers' own switch works in training mode only, and here models stay in evaluation mode (dropout would part sampling from
-training log-probabilities). So layers are wrapped, with the same flag set; passes without gradients are not affected.
+Transformers' own switch works in training mode only, and models here stay in evaluation mode, without dropout. So layers are
+wrapped, with the same flag set. Passes without gradients are unaffected.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_layers(model: Any) -> None:
-    """Let every layer of the model be recomputed in the backward pass. Raises ValueError for a model without such layers."""
+    """Recompute every layer of the model in the backward pass. Raises ValueError for a model that does not support it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(
-            f"model.gradient_checkpointing: transformers marks no layers of {type(model).__name__} as fit for it; set it to false"
+            f"model.gradient_checkpointing is not supported by {type(model).__name__} in transformers; set it to false"
         )
     for layer in layers:
-        # A bound method in a partial, no closure: a copy of the model then runs its own layers, not those it was copied from.
+        # A partial of a bound method, not a closure: copies of the model then run their own layers.
         layer.forward = partial(_forward, layer.forward)
         layer.gradient_checkpointing = True
 

@@ -13,11 +13,11 @@ class Sft(Section):
     """Supervised fine-tuning on the demonstrations of all domains."""
 
     demonstrations: Annotated[int, Field(ge=0)] | None = None
-    """Of each domain's training tasks, drawn at random; 0: none, so that rl starts from the base model; null: all there are."""
+    """Demonstrations of each domain, drawn at random; 0: none, so rl starts from the base model; null: all."""
     epochs: Positive = 4.0
     """Passes over the demonstrations."""
     batch_tokens: Annotated[int, Field(ge=256)] = 2048
-    """Tokens of whole demonstrations in one optimiser step, about."""
+    """Approximate number of tokens per optimiser step, in whole demonstrations."""
     learning_rate: Positive = 5e-4
     """Peak, after the warm-up."""
     warmup: Share = 0.1

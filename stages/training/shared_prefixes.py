@@ -1,15 +1,15 @@
-"""Training forward passes that read what episodes have in common once: a group's prompt, and any further turns that are the same.
+"""Training forward passes that compute common prefixes of episodes once: a group's prompt, and equal first turns.
 
-Episodes of a group start from one prompt, and often go on alike: the same first action brings the same observation. Sorted by
-their tokens, each row has its longest common prefix with the rows before it in common with the one right before it; what
-follows is its own. The own tokens of all rows go through the layers side by side, without padding; only attention looks at rows,
-where a row's own queries meet the keys and values of all its tokens, wherever these were computed. Each gradient is the sum over
-the rows that share a token, which autograd takes where keys and values are handed out.
+Episodes of a group start from one prompt, and often continue alike: the same first action gets the same observation. With rows
+sorted by their tokens, a row's longest common prefix with any earlier row is that with the row right before it; the tokens after
+this prefix are its own. The own tokens of all rows go through the layers side by side, without padding. Only attention knows
+rows: a row's own queries attend to the keys and values of all its tokens, wherever these were computed. Autograd sums the
+gradients of the rows that share a token.
 
-The same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with full
-attention: the model's own forward pass runs, with an attention function that knows the layout. For the families of
-`stages.engine.decoder` the layers' modules are called from here, and the last layer works on the tokens alone that predict a
-policy token: of the others it needs keys and values.
+It computes the same function as the dense pass (`stages.agent.logprobs.predicting_states`), to float rounding, for any model with
+full attention: the model's own forward pass runs with an attention function that knows the layout. For the families of
+`stages.engine.decoder`, this module calls the layers itself, and the last layer computes queries only for tokens that predict a
+policy token.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from stages.training.recompute import recomputes
 
 ATTENTION = "shared_prefixes"
 SPREAD = 1.5
-"""Rows attend together while the longest has at most this many times the own tokens of the shortest."""
+"""Rows attend together if the longest has at most this many times the own tokens of the shortest."""
 READ = 4
-"""Tokens that attention reads in a micro-batch, padding included, are at most this many times those that layers compute."""
+"""Upper bound of attention's padded tokens in a micro-batch, as a multiple of the tokens that layers compute."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """n rows with a similar number Q of own tokens, and at most K tokens in all."""
+    """n rows with at most Q own tokens and K tokens in all."""
 
     start: int
     stop: int
-    """The rows' own tokens, among all [U]."""
+    """The range of the rows' own tokens among all [U]."""
     place: Tensor
     """[stop - start] index of each own token in the flattened [n, Q]."""
     nodes: Tensor
-    """[n, K] which of the U tokens stands at each place of the row; 0 after its end."""
+    """[n, K] index of each of the rows' tokens among the U; 0 past the end."""
     visible: Tensor | None
-    """[n, 1, Q, K] bool: what a query sees. None: all tokens are the rows' own, and each sees those up to itself."""
+    """[n, 1, Q, K] bool: attention mask. None: all tokens are the rows' own, with a causal mask."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """U distinct tokens of some rows; `nodes` [B, T] says which of them stands where in each row, 0 after its end."""
+    """U distinct tokens of some rows; `nodes` [B, T] is the index of each row's tokens among them, 0 past the end."""
 
     ids: Tensor
     positions: Tensor
     nodes: Tensor
     parts: list[Part]
     wanted: Tensor
-    """[m] which of the tokens stand before a policy token, in order."""
+    """[m] indices of the tokens before a policy token, in order."""
     last: list[Part]
-    """Parts for queries of the wanted tokens alone; `start` and `stop` are places among these."""
+    """Parts with the queries of the wanted tokens alone; `start` and `stop` index these."""
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
@@ -72,7 +72,7 @@ def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def in_order(rows: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """(row, its common prefix with the rows before it), in the order of the rows' tokens."""
+    """(row, length of its common prefix with earlier rows), sorted by the rows' tokens."""
     order = sorted(range(len(rows)), key=lambda row: (rows[row].tolist(), row))
     none = np.zeros(0, dtype=np.int64)
     before = [none, *(rows[row] for row in order[:-1])]
@@ -80,14 +80,14 @@ def in_order(rows: Sequence[np.ndarray]) -> list[tuple[int, int]]:
 
 
 def fed_rows(token_ids: Tensor, mask: Tensor) -> list[np.ndarray]:
-    """The tokens of each row that are read: all before its last policy token."""
+    """The input tokens of each row: all before its last policy token."""
     ends = (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1).tolist()
     return [row[:end] for row, end in zip(token_ids.cpu().numpy(), ends, strict=True)]
 
 
 def plan_shared(token_ids: Tensor, mask: Tensor, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """`rows` in micro-batches of rows that follow one another in the order of their tokens, each with at most `tokens_per_batch`
-    distinct tokens (a longer row stands alone); the plan depends on the tokens alone."""
+    """`rows`, sorted by their tokens, in micro-batches of at most `tokens_per_batch` distinct tokens (a longer row is on its
+    own); the plan depends on the tokens alone."""
     chosen = torch.tensor(list(rows))
     fed = fed_rows(token_ids[chosen], mask[chosen])
     plan: list[list[int]] = []
@@ -105,24 +105,24 @@ def plan_shared(token_ids: Tensor, mask: Tensor, rows: Sequence[int], tokens_per
 
 
 def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
-    """The layout of rows token_ids, mask [B, T], on their device."""
+    """The layout of token_ids, mask [B, T], on their device."""
     device, (count, width) = token_ids.device, token_ids.shape
     fed = fed_rows(token_ids, mask)
     shared = dict(in_order(fed))
     own = {row: len(fed[row]) - shared[row] for row in shared}
-    # Rows that own all they read come first: their attention needs no mask.
+    # Rows without a shared prefix come first: their attention is plainly causal.
     order = sorted((row for row in own if own[row]), key=lambda row: (shared[row] > 0, -own[row], row))
     starts = dict(zip(order, np.cumsum([0, *(own[row] for row in order)]).tolist(), strict=False))
     nodes = np.zeros((count, width), dtype=np.int64)
     previous = np.zeros(0, dtype=np.int64)
     for row, common in shared.items():
-        mine = np.arange(own[row]) + starts.get(row, 0)
-        previous = np.concatenate([previous[:common], mine])
+        own_nodes = np.arange(own[row]) + starts.get(row, 0)
+        previous = np.concatenate([previous[:common], own_nodes])
         nodes[row, : len(previous)] = previous
     ids = np.concatenate([fed[row][shared[row] :] for row in order])
     positions = np.concatenate([np.arange(shared[row], len(fed[row])) for row in order])
-    wanted, asks = _wanted(mask, nodes, len(ids))
-    parts, last, begin, asked = [], [], 0, 0
+    is_wanted = _wanted(mask, nodes, len(ids))
+    parts, last, begin, queries = [], [], 0, 0
     while begin < len(order):
         lead = order[begin]
         end = begin
@@ -132,27 +132,28 @@ def make_layout(token_ids: Tensor, mask: Tensor) -> Layout:
         read = torch.from_numpy(nodes[np.array(rows), : max(len(fed[row]) for row in rows)]).to(device)
         places = [np.arange(shared[row], len(fed[row])) for row in rows]
         parts.append(_part(places, starts[lead], read, causal=shared[lead] == 0))
-        last.append(_part([all_[asks[nodes[row, all_]]] for row, all_ in zip(rows, places, strict=True)], asked, read))
-        asked = last[-1].stop
+        wanted = [positions_[is_wanted[nodes[row, positions_]]] for row, positions_ in zip(rows, places, strict=True)]
+        last.append(_part(wanted, queries, read))
+        queries = last[-1].stop
         begin = end
 
     def to(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    return Layout(to(ids), to(positions), to(nodes), parts, to(wanted), last)
+    return Layout(to(ids), to(positions), to(nodes), parts, to(np.flatnonzero(is_wanted)), last)
 
 
-def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of `count` tokens stand before a policy token: their numbers in order, and yes or no for each."""
+def _wanted(mask: Tensor, nodes: np.ndarray, count: int) -> np.ndarray:
+    """Whether each of `count` tokens is before a policy token."""
     rows, columns = mask.cpu().numpy().nonzero()
-    asks = np.zeros(count, dtype=bool)
-    asks[nodes[rows, columns - 1]] = True
-    return np.flatnonzero(asks), asks
+    wanted = np.zeros(count, dtype=bool)
+    wanted[nodes[rows, columns - 1]] = True
+    return wanted
 
 
 def _part(places: Sequence[np.ndarray], start: int, nodes: Tensor, causal: bool = False) -> Part:
-    """A part whose rows ask from `places` (positions, one array per row) and read `nodes` [n, K]."""
-    number = np.array([len(asked) for asked in places])
+    """A part with queries at `places` (positions, one array per row) and keys at `nodes` [n, K]."""
+    number = np.array([len(positions) for positions in places])
     queries = int(number.max())
     column = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
     place = np.repeat(np.arange(len(places)) * queries, number) + column
@@ -182,27 +183,27 @@ def _attention(
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Part], scaling: float | None) -> Tensor:
-    """What queries [q, heads, head_dim] of the parts' tokens read from keys and values [U, kv_heads, head_dim], as `queries`."""
+    """Attention output [q, heads, head_dim] of the parts' queries, of that shape, on keys and values [U, kv_heads, head_dim]."""
     heads, head_dim, kv_heads = queries.shape[1], queries.shape[2], keys.shape[1]
-    read = []
+    outputs = []
     for part in parts:
         rows, longest = part.nodes.shape
         width = longest if part.visible is None else part.visible.shape[2]
-        asked = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
-        seen = [
+        padded = queries.new_zeros(rows * width, heads, head_dim).index_copy(0, part.place, queries[part.start : part.stop])
+        keys_values = [
             states.index_select(0, part.nodes.flatten()).view(rows, longest, kv_heads, head_dim).transpose(1, 2)
             for states in (keys, values)
         ]
-        answer = functional.scaled_dot_product_attention(
-            asked.view(rows, width, heads, head_dim).transpose(1, 2),
-            *seen,
+        output = functional.scaled_dot_product_attention(
+            padded.view(rows, width, heads, head_dim).transpose(1, 2),
+            *keys_values,
             attn_mask=part.visible,
             is_causal=part.visible is None,
             scale=scaling,
             enable_gqa=heads != kv_heads,
         )
-        read.append(answer.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
-    return torch.cat(read)
+        outputs.append(output.transpose(1, 2).reshape(rows * width, heads, head_dim).index_select(0, part.place))
+    return torch.cat(outputs)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -214,8 +215,8 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
 def can_share(model: Any) -> bool:
-    """Whether every layer of the model attends to all earlier tokens, through transformers' attention interface, and its
-    activations are kept for the backward pass."""
+    """Whether the model has full attention in every layer, through transformers' attention interface, and no gradient
+    checkpointing."""
     config = model.config
     if not getattr(model, "_supports_attention_backend", True):
         return False
@@ -237,19 +238,19 @@ def sharing_states(model: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
 def _through_model(model: Any, layout: Layout) -> Tensor:
     """Hidden states [U, D] by the model's own forward pass."""
     config = model.config
-    trained_with = config._attn_implementation
+    implementation = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:
         output = model.base_model(
             input_ids=layout.ids[None], position_ids=layout.positions[None], use_cache=False, shared_layout=layout
         )
     finally:
-        config._attn_implementation = trained_with
+        config._attn_implementation = implementation
     return output.last_hidden_state[0]
 
 
 def _through_layers(decoder: Any, layout: Layout) -> Tensor:
-    """Hidden states [m, D] of the wanted tokens, by the modules of a model of a known family."""
+    """Hidden states [m, D] of the wanted tokens, by the modules of a known model family."""
     hidden = decoder.embed_tokens(layout.ids)
     angles = decoder.rotary_emb(hidden[None], layout.positions[None])
     cos, sin = (part[0, :, None] for part in angles)
@@ -259,16 +260,16 @@ def _through_layers(decoder: Any, layout: Layout) -> Tensor:
         keys, values = (
             project(normed).unflatten(-1, (-1, attention.head_dim)) for project in (attention.k_proj, attention.v_proj)
         )
-        turned = cos, sin
+        rotation = cos, sin
         if last:
             hidden, normed = hidden.index_select(0, layout.wanted), normed.index_select(0, layout.wanted)
-            turned = cos.index_select(0, layout.wanted), sin.index_select(0, layout.wanted)
+            rotation = cos.index_select(0, layout.wanted), sin.index_select(0, layout.wanted)
         queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
         if hasattr(attention, "q_norm"):
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
-        queries, keys = _rotate(queries, *turned), _rotate(keys, cos, sin)
-        read = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
-        hidden = hidden + attention.o_proj(read.flatten(1))
+        queries, keys = _rotate(queries, *rotation), _rotate(keys, cos, sin)
+        attended = attend(queries, keys, values, layout.last if last else layout.parts, attention.scaling)
+        hidden = hidden + attention.o_proj(attended.flatten(1))
         hidden = hidden + layer.mlp(_norm(hidden, layer.post_attention_layernorm))
     return _norm(hidden, decoder.norm)
 

@@ -1,4 +1,4 @@
-"""What the turns of episodes have in common, as numbers: states, actions, and draws that branches took over."""
+"""Turns' states, actions and draws as numbers that are equal where the turns share them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _padded(rows: Iterable[Sequence[int]], width: int) -> Tensor:
 
 
 def draw_of(episode: Episode, turn: int, by_id: Mapping[str, Episode]) -> tuple[str, int]:
-    """The episode that drew the turn: its own, or the one that it was taken over from."""
+    """(id of the episode that drew the turn, turn): the episode itself or the ancestor it was branched from."""
     while turn < episode.inherited:
         if episode.parent not in by_id:
             return episode.parent, turn
@@ -25,14 +25,14 @@ def draw_of(episode: Episode, turn: int, by_id: Mapping[str, Episode]) -> tuple[
 
 
 def tools_called(episode: Episode) -> int:
-    """Different tools that an episode called: first words of the actions that were understood and cost something."""
+    """Number of different tools that an episode called: first words of accepted actions with a cost."""
     return len({turn.action_key.split(" ")[0] for turn in episode.turns if turn.accepted and turn.cost > 0})
 
 
 def step_keys(episodes: Sequence[Episode], width: int) -> StepKeys:
     """The StepKeys of a batch of these episodes, of at most `width` turns.
 
-    How an episode ended is no part of its last state: only that it did, or that it was cut.
+    The state after the last turn only says whether the episode ended or was truncated.
     """
     states: dict[str, int] = {}
     actions: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The contract of every scalar head: how a target becomes a loss and logits become a value."""
+"""The contract of scalar heads: targets to losses, logits to values."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 
 class ValueHead(Protocol):
-    """`outputs` is the width of the last layer: 1 for mse, the number of bins for the categorical heads."""
+    """`outputs`: width of the last layer, 1 for mse, the number of bins for categorical heads."""
 
     outputs: int
 
     def outside(self, target: Tensor) -> Tensor:
-        """Which scalar targets [...] lie outside the head's support and are clamped, [...] bool; never with mse."""
+        """Which scalar targets [...] are outside the head's support and get clamped, [...] bool; none with mse."""
         ...
 
     def encode(self, target: Tensor) -> Tensor:
-        """Scalar targets [...] -> what the loss compares with: [...] for mse, [..., outputs] probabilities otherwise."""
+        """Scalar targets [...] -> the loss's targets: [...] for mse, [..., outputs] probabilities otherwise."""
         ...
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:

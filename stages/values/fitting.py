@@ -1,7 +1,7 @@
-"""Fits a value model to stored examples: batches of about equal size in tokens, AdamW, a learning rate that rises and falls.
+"""Fits value models to stored examples: batches of about equal size in tokens, AdamW, linear warm-up and decay.
 
-What every model of this folder is fitted with; what an example is and what its loss is, its own module says. An example fills
-`rows` rows of `width` tokens: together with others the widest decides, and the rest is padding.
+Each model's module defines its examples and their loss. An example takes `rows` rows of `width` tokens, padded to the widest of
+its batch.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class FitReport:
     tokens: int = 0
     history: list[float] = field(default_factory=list)
     clamped: float = 0.0
-    """Share of the targets that lie outside the head's support."""
+    """Fraction of targets outside the head's support."""
 
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Which tasks are held out: one answer for all models that annotate fits, since one may start from another."""
+    """The held-out tasks, shared by all models that annotate fits, since one may start from another."""
 
     known: frozenset[str]
-    """The tasks that the split was drawn from."""
+    """All tasks of the split."""
     held_out: frozenset[str]
     valid_share: float
     seed: int
 
     @classmethod
     def of(cls, task_ids: Iterable[str], valid_share: float, seed: int) -> TaskSplit:
-        """`valid_share` of the tasks held out, at least one. Raises ValueError for fewer than two tasks."""
+        """Hold out `valid_share` of the tasks, at least one. Raises ValueError for fewer than two tasks."""
         tasks = sorted(set(task_ids))
         if len(tasks) < 2:
             raise ValueError(f"a value model needs examples of at least 2 tasks, got {len(tasks)}; raise annotate.tasks")
@@ -62,19 +62,19 @@ class TaskSplit:
         return cls(frozenset(tasks), frozenset(permutation(tasks, seed, "value_split")[:count]), valid_share, seed)
 
     def with_tasks(self, task_ids: Iterable[str]) -> TaskSplit:
-        """The same split with `valid_share` of those tasks held out too that it does not know."""
+        """The same split, also holding out `valid_share` of the tasks that are not in it."""
         new = sorted(set(task_ids) - self.known)
         more = permutation(new, self.seed, "value_split")[: round(self.valid_share * len(new))]
         return TaskSplit(self.known.union(new), self.held_out.union(more), self.valid_share, self.seed)
 
     def parts(self, examples: Sequence[E]) -> tuple[list[E], list[E]]:
-        """Training and held-out examples; tasks are held out whole."""
+        """Training and held-out examples."""
         held_out = [one for one in examples if one.task_id in self.held_out]
         return [one for one in examples if one.task_id not in self.held_out], held_out
 
 
-def within(examples: Sequence[E], budget: int) -> list[list[E]]:
-    """Examples cut into runs of at most `budget` padded tokens (one example at least)."""
+def token_batches(examples: Sequence[E], budget: int) -> list[list[E]]:
+    """Consecutive examples in batches of at most `budget` padded tokens, or a single example."""
     runs: list[list[E]] = []
     widest = rows = 0
     for example in examples:
@@ -90,7 +90,7 @@ def within(examples: Sequence[E], budget: int) -> list[list[E]]:
 def epoch_batches(examples: Sequence[E], batch_tokens: int, *key: object) -> list[list[E]]:
     """One epoch's optimiser batches of about `batch_tokens` padded tokens: shuffled, bucketed by length, shuffled again."""
     by_length = sorted(permutation(examples, *key, "order"), key=lambda example: example.width)
-    return permutation(within(by_length, batch_tokens), *key, "batches")
+    return permutation(token_batches(by_length, batch_tokens), *key, "batches")
 
 
 def fit(
@@ -105,13 +105,12 @@ def fit(
 ) -> FitReport:
     """Train `module` in place. Raises ValueError without examples.
 
-    loss: of a run of examples, summed and weighted; a batch's loss is the sum over its examples divided by their summed `weight`.
-    `micro_tokens` splits a batch in memory and changes nothing else; `key` orders the examples; `on_step` is told the step, its
-    tokens and loss. The learning rate rises over the first tenth of the steps, then falls linearly. Fractions of an epoch are its
-    first batches.
+    loss: weighted sum over some examples; a batch's loss is this sum over its summed `weight`. `micro_tokens` splits a batch
+    to save memory, without effect on the result; `key` orders the examples; `on_step` gets the step, its tokens and loss. The
+    learning rate rises over the first tenth of the steps, then falls linearly. A fraction of an epoch is its first batches.
     """
     if not examples:
-        raise ValueError("there is nothing to fit to")
+        raise ValueError("there are no examples to fit to")
     whole, part = divmod(params.epochs, 1)
     batches: list[list[E]] = []
     for epoch in range(int(whole) + (part > 0)):
@@ -125,10 +124,10 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = params.learning_rate * rate
         total, summed = sum(weight(example) for example in batch), 0.0
-        for run in within(batch, micro_tokens):
-            share = loss(run) / total
-            share.backward()
-            summed += share.item()
+        for micro in token_batches(batch, micro_tokens):
+            part = loss(micro) / total
+            part.backward()
+            summed += part.item()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -1,10 +1,10 @@
-"""Scalar heads: mse, two_hot, hl_gauss, c51. How a scalar target becomes a loss, and logits become a value.
+"""Scalar heads (mse, two_hot, hl_gauss, c51): targets to losses, logits to values.
 
-Critic, step-value model, Q-models and progress estimator all have one of them. Their targets are scalars, for which c51 is
-two_hot; whole return distributions are projected where Q is learnt by bootstrapping (stages/control/offline_q.py,
-stages/values/turn_critic.py). Everything is computed in float32, also under autocast. Categorical heads clamp targets to their
-support and count how often (`clamped` of `seen`). HL-Gauss has m bins between m + 1 edges and takes their centres as values;
-two-hot and C51 have m locations that include both ends of the support.
+Used by the critics, step-value model, Q-models and progress estimator. For scalar targets c51 is two_hot; it projects return
+distributions where Q is learnt by bootstrapping (stages/control/offline_q.py, stages/values/turn_critic.py). Everything is
+computed in float32, also under autocast. Categorical heads clamp targets to their support and count how often (`clamped` of
+`seen`). HL-Gauss has m bins between m + 1 edges with the bin centres as values; two-hot and C51 have m locations that include
+both ends of the support.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CARD = Card(
 
 
 def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """-sum_i p_i log softmax(logits)_i in float32: [..., m], [..., m] -> [...]. Its floor is the entropy of p, not 0."""
+    """-sum_i p_i log softmax(logits)_i in float32: [..., m], [..., m] -> [...]. Its minimum is the entropy of p, not 0."""
     return -(probabilities * torch.log_softmax(logits.float(), dim=-1)).sum(dim=-1)
 
 
@@ -46,7 +46,7 @@ class MseHead:
     outputs = 1
 
     def outside(self, target: Tensor) -> Tensor:
-        """[...] bool, all False: there is no support to be outside of."""
+        """[...] bool, all False."""
         return torch.zeros(target.shape, dtype=torch.bool, device=target.device)
 
     def encode(self, target: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class MseHead:
 
 
 class CategoricalHead:
-    """Softmax over m values `support`: [m]; the prediction is the mean. Subclasses say how a clamped target is spread over it."""
+    """Softmax over m values `support`: [m]; the prediction is the mean. Subclasses `spread` a clamped target over it."""
 
     def __init__(self, v_min: float, v_max: float, support: Tensor) -> None:
         self.v_min, self.v_max = v_min, v_max
@@ -74,11 +74,11 @@ class CategoricalHead:
 
     @property
     def clamped(self) -> int:
-        """Encoded targets so far that lay outside [v_min, v_max]."""
+        """Number of encoded targets so far outside [v_min, v_max]."""
         return int(self._clamped)
 
     def _on(self, device: torch.device) -> None:
-        """Keep the constants where the targets are; counting there spares a transfer per batch."""
+        """Move constants and counters to the targets' device, which avoids a transfer per batch."""
         if self.support.device != device:
             self.support = self.support.to(device)
             self._clamped = self._clamped.to(device)
@@ -95,11 +95,11 @@ class CategoricalHead:
     def encode(self, target: Tensor) -> Tensor:
         """Targets [...] -> probabilities [..., m] that sum to 1; targets outside the support are clamped and counted."""
         self._on(target.device)
-        wide = target.detach().float()
-        inside = wide.clamp(self.v_min, self.v_max)
-        self.seen += wide.numel()
-        self._clamped += (inside != wide).sum()
-        return self.spread(inside)
+        target = target.detach().float()
+        clamped = target.clamp(self.v_min, self.v_max)
+        self.seen += target.numel()
+        self._clamped += (clamped != target).sum()
+        return self.spread(clamped)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy [...] of logits [..., m] against the encoded targets [...]."""
@@ -132,8 +132,8 @@ class TwoHotHead(CategoricalHead):
 class HlGaussHead(CategoricalHead):
     """p_i proportional to Phi((e_i - y)/sigma) - Phi((e_{i-1} - y)/sigma): a Gaussian's mass in each bin, cut off at the ends.
 
-    sigma = sigma_ratio * bin width. A target at the very end of the support loses half of its Gaussian and decodes inwards: let
-    the support exceed the targets by 4 sigma. As sigma -> 0 the target becomes one-hot on its bin (not two-hot).
+    sigma = sigma_ratio * bin width. A target at the end of the support loses half of its Gaussian and decodes inwards: extend the
+    support 4 sigma beyond the targets. As sigma -> 0 the target becomes one-hot on its bin (not two-hot).
     """
 
     def __init__(self, v_min: float, v_max: float, bins: int, sigma_ratio: float) -> None:
@@ -159,8 +159,8 @@ class C51Head(TwoHotHead):
     def project(self, probabilities: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Distribution of reward + discount * z, clipped to the support and split between neighbours.
 
-        probabilities [..., m] of the next state; reward [...]; discount [...], gamma or 0 where the episode ended -> [..., m].
-        A target counts as clamped where its mean lies outside of the support.
+        probabilities [..., m] of the next state; reward [...]; discount [...], gamma or 0 at an episode's end -> [..., m].
+        A target counts as clamped if its mean is outside the support.
         """
         self._on(probabilities.device)
         moved = reward.float().unsqueeze(-1) + discount.float().unsqueeze(-1) * self.support
@@ -175,11 +175,9 @@ class C51Head(TwoHotHead):
 
 
 def make_head(params: HeadParams) -> ValueHead:
-    """The head that `params.loss` names."""
+    """The head for `params.loss`."""
     if params.loss == "mse":
         return MseHead()
-    if params.loss == "two_hot":
-        return TwoHotHead(params.v_min, params.v_max, params.bins)
-    if params.loss == "c51":
-        return C51Head(params.v_min, params.v_max, params.bins)
-    return HlGaussHead(params.v_min, params.v_max, params.bins, params.sigma_ratio)
+    if params.loss == "hl_gauss":
+        return HlGaussHead(params.v_min, params.v_max, params.bins, params.sigma_ratio)
+    return (C51Head if params.loss == "c51" else TwoHotHead)(params.v_min, params.v_max, params.bins)

@@ -1,13 +1,13 @@
 """The progress estimator of SPA (Wang et al., arXiv 2505.20732): splits an episode's return into contributions of its turns.
 
-A copy of the policy's backbone with a scalar head of `stages.values.heads`, read at the last token of each turn; it learns from
-final returns alone. With logits l_i of turn i and L_i = l_1 + ... + l_i,
+A copy of the policy's backbone with a scalar head of `stages.values.heads`, read at the last token of each turn and trained on
+final returns only. With logits l_i of turn i and L_i = l_1 + ... + l_i,
 
     R^ = decode(L_N) is fitted to R,    c_i = decode(L_i) - decode(L_{i-1}),    c_1 = decode(L_1),
 
-so that the contributions sum to R^ and c_i depends on nothing after turn i. With one output (head mse) decode is the identity,
-and c_i = l_i is the paper's estimator: every turn of an episode gets the same gradient, 2 (R^ - R). A head on the vocabulary's
-logits, as in the authors' code, is a linear map of the same hidden states.
+so the contributions sum to R^, and c_i is independent of later turns. With one output (head mse) decode is the identity and
+c_i = l_i is the paper's estimator: every turn of an episode gets the same gradient, 2 (R^ - R). The authors' code uses a head on
+the vocabulary's logits, which is a linear map of the same hidden states.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Rollout:
 
 
 class ProgressEstimator(StepValueModel):
-    """See above; `save` and `load` as for the step-value model."""
+    """A step-value model whose logits add up over turns; saved and loaded like one."""
 
-    def summed(self, token_ids: Tensor, ends: Tensor) -> Tensor:
-        """L_1 ... L_U, [B, U, outputs], of token_ids [B, T] with turns that end at `ends` [B, U] int64, -1 past the last; there
-        L stays as it is."""
+    def cumulative_logits(self, token_ids: Tensor, ends: Tensor) -> Tensor:
+        """L_1 ... L_U, [B, U, outputs], of token_ids [B, T] with turns that end at `ends` [B, U] int64; constant past an
+        episode's last turn, where `ends` is -1."""
         real = (ends >= 0).unsqueeze(-1)
         return (self.logits(token_ids, ends) * real).cumsum(1)
 
     @torch.no_grad()
     def contributions(self, token_ids: Tensor, ends: Tensor) -> Tensor:
         """c_i, [B, U] float32, 0 past an episode's last turn."""
-        values = self.head.decode(self.summed(token_ids, ends))
+        values = self.head.decode(self.cumulative_logits(token_ids, ends))
         before = torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
         return torch.where(ends >= 0, values - before, torch.zeros_like(values))
 
@@ -84,7 +84,7 @@ def fit_progress(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[ProgressEstimator, FitReport]:
-    """A copy of `backbone` (no output layer) that has learnt the returns of `rollouts`, each of which has a turn."""
+    """An estimator on a copy of `backbone` (no output layer), trained on the returns of `rollouts` of at least one turn each."""
     seed_torch(seed, "progress")
     own = copy.deepcopy(backbone).float()
     use_attention(own, "sdpa")
@@ -94,13 +94,13 @@ def fit_progress(
     returns = torch.tensor([one.reward for one in rollouts], device=device)
     model.start_at(returns, torch.ones_like(returns))
     with torch.no_grad():
-        # An episode of the mean number of turns starts at the mean return.
+        # The initial prediction for an episode of mean length is the mean return.
         model.output.bias.div_(sum(len(one.ends) for one in rollouts) / max(1, len(rollouts)))
     model.train()
 
     def loss(run: Sequence[Rollout]) -> Tensor:
         token_ids, ends, returns = _tensors(run, device)
-        return model.head.loss(model.summed(token_ids, ends)[:, -1], returns).sum()
+        return model.head.loss(model.cumulative_logits(token_ids, ends)[:, -1], returns).sum()
 
     key = (seed, "progress_epoch")
     report = fitting.fit(model, rollouts, loss, lambda one: 1.0, params, micro_tokens, *key, on_step=on_step)
@@ -110,16 +110,16 @@ def fit_progress(
 
 
 def evaluate(model: ProgressEstimator, rollouts: Sequence[Rollout], mean: float, micro_tokens: int) -> dict[str, float]:
-    """How well contributions add up to returns that the model has not seen; `mean`: of the returns that it has. `baseline_mse` is
-    the error of that constant, `explained_variance` 1 - mse / baseline_mse."""
+    """Errors of the summed contributions on held-out returns. `mean`: the training returns' mean, whose error is `baseline_mse`;
+    `explained_variance`: 1 - mse / baseline_mse."""
     device = next(model.parameters()).device
     errors, constant, spread, turns = 0.0, 0.0, 0.0, 0
-    for run in fitting.within(sorted(rollouts, key=lambda one: one.width), micro_tokens):
+    for run in fitting.token_batches(sorted(rollouts, key=lambda one: one.width), micro_tokens):
         token_ids, ends, returns = _tensors(run, device)
-        found = model.contributions(token_ids, ends)
-        errors += float((found.sum(1) - returns).square().sum())
+        contributions = model.contributions(token_ids, ends)
+        errors += float((contributions.sum(1) - returns).square().sum())
         constant += float((returns - mean).square().sum())
-        spread += float(found.abs().sum())
+        spread += float(contributions.abs().sum())
         turns += int((ends >= 0).sum())
     count = max(1, len(rollouts))
     return {

@@ -1,4 +1,4 @@
-"""Scalar heads and the models of value that are fitted to stored data, as params.yaml names them."""
+"""Settings in params.yaml of scalar heads and of the value models that are fitted to stored data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stages.runtime.validation import NonNegative, Positive, Section, refuse_idl
 
 
 class HeadParams(Section):
-    """How a scalar is learnt: by squared error, or by cross-entropy over a support of `bins` values."""
+    """The loss of a scalar: squared error, or cross-entropy over a support of `bins` values."""
 
     loss: Literal["mse", "two_hot", "hl_gauss", "c51"] = "hl_gauss"
     """mse: squared error; two_hot, hl_gauss, c51: cross-entropy with a distribution over the bins."""
@@ -43,44 +43,43 @@ class Fitting(Section):
 
 
 def _fitting_needs(kind: str) -> dict[str, tuple[bool, str]]:
-    """For `refuse_idle`: how a model is fitted counts where there is one."""
+    """For `refuse_idle`: fitting settings apply if there is a model."""
     return dict.fromkeys(Fitting.model_fields, (kind != "none", "a kind other than none"))
 
 
 class ValueModel(Fitting):
-    """The step-value model: the reward still to come that the SFT policy can expect after a history."""
+    """The step-value model: the SFT policy's expected return after a history."""
 
     valid_share: ValidShare = 0.15
-    """Of the tasks, held out to judge by: this model, the Q-model, which may start from it, and the progress estimator."""
+    """Fraction of the tasks held out for the evaluation of this model, the Q-model and the progress estimator."""
     head: HeadParams = HeadParams()
 
 
 class QModel(Fitting):
-    """What ranks the actions that a policy could take: stages/values/q_model.py."""
+    """Ranks candidate actions: stages/values/q_model.py."""
 
     kind: Literal["none", "step_dpo", "trajectory_dpo", "regression"] = "none"
     """step_dpo: a copy of the SFT policy learns the preference pairs, Q = beta (log pi - log pi_ref) of the action;
-    trajectory_dpo: it learns whole right and wrong episodes of a task; regression: a scalar head learns the labels' Q of each
-    action."""
+    trajectory_dpo: it learns pairs of successful and failed episodes; regression: a scalar head learns the labels' Q."""
     learning_rate: Positive = 1e-4
     """AdamW's."""
     init: Literal["sft", "value_model"] = "sft"
-    """regression: the backbone it starts from."""
+    """regression: the initial backbone."""
     beta: Positive = 0.1
     """step_dpo, trajectory_dpo."""
     length_normalise: bool = False
-    """step_dpo, trajectory_dpo: log-ratios per token in place of sums, in training and at choice alike."""
+    """step_dpo, trajectory_dpo: log-ratios per token instead of sums, in training and when acting."""
     head: HeadParams = HeadParams()
     """regression."""
     conservative: NonNegative = 0.0
-    """regression: weight of logsumexp_a Q - E_policy Q over the actions tried from one history."""
+    """regression: weight of the CQL regulariser logsumexp_a Q - E_policy Q over the sampled actions of a history."""
 
     @model_validator(mode="after")
     def _counts(self) -> QModel:
-        of_logs = (self.kind in ("step_dpo", "trajectory_dpo"), "kind: step_dpo or trajectory_dpo")
-        of_values = (self.kind == "regression", "kind: regression")
-        needs = dict.fromkeys(("beta", "length_normalise"), of_logs) | dict.fromkeys(("init", "head", "conservative"), of_values)
-        refuse_idle(self, "q_model.", _fitting_needs(self.kind) | needs)
+        preference = (self.kind in ("step_dpo", "trajectory_dpo"), "kind: step_dpo or trajectory_dpo")
+        regression = (self.kind == "regression", "kind: regression")
+        needs = {"beta": preference, "length_normalise": preference, "init": regression, "head": regression}
+        refuse_idle(self, "q_model.", _fitting_needs(self.kind) | needs | {"conservative": regression})
         return self
 
 
@@ -88,9 +87,9 @@ class Progress(Fitting):
     """The progress estimator: splits an episode's return into contributions of its turns (stages/values/progress.py)."""
 
     kind: Literal["none", "spa"] = "none"
-    """spa: the contributions' sum learns the return of the rollouts."""
+    """spa: the sum of the contributions is trained on the rollouts' returns."""
     head: HeadParams = HeadParams(loss="mse")
-    """Of the sum."""
+    """Head of the sum."""
 
     @model_validator(mode="after")
     def _counts(self) -> Progress:

@@ -1,8 +1,8 @@
-"""The step-value model: V(history before a turn), the reward still to come that the SFT policy can expect from there.
+"""The step-value model: V(history before a turn), the SFT policy's expected return from there on.
 
 A copy of the policy's backbone (no output layer) with a scalar head of `stages.values.heads`, read at the last token before a
-turn. Targets are means over policy rollouts, weighted by their number: where success alone pays, their share of successes. Splits
-are by task, so that the calibration is on tasks the model has not seen.
+turn. Targets are mean returns of policy rollouts (success rates, if only success is rewarded), weighted by their number. Splits
+are by task, so calibration is measured on unseen tasks.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from stages.runtime.files import atomic_folder
 from stages.seeding import seed_torch
 from stages.values import fitting
 from stages.values.contract import ValueHead
-from stages.values.fitting import FitReport, within
+from stages.values.fitting import FitReport, token_batches
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams, ValueModel
 
 
 @dataclass(frozen=True)
 class ValuePath:
-    """One history: T tokens, and the places (index of the last token before a turn) where the value is learnt."""
+    """One history: T tokens, and the boundaries (index of the last token before a turn) where the value is learnt."""
 
     task_id: str
     token_ids: list[int]
     boundaries: list[int]
     returns: list[float]
-    """Sum over the rollouts from each place of the rewards that came after it."""
+    """Sum of the returns of the rollouts from each boundary."""
     rollouts: list[float]
 
     rows = 1
@@ -46,15 +46,15 @@ class ValuePath:
 
 @dataclass
 class _Batch:
-    """P paths of T padded tokens with U places each."""
+    """P paths of T padded tokens with U boundaries each."""
 
     token_ids: Tensor
     lengths: Tensor
     boundaries: Tensor
-    """[P, U] int64, -1 where there is none."""
+    """[P, U] int64, padded with -1."""
     targets: Tensor
     weights: Tensor
-    """[P, U] float32, 0 where there is none."""
+    """[P, U] float32, padded with 0."""
 
 
 class StepValueModel(nn.Module):
@@ -70,19 +70,15 @@ class StepValueModel(nn.Module):
 
     @torch.no_grad()
     def start_at(self, shares: Tensor, weights: Tensor) -> None:
-        """Let the untrained model predict the best constant for targets [M] with weights [M].
-
-        Its weights are zero, so the bias is the prediction: the weighted mean of the encoded targets.
-        """
+        """Initialise the untrained model to the best constant prediction for targets [M] with weights [M]: its output weights are
+        zero, so the bias is set to the weighted mean of the encoded targets."""
         encoded = self.head.encode(shares)
         mean = (encoded.reshape(len(shares), -1) * weights[:, None]).sum(0) / weights.sum()
         self.output.bias.copy_(mean if self.head.outputs == 1 else mean.clamp(min=1e-6).log())
 
     def logits(self, token_ids: Tensor, boundaries: Tensor) -> Tensor:
-        """[B, U, outputs] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller.
-
-        Attention is causal, so padding on the right reaches no real token and needs no mask.
-        """
+        """[B, U, outputs] in float32 at `boundaries`; -1 reads position 0 and must be masked by the caller. Attention is causal,
+        so right padding needs no mask."""
         hidden = self.backbone(input_ids=token_ids, use_cache=False).last_hidden_state
         index = boundaries.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
         return self.output(hidden.gather(1, index).float())
@@ -91,16 +87,16 @@ class StepValueModel(nn.Module):
     def turn_values(self, token_ids: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
         """Values before turns: token_ids [B, T] int64 padded on the right, lengths [B], boundaries [B, U] -> [B, U] float32.
 
-        boundaries[b, u] is the index of the last token before turn u (the end of the generation prompt); -1 where there is no
-        such turn, with value 0. Raises ValueError for a boundary in the padding.
+        boundaries[b, u] is the index of the last token before turn u (the end of the generation prompt); -1, with value 0, past
+        the last turn. Raises ValueError for a boundary in the padding.
         """
         if bool((boundaries >= lengths[:, None]).any()):
-            raise ValueError("a boundary lies past the end of its sequence; boundaries index the last token before each turn")
+            raise ValueError("a boundary is past the end of its sequence; boundaries index the last token before each turn")
         values = self.head.decode(self.logits(token_ids, boundaries))
         return torch.where(boundaries >= 0, values, torch.zeros_like(values))
 
     def save(self, folder: Path) -> None:
-        """Write the backbone as a `save_pretrained` folder, with head.safetensors and head.json beside it."""
+        """Write the backbone as a `save_pretrained` folder, with head.safetensors and head.json in it."""
         from safetensors.torch import save_file
 
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.output.state_dict().items()}
@@ -112,14 +108,14 @@ class StepValueModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> StepValueModel:
-        """Read what `save` wrote, in evaluation mode. Raises FileNotFoundError naming the file that is missing."""
+        """Load what `save` wrote, in evaluation mode. Raises FileNotFoundError naming a missing file."""
         from safetensors.torch import load_file
         from transformers import AutoModel
 
         folder = Path(folder)
         for name in ("config.json", "model.safetensors", "head.json", "head.safetensors"):
             if not (folder / name).exists() and not (name == "model.safetensors" and any(folder.glob("model-*.safetensors"))):
-                raise FileNotFoundError(f"{folder / name} is missing: not a whole step-value model; run the annotate stage again")
+                raise FileNotFoundError(f"{folder / name} is missing: incomplete step-value model; run the annotate stage again")
         params = HeadParams.model_validate_json((folder / "head.json").read_text(encoding="utf-8"))
         backbone = AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         model = cls(backbone, params)
@@ -131,8 +127,8 @@ def check_same_head(start: StepValueModel, params: HeadParams) -> None:
     """Raise ValueError if a critic with this head cannot start from the step-value model."""
     if start.params != params:
         raise ValueError(
-            f"rl.critic.init: value_model needs the head that the step-value model has, {start.params.model_dump()}, and "
-            f"rl.critic.head is {params.model_dump()}; set it to annotate.value_model.head"
+            f"rl.critic.init: value_model needs the step-value model's head, {start.params.model_dump()}, but rl.critic.head is "
+            f"{params.model_dump()}; set it to annotate.value_model.head"
         )
 
 
@@ -158,8 +154,7 @@ def fit(
     micro_tokens: int,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> FitReport:
-    """Start at the best constant prediction and train in place (stages/values/fitting.py); the loss is the head's, weighted by
-    rollouts."""
+    """Initialise to the best constant prediction and train in place with the head's loss, weighted by rollouts."""
     seed_torch(seed, "value_model")
     device = next(model.parameters()).device
     shares = [total / count for path in paths for total, count in zip(path.returns, path.rollouts, strict=True)]
@@ -180,11 +175,11 @@ def fit(
 
 
 def predict(model: StepValueModel, paths: Sequence[ValuePath], micro_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictions, targets and rollouts, each [M] float64, of all places on `paths`."""
+    """Predictions, targets and rollouts, each [M] float64, at all boundaries of `paths`."""
     device = next(model.parameters()).device
     model.eval()
     parts = []
-    for run in within(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
+    for run in token_batches(sorted(paths, key=lambda path: len(path.token_ids)), micro_tokens):
         item = _collate(run)
         values = model.turn_values(item.token_ids.to(device), item.lengths.to(device), item.boundaries.to(device)).cpu()
         real = item.boundaries >= 0

@@ -1,11 +1,11 @@
-"""Values of single tokens by a language model: Q = advantage + value, the advantage from the model's own logits (B-Coder).
+"""Token-level Q of a language model: Q = advantage + value, the advantage from the model's own logits (B-Coder).
 
     A(s, a) = alpha (log pi(a | s) - max_b log pi(b | s))   at most 0, and 0 for the likeliest token
-    V(s)    = r_max - softabs(v(s))                         v: a network of its own, and a residual read from the policy's states
-    Q(s, a) = A(s, a) + V(s)                                so that softmax(Q / alpha) is the policy, whatever V is
+    V(s)    = r_max - softabs(v(s))                         v: a separate network plus a linear map of the policy's hidden states
+    Q(s, a) = A(s, a) + V(s)                                so softmax(Q / alpha) is the policy, for any V
 
-Yu et al., arXiv 2310.03173. A reward can be read out of Q, r~(s, a) = Q(s, a) - gamma V(s'), whose sum ranks whole actions; with
-gamma = 1 that is V before the action plus the sum of its advantages.
+Yu et al., arXiv 2310.03173. Q implies a reward, r~(s, a) = Q(s, a) - gamma V(s'), whose sum ranks actions; with gamma = 1 the sum
+is V before the action plus the action's advantages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch.nn.functional import softplus
 
 from stages.agent.logprobs import through_head
 from stages.runtime.files import atomic_folder
-from stages.values.q_model import after
+from stages.values.q_model import action_mask, action_states
 
 FOLDER = "value"
-"""Below the policy's folder."""
+"""Subfolder of the policy's folder."""
 _SETTINGS, _HEADS = "value.json", "heads.safetensors"
 
 
@@ -36,23 +36,22 @@ def softabs(x: Tensor) -> Tensor:
 
 
 def bounded(raw: Tensor, r_max: float) -> Tensor:
-    """V of the networks' output: at most r_max, which it is where the output is 0."""
+    """V from the networks' output: r_max at 0, lower elsewhere."""
     return r_max - softabs(raw)
 
 
 def raw_of(value: float, r_max: float, least: float = 0.05) -> float:
-    """The output above 0 that stands for `value`, or for r_max - `least` if that is less: at r_max itself nothing would move,
-    since `bounded` has no slope there."""
+    """The positive output for which `bounded` is min(value, r_max - least); at r_max itself the gradient would be 0."""
     return 2 * math.acosh(math.exp(max(r_max - value, least)))
 
 
 def advantages(logprobs: Tensor, best: Tensor, alpha: float) -> Tensor:
-    """A of tokens with these log-probabilities where the likeliest token has `best`."""
+    """A of tokens with these log-probabilities; `best`: the likeliest tokens'."""
     return alpha * (logprobs - best)
 
 
 def recovered(advantage: Tensor, value: Tensor, following: Tensor, gamma: float) -> Tensor:
-    """r~ = A + V - gamma V(s'), all of one shape; `following` is V after the token, 0 where the episode ends."""
+    """r~ = A + V - gamma V(s'), all of one shape; `following`: V after the token, 0 at the episode's end."""
     return advantage + value - gamma * following
 
 
@@ -64,7 +63,7 @@ def standing(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Scale:
-    """What turns the networks' outputs into Q."""
+    """Constants of A, V and r~."""
 
     alpha: float = 1.0
     gamma: float = 1.0
@@ -72,7 +71,7 @@ class Scale:
 
 
 class TokenQ(nn.Module):
-    """`policy`: a causal LM; `backbone`, `output`: the value network; `residual`: read from the policy's last hidden states."""
+    """`policy`: a causal LM; `backbone`, `output`: the value network; `residual`: linear map of the policy's hidden states."""
 
     def __init__(self, policy: Any, backbone: Any, output: nn.Linear, residual: nn.Linear, scale: Scale) -> None:
         super().__init__()
@@ -80,12 +79,11 @@ class TokenQ(nn.Module):
 
     @torch.no_grad()
     def rewards(self, history: Sequence[int], actions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """r~ and A of every token of A actions after one history, and which tokens are real: [A, L] each, on the CPU. The end of
-        an action counts as the end of the episode."""
-        lengths = torch.tensor([len(action) for action in actions])
-        real = torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
-        states = after(self.policy.base_model, history, actions)[:, :-1]
-        raw = self.output(after(self.backbone, history, actions)[:, :-1].float()) + self.residual(states.float())
+        """r~ and A of every token of A actions after one history, and the mask of real tokens: [A, L] each, on the CPU. The
+        end of an action is treated as the end of the episode."""
+        _, real = action_mask(actions)
+        states = action_states(self.policy.base_model, history, actions)[:, :-1]
+        raw = self.output(action_states(self.backbone, history, actions)[:, :-1].float()) + self.residual(states.float())
         value = bounded(raw[..., 0], self.scale.r_max).cpu() * real
         targets = torch.tensor([token for action in actions for token in action], device=states.device)
         taken, best = through_head(self.policy, states[real.to(states.device)], standing, targets)
@@ -99,7 +97,7 @@ class TokenQ(nn.Module):
         return self.rewards(history, actions)[0].sum(1)
 
     def save(self, folder: Path) -> None:
-        """Write all but the policy below the policy's own folder."""
+        """Write everything except the policy to a subfolder of the policy's `folder`."""
         from safetensors.torch import save_file
 
         parts = {"output": self.output, "residual": self.residual}
@@ -115,13 +113,12 @@ class TokenQ(nn.Module):
 
 
 def has_token_q(folder: Path) -> bool:
-    """Whether the policy in `folder` has learnt values of tokens."""
+    """Whether the policy in `folder` has a token-level Q."""
     return (folder / FOLDER / _SETTINGS).exists()
 
 
 def load_token_q(folder: Path, device: str = "cpu") -> TokenQ:
-    """Read what was saved below the policy in `folder`, and that policy, in evaluation mode. Raises FileNotFoundError if there is
-    none."""
+    """Load the token-level Q of the policy in `folder`, in evaluation mode. Raises FileNotFoundError if there is none."""
     from safetensors.torch import load_file
     from transformers import AutoModel
 
@@ -130,8 +127,8 @@ def load_token_q(folder: Path, device: str = "cpu") -> TokenQ:
     source = folder / FOLDER
     if not has_token_q(folder):
         raise FileNotFoundError(
-            f"{source / _SETTINGS} is missing: the policy in {folder} has learnt no values of tokens; set rl.algorithm to "
-            f"b_coder and run rl again"
+            f"{source / _SETTINGS} is missing: the policy in {folder} has no token-level Q; set rl.algorithm to b_coder and run "
+            f"rl again"
         )
     scale = Scale(**json.loads((source / _SETTINGS).read_text(encoding="utf-8")))
     policy = load_policy(folder, device=device, attention="sdpa").model

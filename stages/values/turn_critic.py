@@ -1,14 +1,14 @@
-"""The critic of utterances (ArCHer, Zhou et al., arXiv 2402.19446): twin values of a history and of an action after it.
+"""The turn critic (ArCHer, Zhou et al., arXiv 2402.19446): twin values of a history and of an action after it.
 
 A backbone with four scalar heads of `stages.values.heads`. One causal pass over an episode reads all its turns: V_1, V_2 at the
-last token before a turn, Q_1, Q_2 at the turn's last token. With a target network, whose values are primed, and r, s' what a turn
-brought,
+last token before a turn, Q_1, Q_2 at the turn's last token. With a target network (primed values) and a turn's reward r and next
+state s',
 
-    Q_i(s, a) learns r + gamma V'_i(s'),   V_i(s) learns Q'_i(s, a_pi), a_pi drawn by the policy anew,
+    Q_i(s, a) learns r + gamma V'_i(s'),   V_i(s) learns Q'_i(s, a_pi), with a_pi freshly sampled from the policy,
 
-each head from its own twin; nothing follows the last turn. In place of the latter V_i can learn Q'_i of the recorded action by
-expectile regression (IQL, arXiv 2110.06169): the loss of its head times |tau - 1(Q' <= V)|, which for any head has the
-tau-expectile of the targets as its optimum, since that is their mean under these weights. c51 learns projected distributions.
+each head from its own twin, with V' = 0 after the last turn. Alternatively V_i learns Q'_i of the recorded action by expectile
+regression (IQL, arXiv 2110.06169): its head's loss times |tau - 1(Q' <= V)|. For any head the optimum is the tau-expectile of the
+targets, which is their mean under these weights. c51 learns projected distributions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TWINS = 2
 
 @dataclass(frozen=True)
 class Turns:
-    """B episodes of at most U turns, padded on the right to T tokens, as the critic reads them."""
+    """B episodes of at most U turns, padded on the right to T tokens: the critic's input."""
 
     token_ids: Tensor
     """[B, T] int64."""
     before: Tensor
-    """[B, U + 1] int64: the last token before each turn; after the last turn the end of what followed it, where values go on
-    there; -1 elsewhere."""
+    """[B, U + 1] int64: the last token before each turn, and before the state after the last turn if its value is bootstrapped;
+    -1 elsewhere."""
     after: Tensor
     """[B, U] int64: each turn's last token; -1 past the end."""
     rewards: Tensor
@@ -47,17 +47,17 @@ class Turns:
 
     @property
     def real(self) -> Tensor:
-        """[B, U] bool: there is such a turn."""
+        """[B, U] bool: the turn exists."""
         return self.after >= 0
 
     @property
-    def goes_on(self) -> Tensor:
-        """[B, U] bool: V of the state after the turn belongs to the turn's target."""
+    def bootstraps(self) -> Tensor:
+        """[B, U] bool: the turn's target includes V of the next state."""
         return self.real & (self.before[:, 1:] >= 0)
 
     @property
     def reads(self) -> Tensor:
-        """[B, T + 1] bool: a value is read just before this place; see `States`."""
+        """[B, T + 1] bool: a value is read right before this position; see `States`."""
         mask = torch.zeros(self.token_ids.shape[0], self.token_ids.shape[1] + 1, dtype=torch.bool, device=self.token_ids.device)
         for places in (self.before, self.after):
             rows, columns = (places >= 0).nonzero(as_tuple=True)
@@ -65,7 +65,7 @@ class Turns:
         return mask
 
     def rows(self, index: Sequence[int], device: torch.device | str = "cpu") -> Turns:
-        """Some episodes, cut to what is read of them, on `device`."""
+        """Some episodes on `device`, without tokens after the last position that is read."""
         picked = torch.tensor(index, dtype=torch.int64)
         before, after = self.before[picked], self.after[picked]
         width = int(torch.maximum(before.max(), after.max())) + 1
@@ -73,9 +73,9 @@ class Turns:
         return Turns(*(part.to(device) for part in parts))
 
 
-class _Reader(nn.Module):
-    """Hidden states [..., D] -> logits [..., outputs]: a linear layer, and beside it two hidden ReLU layers of width D whose
-    output starts at 0. So the linear layer alone says what is predicted before the first update."""
+class _ValueMlp(nn.Module):
+    """Hidden states [..., D] -> logits [..., outputs]: a linear layer plus an MLP with two hidden ReLU layers of width D whose
+    output starts at 0, so the linear layer alone determines the initial prediction."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -89,12 +89,9 @@ class _Reader(nn.Module):
         return self.linear(hidden) + self.output(self.hidden(hidden))
 
 
-class UtteranceCritic(nn.Module):
-    """`backbone`: a Hugging Face base model of the critic's own; `states`: how its hidden states are computed; `key`: of the
-    random hidden layers; `start`: a step-value model whose backbone it is and whose head all four heads start from.
-
-    Raises ValueError if the head of `start` is another one.
-    """
+class TurnCriticModel(nn.Module):
+    """`backbone`: the critic's own Hugging Face base model; `states`: computes its hidden states; `key`: seeds the hidden layers;
+    `start`: a step-value model that owns the backbone and initialises all four heads (ValueError if its head differs)."""
 
     def __init__(
         self, backbone: Any, params: HeadParams, states: States, *key: object, start: StepValueModel | None = None
@@ -104,15 +101,15 @@ class UtteranceCritic(nn.Module):
         self._states = states
         self.backbone, self.head = backbone, make_head(params)
         width, outputs = backbone.config.hidden_size, self.head.outputs
-        self.q = nn.ModuleList(_Reader(width, outputs) for _ in range(TWINS))
-        self.v = nn.ModuleList(_Reader(width, outputs) for _ in range(TWINS))
+        self.q = nn.ModuleList(_ValueMlp(width, outputs) for _ in range(TWINS))
+        self.v = nn.ModuleList(_ValueMlp(width, outputs) for _ in range(TWINS))
         if start is not None:
             check_same_head(start, params)
-            for reader in (*self.q, *self.v):
-                reader.linear.load_state_dict(start.output.state_dict())
+            for mlp in (*self.q, *self.v):
+                mlp.linear.load_state_dict(start.output.state_dict())
 
     def _read(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        """Hidden states [B, K, D] after the tokens at `places` [B, K] of token_ids [B, T]; 0 where a place is -1."""
+        """Hidden states [B, K, D] of the tokens at `places` [B, K] of token_ids [B, T]; 0 for a place of -1."""
         ids, real = functional.pad(token_ids, (0, 1)), places >= 0
         rows, columns = real.nonzero(as_tuple=True)
         following = places[rows, columns] + 1
@@ -124,30 +121,30 @@ class UtteranceCritic(nn.Module):
         return read.index_put((rows, columns), states[number[rows, following]])
 
     def logits(self, token_ids: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of Q [2, B, U, outputs] at `after` [B, U] and of V [2, B, K, outputs] at `before` [B, K], each twin's."""
+        """Both twins' logits of Q [2, B, U, outputs] at `after` [B, U] and of V [2, B, K, outputs] at `before` [B, K]."""
         hidden = self._read(token_ids, torch.cat([after, before], 1)).to(self.q[0].linear.weight.dtype)
-        acted, waiting = hidden[:, : after.shape[1]], hidden[:, after.shape[1] :]
-        return torch.stack([read(acted) for read in self.q]), torch.stack([read(waiting) for read in self.v])
+        of_actions, of_histories = hidden[:, : after.shape[1]], hidden[:, after.shape[1] :]
+        return torch.stack([mlp(of_actions) for mlp in self.q]), torch.stack([mlp(of_histories) for mlp in self.v])
 
     @torch.no_grad()
     def values(self, token_ids: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """[B, U, 4] float32: Q_1, Q_2, V_1, V_2 of turns at `before`, `after` [B, U]; 0 where there is no turn."""
+        """[B, U, 4] float32: Q_1, Q_2, V_1, V_2 of turns at `before`, `after` [B, U]; 0 past the last turn."""
         q, v = (self.head.decode(logits) for logits in self.logits(token_ids, before, after))
-        found = torch.cat([q, v]).movedim(0, -1).float()
-        return torch.where((after >= 0)[..., None], found, torch.zeros_like(found))
+        values = torch.cat([q, v]).movedim(0, -1).float()
+        return torch.where((after >= 0)[..., None], values, torch.zeros_like(values))
 
 
 @torch.no_grad()
-def follow(target: nn.Module, module: nn.Module, tau: float) -> None:
-    """Polyak averaging: target <- (1 - tau) target + tau module, for every parameter that they do not share."""
-    for mine, theirs in zip(target.parameters(), module.parameters(), strict=True):
-        if mine is not theirs:
-            mine.lerp_(theirs, tau)
+def polyak_update(target: nn.Module, module: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau module, for every parameter that they do not share."""
+    for average, parameter in zip(target.parameters(), module.parameters(), strict=True):
+        if average is not parameter:
+            average.lerp_(parameter, tau)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a head is to learn: `values` [...] and, for c51, their `distribution` [..., m]."""
+    """A head's targets: `values` [...] and, for c51, their `distribution` [..., m]."""
 
     values: Tensor
     distribution: Tensor | None
@@ -158,9 +155,8 @@ class Target:
         values = reward + discount * head.decode(logits)
         if not isinstance(head, C51Head):
             return cls(values, None)
-        return cls(
-            values, head.project(torch.softmax(logits.float(), -1), reward.expand(values.shape), discount.expand(values.shape))
-        )
+        rewards, discounts = reward.expand(values.shape), discount.expand(values.shape)
+        return cls(values, head.project(torch.softmax(logits.float(), -1), rewards, discounts))
 
     def loss(self, head: ValueHead, logits: Tensor) -> Tensor:
         """[...] of logits [..., m]."""
@@ -170,7 +166,7 @@ class Target:
         return head.distribution_loss(logits, self.distribution)
 
     def averaged(self, real: Tensor, samples: int) -> Target:
-        """`samples` values in a row for each True of `real` [B, U], [2, N]: their means as [2, B, U], 0 elsewhere."""
+        """The mean of `samples` consecutive values of [2, N] for each True of `real` [B, U], as [2, B, U]; 0 elsewhere."""
 
         def grid(each: Tensor) -> Tensor:
             means = each.unflatten(1, (-1, samples)).mean(2)
@@ -188,43 +184,43 @@ def expectile_weights(difference: Tensor, tau: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Losses:
-    """Of one pass, [2, B, U] each, whatever stands where there is no turn."""
+    """Losses of one pass, [2, B, U] each; undefined past the last turn."""
 
     q: Tensor
     v: Tensor
     q_error: Tensor
     """Q minus its target, without gradient."""
     outside: Tensor
-    """[2, B, U] bool: Q's target lies outside the head's support."""
+    """[2, B, U] bool: Q's target is outside the head's support."""
 
 
 def losses(
-    critic: UtteranceCritic,
-    target: UtteranceCritic,
+    critic: TurnCriticModel,
+    target: TurnCriticModel,
     turns: Turns,
     gamma: float,
     fresh: tuple[Tensor, Tensor, int] | None,
     expectile: float,
 ) -> Losses:
-    """What critic learns from `turns`.
+    """The critic's losses on `turns`.
 
-    fresh: histories with the policy's new actions, token_ids [N, T], the last token of each [N], and how many there are in a row
-    for each turn, turn by turn; None: V learns the `expectile` of the recorded actions' Q.
+    fresh: histories with the policy's new actions, token_ids [N, T], the last token of each [N], and the number of samples per
+    turn, turn by turn; None: V learns the `expectile` of the recorded actions' Q.
     """
     head, real = critic.head, turns.real
     q, v = critic.logits(turns.token_ids, turns.before[:, :-1], turns.after)
     with torch.no_grad():
-        behind = turns.after if fresh is None else turns.after[:, :0]
-        next_q, next_v = target.logits(turns.token_ids, turns.before, behind)
-        wanted = Target.bootstrapped(head, next_v[:, :, 1:], turns.rewards, gamma * turns.goes_on)
+        recorded = turns.after if fresh is None else turns.after[:, :0]
+        target_q, target_v = target.logits(turns.token_ids, turns.before, recorded)
+        q_target = Target.bootstrapped(head, target_v[:, :, 1:], turns.rewards, gamma * turns.bootstraps)
         zero, one = torch.zeros((), device=q.device), torch.ones((), device=q.device)
         weights = one
         if fresh is None:
-            valued = Target.bootstrapped(head, next_q, zero, one)
-            weights = expectile_weights(valued.values - head.decode(v), expectile)
+            v_target = Target.bootstrapped(head, target_q, zero, one)
+            weights = expectile_weights(v_target.values - head.decode(v), expectile)
         else:
             token_ids, ends, samples = fresh
-            drawn, _ = target.logits(token_ids, ends[:, None][:, :0], ends[:, None])
-            valued = Target.bootstrapped(head, drawn[:, :, 0], zero, one).averaged(real, samples)
-        error, outside = head.decode(q.detach()) - wanted.values, head.outside(wanted.values)
-    return Losses(wanted.loss(head, q), weights * valued.loss(head, v), error, outside)
+            sampled_q, _ = target.logits(token_ids, ends[:, None][:, :0], ends[:, None])
+            v_target = Target.bootstrapped(head, sampled_q[:, :, 0], zero, one).averaged(real, samples)
+        error, outside = head.decode(q.detach()) - q_target.values, head.outside(q_target.values)
+    return Losses(q_target.loss(head, q), weights * v_target.loss(head, v), error, outside)

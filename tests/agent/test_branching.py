@@ -200,7 +200,7 @@ def test_a_horizon_ends_branches_too(policy, chat):
     assert any(episode.parent for episode in episodes)
     assert all(len(episode.turns) <= 2 and episode.inherited < 2 for episode in episodes)
     assert any(episode.stop_reason == "turn_limit" and len(episode.turns) == 2 for episode in episodes)
-    with pytest.raises(ValueError, match="where no episode of this round went on"):
+    with pytest.raises(ValueError, match="the plan forks row"):
         run(policy, chat, Scripted([[Fork(0, 1)]]), toy_tasks(4, turns=4)[3:], size=4, max_turns=1)
 
 

@@ -175,7 +175,7 @@ def test_an_environment_that_starts_differently_each_time_is_reported(policy, ch
             observation = super().reset(task)
             return type(observation)(f"{observation.text} {Fickle.starts}")
 
-    with pytest.raises(RuntimeError, match="toy-000 starts with another observation"):
+    with pytest.raises(RuntimeError, match="toy-000 has different first observations"):
         run(policy, chat, toy_tasks(1), 2, make=Fickle)
 
 

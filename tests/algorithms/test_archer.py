@@ -126,13 +126,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer_offline", "replay": {"records": []}}, "nothing else to learn from"),
     ({"algorithm": "archer_offline", "replay": {"actions": "played"}}, "plays none"),
     ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays episodes to keep"),
-    ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays none"),
+    ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays nothing"),
     ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, "plays no tasks"),
     ({"algorithm": "archer_offline", "selection": {"kind": "model_aware"}}, r"rl\.selection\.kind: model_aware has no effect"),
-    ({"algorithm": "archer_offline", "advantage": {"estimator": "group"}}, "judges episodes that the policy played"),
+    ({"algorithm": "archer_offline", "advantage": {"estimator": "group"}}, "needs episodes that the policy plays"),
     ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, "weighs likelihoods"),
     ({"algorithm": "archer_offline", "settings": {"inv_temp": 0.0}}, "known: inv_temp, max_weight"),
-    ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "stored pairs"),
+    ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "preference pairs"),
     ({"algorithm": "dpo", "curriculum": {"kind": "value"}}, "plays no tasks"),
     ({"algorithm": "dpo", "selection": {"kind": "model_aware"}}, "plays no tasks; set it to all"),
 ]
@@ -158,7 +158,7 @@ def test_the_critic_must_suit_a_domains_returns() -> None:
         check_returns(resolve(Rl.model_validate({"algorithm": "archer", "critic": section})).rl, -6.0, 0.0)
     rl = resolve(Rl.model_validate({"algorithm": "archer", "critic": {"head": {"loss": "two_hot"}}})).rl
     check_returns(rl, 0.0, 1.0)
-    with pytest.raises(ParamsError, match="returns lie in"):
+    with pytest.raises(ParamsError, match="returns are in"):
         check_returns(rl, -6.0, 0.0)
 
 

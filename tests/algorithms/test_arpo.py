@@ -199,7 +199,7 @@ def test_reward_of_a_batch(make_batch) -> None:
         ({"algorithm": "arpo", "group_size": 1, "advantage": {"mean": "none", "std": "none"}}, "and there is 1"),
         ({"algorithm": "arpo", "reward": {"density": "dense"}}, "scores whole episodes"),
         ({"algorithm": "grpo", "branching": {"kind": "own"}}, "no branching of its own"),
-        ({"algorithm": "dpo", "branching": {"kind": "entropy"}}, "learns from stored pairs"),
+        ({"algorithm": "dpo", "branching": {"kind": "entropy"}}, "learns from preference pairs"),
     ],
 )
 def test_senseless_switches_are_refused(section: dict, words: str) -> None:

@@ -24,7 +24,7 @@ from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 
 ROOT = Path(__file__).resolve().parents[2]
-EPISODES = [name for name in names() if composition(name).data in ("episodes", "records")]
+EPISODES = [name for name in names() if composition(name).data in ("episodes", "offline_replay")]
 PAIRS = [name for name in names() if composition(name).data == "pairs"]
 MAX_LENGTH = 100
 
@@ -53,7 +53,7 @@ def test_the_check_list_is_covered() -> None:
     further = {"pacs", "rl_plus", "scaling_inter", "rover"}
     assert survey | newer | further <= set(EPISODES)
     assert {"dpo", "ipo", "kto", "orpo", "simpo", "step_dpo", "una", "dro"} <= set(PAIRS)
-    assert {name for name in names() if composition(name).data == "stored"} == {"b_coder", "stored_pg"}
+    assert {name for name in names() if composition(name).data == "offline"} == {"b_coder", "stored_pg"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -178,7 +178,7 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "grpo", "sampling": {"temperature": 0.0}}, "temperature above 0"),
         ({"algorithm": "reinforce", "epochs": 2}, "does not correct"),
         ({"algorithm": "grpo", "preference": {"beta": 0.1}}, "learns from episodes"),
-        ({"algorithm": "dpo", "advantage": {"mean": "group"}}, "stored pairs"),
+        ({"algorithm": "dpo", "advantage": {"mean": "group"}}, "preference pairs"),
         ({"algorithm": "dpo", "preference": {"gamma": 0.5}}, "simpo"),
         ({"algorithm": "grpo", "reward": {"tool_bonus_cap": -0.5}}, "tool_bonus above 0"),
         ({"algorithm": "grpo", "reward": {"correct": 1.0}}, "set both"),
@@ -238,8 +238,8 @@ def test_an_explicit_switch_wins() -> None:
         ({"algorithm": "dpo", "preference": {"desirable": 2.0}}, "preference.loss: kto"),
         ({"algorithm": "una", "preference": {"nll_coef": 2.0}}, "cpo or orpo"),
         ({"algorithm": "una", "settings": {"distance": "kl"}}, "known: distance"),
-        ({"algorithm": "kto", "critic": {"coef": 0.5}}, "stored pairs"),
-        ({"algorithm": "simpo", "credit": {"kind": "annotated"}}, "stored pairs"),
+        ({"algorithm": "kto", "critic": {"coef": 0.5}}, "preference pairs"),
+        ({"algorithm": "simpo", "credit": {"kind": "annotated"}}, "preference pairs"),
         ({"algorithm": "kto", "preference": {"pairs_per_step": 1}}, "at least 2"),
     ],
     ids=str,

@@ -214,7 +214,7 @@ def test_statistics_and_kl_are_of_the_policys_own_tokens(make_batch) -> None:
         ({"algorithm": "rl_plus", "external": {"loss": "pi", "u": 1.0}}, "external.loss: mis"),
         ({"algorithm": "rl_plus", "external": {"coef": 2.0}}, "external.loss: sft"),
         ({"algorithm": "ppo", "external": {"per_group": 1}}, "another policy"),
-        ({"algorithm": "dpo", "external": {"per_group": 1}}, "stored pairs"),
+        ({"algorithm": "dpo", "external": {"per_group": 1}}, "preference pairs"),
         ({"algorithm": "pacs", "external": {"per_group": 1}}, "set it to 0"),
     ],
 )

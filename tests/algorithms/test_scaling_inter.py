@@ -83,7 +83,7 @@ def test_the_horizon_works_with_any_algorithm_and_falls_as_a_control() -> None:
         ({"algorithm": "grpo", "horizon": {"rounds": [1, 2]}}, "horizon.kind: scaling_inter"),
         ({"algorithm": "grpo", "horizon": {"kind": "fixed"}}, "needs rl.horizon.turns"),
         ({"algorithm": "scaling_inter", "horizon": {"turns": 3}}, "horizon.kind: fixed"),
-        ({"algorithm": "dpo", "horizon": {"kind": "fixed", "turns": 3}}, "stored pairs"),
+        ({"algorithm": "dpo", "horizon": {"kind": "fixed", "turns": 3}}, "preference pairs"),
     ],
 )
 def test_senseless_horizons_are_refused(values: dict, message: str) -> None:

@@ -143,8 +143,8 @@ def test_more_turns_earn_nothing_unless_a_bonus_is_paid(make_batch) -> None:
         ({"credit": {"step_reward": "rloo_broadcast", "residual": "spread"}}, r"rl\.credit\.residual has no effect here"),
         ({"credit": {"step_reward": "rloo_broadcast"}, "group_size": 1}, "compares the episodes of a group"),
         ({"reward": {"correct": 1.0, "wrong": -1.0}}, "residual: none replaces the return"),
-        ({"critic": {"head": {"loss": "hl_gauss"}}}, r"rl\.critic\.head: returns lie in \[-0\.5, 1\]"),
-        ({"credit": {"grounding": "bonus"}, "critic": {"head": {"loss": "two_hot"}}}, r"returns lie in \[0, 1\.5\]"),
+        ({"critic": {"head": {"loss": "hl_gauss"}}}, r"rl\.critic\.head: returns are in \[-0\.5, 1\]"),
+        ({"credit": {"grounding": "bonus"}, "critic": {"head": {"loss": "two_hot"}}}, r"returns are in \[0, 1\.5\]"),
     ],
 )
 def test_senseless_combinations_are_refused(changes: dict[str, Any], reason: str) -> None:

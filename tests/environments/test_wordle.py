@@ -176,7 +176,7 @@ def test_a_critic_without_room_for_the_returns_is_refused() -> None:
     check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": head}}))
     check_domains(given(lmrl, {"algorithm": "ppo", "critic": {"head": {"loss": "mse"}}}))
     check_domains(given(lmrl, {"algorithm": "ppo", "reward": {"density": "single"}}))
-    with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns lie in \[-6, 0\].*\[-0.2, 1.2\]"):
+    with pytest.raises(ParamsError, match=r"per_domain.wordle has it: rl.critic.head: returns are in \[-6, 0\].*\[-0.2, 1.2\]"):
         check_domains(given(lmrl, {"algorithm": "ppo"}))
     params = parse_params({"domains": ["wordle"], "per_domain": {"wordle": {"environment": lmrl}}})
     with pytest.raises(ParamsError, match=r"set per_domain.wordle.annotate.returns to \[-6.0, 0.0\]"):

@@ -36,7 +36,7 @@ def test_one_that_others_can_read_or_change_is_refused(mode: int, tmp_path: Path
     path = tmp_path / "auth"
     path.write_text("bellwether:known\n")
     path.chmod(mode)
-    with pytest.raises(PermissionError, match="delete it, and a new one is made"):
+    with pytest.raises(PermissionError, match="delete it to get a new one"):
         auth_string(path)
 
 

@@ -16,9 +16,10 @@ import pytest
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows import compare, experiments
 from flows.compare import Comparison, Setting
-from flows.experiments import NOTES, RUNNING_IN, clear_up, left_tidy, workplaces
+from flows.experiments import RUN_FOLDERS, RUN_INFOS, clean_up_on_error, remove_leftovers, run_folders
 from flows.overrides import check_files, check_overrides
-from flows.pipeline import Children, StageFailedError, run_group
+from flows.pipeline import run_items
+from flows.process import ChildProcesses, StageFailedError, python_environment
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long(30)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,40 +159,40 @@ def test_unreadable_parameters_are_refused(checkout: Path) -> None:
 
 
 def note(root: Path, name: str, folder: Path) -> Path:
-    path = root / NOTES / f"rev-{name}" / f"rev-{name}.run"
+    path = root / RUN_INFOS / f"rev-{name}" / f"rev-{name}.run"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"name": name, "root_dir": str(folder.absolute())}))
     return path
 
 
 def test_folders_of_killed_runs_are_removed_and_no_others(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, theirs, killed, nameless = (checkout / RUNNING_IN / f"tmp{name}" for name in ("before", "theirs", "killed", "new"))
+    before, theirs, killed, nameless = (checkout / RUN_FOLDERS / f"tmp{name}" for name in ("before", "theirs", "killed", "new"))
     for folder in (before, theirs, killed):
         folder.mkdir(parents=True)
     kept, gone = note(checkout, "theirs", theirs), note(checkout, "killed", killed)
     outside = note(checkout, "outside", checkout)
-    clear_up(checkout, "killed")
-    clear_up(checkout, "outside")
-    assert workplaces(checkout) == {before, theirs}
+    remove_leftovers(checkout, "killed")
+    remove_leftovers(checkout, "outside")
+    assert run_folders(checkout) == {before, theirs}
     assert kept.exists()
     assert not gone.exists()
     assert not outside.exists()
     assert (checkout / "params.yaml").exists(), "nothing beyond DVC's own folder is touched"
 
     def ended() -> None:
-        with left_tidy(checkout, Children()):
+        with clean_up_on_error(checkout, ChildProcesses()):
             nameless.mkdir(exist_ok=True)
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiments, "others_at_work", lambda root: True)
+        patch.setattr(experiments, "other_experiments_run", lambda root: True)
         with pytest.raises(KeyboardInterrupt):
             ended()
         assert nameless.exists(), "it may be theirs"
     shutil.rmtree(nameless)
     with pytest.raises(KeyboardInterrupt):
         ended()
-    assert workplaces(checkout) == {before, theirs}
+    assert run_folders(checkout) == {before, theirs}
 
 
 COMPARE = """
@@ -204,15 +205,15 @@ sys.exit(compare.main())
 WITHOUT_PREFECT = """
 import pathlib, signal, sys
 from concurrent.futures import ThreadPoolExecutor
-from flows.experiments import left_tidy, run_experiment
-from flows.pipeline import Children
+from flows.experiments import clean_up_on_error, run_experiment
+from flows.process import ChildProcesses
 
 def told(number, frame):
     raise SystemExit(number)
 
 signal.signal(signal.SIGTERM, told)
-root, children = pathlib.Path.cwd(), Children()
-with ThreadPoolExecutor() as pool, left_tidy(root, children):
+root, children = pathlib.Path.cwd(), ChildProcesses()
+with ThreadPoolExecutor() as pool, clean_up_on_error(root, children):
     pool.submit(run_experiment, root, "one", ["rl.steps=1"], lambda line: print(line, flush=True), children).result()
 """
 SLOW_TOO = pytest.mark.slow  # Prefect's server takes half a minute to start where all cores are busy
@@ -221,12 +222,12 @@ SLOW_TOO = pytest.mark.slow  # Prefect's server takes half a minute to start whe
 @pytest.mark.parametrize(("script", "code"), [(WITHOUT_PREFECT, 15), pytest.param(COMPARE, -15, marks=SLOW_TOO)])
 def test_sigterm_ends_it_with_all_it_started_and_no_folder_left(checkout: Path, tmp_path: Path, script: str, code: int) -> None:
     """Contract: it ends within ten seconds of SIGTERM, even where a stage does not listen, and .dvc/tmp holds no copy."""
-    assert experiments.GRACE_S < experiments.END_WITHIN_S < 10
+    assert experiments.GRACE_S < experiments.TIMEOUT_S < 10
     subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=checkout, check=True)
     git(checkout, "add", ".")
     git(checkout, "commit", "--quiet", "-m", "dvc")
     started, log = tmp_path / "started", tmp_path / "log"
-    environment = {**experiments.environment("test"), "PYTHONPATH": str(ROOT)}
+    environment = {**python_environment(), "PYTHONPATH": str(ROOT)}
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", script], cwd=checkout, env=environment, stdout=out, stderr=out)
     try:
@@ -241,8 +242,8 @@ def test_sigterm_ends_it_with_all_it_started_and_no_folder_left(checkout: Path, 
         process.kill()
         process.wait()
     assert not psutil.pid_exists(int(stage))
-    assert workplaces(checkout) == set()
-    assert not list((checkout / NOTES).glob("*"))
+    assert run_folders(checkout) == set()
+    assert not list((checkout / RUN_INFOS).glob("*"))
     assert "caf\N{REPLACEMENT CHARACTER}" in log.read_text(), "a stage may print bytes that are no text"
 
 
@@ -267,12 +268,12 @@ def test_when_nobody_reads_the_output_of_one_all_are_ended(tmp_path: Path) -> No
             raise SystemExit(141)
 
     with pytest.raises(SystemExit):
-        run_group(["say", "wait"], tmp_path, {}, closed, jobs=2)
+        run_items(["say", "wait"], tmp_path, {}, closed, jobs=2)
 
 
 def test_bytes_that_are_no_text_do_not_stop_a_flow(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text(SLOW)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     lines: list[str] = []
-    assert run_group(["say"], tmp_path, {}, lines.append).ran == ("say",)
+    assert run_items(["say"], tmp_path, {}, lines.append).ran == ("say",)
     assert "caf\N{REPLACEMENT CHARACTER}" in lines

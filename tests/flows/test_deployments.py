@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows.bootstrap import QUEUE_LIMITS, deployments
-from flows.pipeline import BAD_PARAMETERS, ROOT, StageFailedError, stage_graph
+from flows.pipeline import stage_graph
+from flows.process import BAD_PARAMETERS, ROOT, StageFailedError
 
 BY_NAME = {item["name"]: item for item in deployments()}
 

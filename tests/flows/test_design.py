@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
 from flows import design as module
-from flows.design import DesignSearch, evaluate, next_step, run_quietly
-from flows.pipeline import BAD_PARAMETERS, StageFailedError
+from flows.design import DesignSearch, evaluate, next_step
+from flows.process import BAD_PARAMETERS, StageFailedError, python_environment, run_supervised
 
 DESIGN = """
 import json, pathlib, sys
@@ -86,12 +86,12 @@ def test_a_step_is_what_the_command_line_says(checkout: Path) -> None:
 
 def test_a_design_that_is_refused_is_no_failure_of_the_flow(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract: exit code 2 is the design's fault and is told on; anything else is from outside and may be tried again."""
-    monkeypatch.setattr(module, "echo", lambda: print)
+    monkeypatch.setattr(module, "logger", lambda: print)
     done = evaluate.fn(step(checkout, "fine"), False)
     assert (done.name, done.data[1]) == ("Evaluated", "")
     assert done.data[0] > 0
     refused = evaluate.fn(step(checkout, "refused"), False)
-    assert (refused.name, refused.data[1]) == ("Refused", "evaluate: refused off")
+    assert (refused.name, refused.data[1]) == ("Rejected", "evaluate: refused off")
     with pytest.raises(
         StageFailedError, match=r"(?s)evaluating 'outside' failed \(exit code 1\).*evaluate: outside off"
     ) as error:
@@ -115,7 +115,7 @@ def test_ending_the_flow_ends_what_it_started(checkout: Path) -> None:
 
     step(checkout, "hold")
     with pytest.raises(CancelledError):
-        run_quietly(["-m", "stages.evaluate"], checkout / "place", say)
+        run_supervised(["-m", "stages.evaluate"], checkout / "place", {**python_environment(), "BELLWETHER_TRACKING": "off"}, say)
     (child,) = children
     assert not psutil.pid_exists(child), "it was in a session of its own, and is gone all the same"
 
@@ -124,7 +124,7 @@ def test_the_flow_goes_from_step_to_step(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Contract: each evaluation's end, and why a design could not be run, goes back to the command line; the end is told."""
-    monkeypatch.setattr(module, "echo", lambda: print)
+    monkeypatch.setattr(module, "logger", lambda: print)
     with prefect_test_harness():
         done = module.design(DesignSearch(budget=2), str(checkout))
     assert done["kind"] == "done"
@@ -136,5 +136,5 @@ def test_the_flow_goes_from_step_to_step(
     assert [refused[0], *refused[2:]] == ["--ended", "--failed", "evaluate: refused off", *budget]
     assert min(float(fine[1]), float(refused[1])) >= 0
     said = capsys.readouterr().out
-    assert "on the frozen panels 60.0 %, as params.yaml has it 50.0 %" in said
+    assert "on the frozen panels 60.0 %, default 50.0 %" in said
     assert "python -m stages.params --apply o" in said

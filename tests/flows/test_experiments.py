@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 import flows  # noqa: F401  (its settings must be there before Prefect is imported)
-from flows.pipeline import StageFailedError, run_stage
+from flows.pipeline import run_stage
+from flows.process import StageFailedError
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(40)]
 DVC_YAML = """
@@ -65,7 +66,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> None:
     """Runs beside each other leave the checkout alone, and each becomes an experiment under a name of its own."""
-    from flows.compare import Comparison, Setting, gathered, planned, write
+    from flows.compare import Comparison, Setting, gather_scores, plan_experiments, write
     from flows.experiments import find, results, run_experiment
 
     def status() -> set[str]:
@@ -74,7 +75,7 @@ def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> 
 
     settings = {name: Setting(overrides=[f"rl.algorithm={name}", "rl.steps=7"]) for name in ("grpo", "rloo")}
     comparison = Comparison(name="two", settings=settings, seeds=[0, 4], jobs=2)
-    plan, before = planned(comparison, checkout), status()
+    plan, before = plan_experiments(comparison, checkout), status()
     assert list(plan) == [("grpo", 0), ("rloo", 0), ("grpo", 4), ("rloo", 4)]
     with ThreadPoolExecutor(2) as pool:
         ran = list(pool.map(lambda run: run_experiment(checkout, *run, echo=lambda line: None), plan.values()))
@@ -92,7 +93,7 @@ def test_experiments_beside_each_other_give_table_and_figure(checkout: Path) -> 
     with pytest.raises(StageFailedError, match="no experiment"):
         results(checkout, "two-nothing")
 
-    scores = gathered(comparison, checkout, plan)
+    scores = gather_scores(comparison, checkout, plan)
     assert scores["grpo"] == [pytest.approx([0.2, 0.3]), pytest.approx([0.24, 0.34])]
     table = write(comparison, checkout, scores).read_text()
     assert "| `rloo` | " in table
@@ -132,7 +133,7 @@ def test_budgets_by_hand() -> None:
     budget = Budget(total_units=1000, splits=[mixed, other], overrides=["rl.group_size=4"])
     with pytest.raises(ValueError, match="60 demonstrations \\* 10 \\+ 500 episodes are 1100 units, and the budget is 1000"):
         Budget(total_units=1000, splits=[Split(demos=60, episodes=500), other])
-    with pytest.raises(ValueError, match="more than the budget"):
+    with pytest.raises(ValueError, match="exceed the budget"):
         budget.split(101)
     assert budget.split(100) == Split(demos=100, episodes=0)
     settings = comparison_of(budget, {"tasks_per_step": 10, "group_size": 8}).settings
@@ -162,6 +163,6 @@ def test_one_experiment_of_the_board_is_one_stage_of_its_pipeline(tmp_path: Path
     assert [name.rsplit(":", 1)[-1] for name in done.ran] == ["claim@two"]
     assert not (tmp_path / "one.txt").exists()
     assert run_stage(claims.target("two"), tmp_path, echo=lambda line: None).unchanged
-    with pytest.raises(ValueError, match="no experiment three in reports/claims; there are one, two"):
+    with pytest.raises(ValueError, match="unknown experiment three; reports/claims has one, two"):
         claims.chosen(["three"], tmp_path)
     assert claims.chosen(None, tmp_path) == claims.chosen([], tmp_path) == ["one", "two"]

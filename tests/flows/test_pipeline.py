@@ -19,12 +19,12 @@ from test_supervise import gone
 from flows.pipeline import (
     BAD_PARAMETERS,
     ROOT,
-    Done,
     StageFailedError,
-    on_gpu,
-    run_group,
+    StageResult,
+    default_jobs,
+    gpu_stages,
+    run_items,
     run_stage,
-    side_by_side,
     stage_graph,
     stage_items,
 )
@@ -74,14 +74,14 @@ def test_items_of_a_stage_are_dvcs_own(project: Path) -> None:
 MEET = "touch here-${item.domain}; for i in $(seq 600); do [ $(ls here-* | wc -l) = 2 ] && break; sleep 0.1; done; [ $i != 600 ]"
 
 
-def test_domains_run_side_by_side(project: Path) -> None:
+def test_domains_run_default_jobs(project: Path) -> None:
     """Two matrix items of one stage truly run at once: each of these waits for the other to have started."""
     text = (project / "dvc.yaml").read_text()
     (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {MEET} && mkdir -p made"))
     ticks: list[int] = []
-    done = run_group(["make@a", "make@b"], project, echo=lambda line: None, jobs=2, tick=lambda: ticks.append(1))
-    assert done == Done(ran=("make@a", "make@b"))
-    assert done.verdict == "Ran"
+    done = run_items(["make@a", "make@b"], project, echo=lambda line: None, jobs=2, tick=lambda: ticks.append(1))
+    assert done == StageResult(ran=("make@a", "make@b"))
+    assert done.state == "Ran"
     assert ticks
     assert set(yaml.safe_load((project / "dvc.lock").read_text())["stages"]) == {"make@a", "make@b"}
 
@@ -91,7 +91,7 @@ def test_an_item_that_fails_leaves_the_other_at_work_and_says_why(project: Path)
     command = "if [ ${item.domain} = a ]; then echo no such key >&2; exit 2; fi; mkdir -p made"
     (project / "dvc.yaml").write_text(text.replace("cmd: mkdir -p made", f"cmd: {command}"))
     with pytest.raises(StageFailedError, match="no such key") as caught:
-        run_group(["make@a", "make@b"], project, echo=lambda line: None, jobs=2)
+        run_items(["make@a", "make@b"], project, echo=lambda line: None, jobs=2)
     assert caught.value.code == BAD_PARAMETERS
     assert caught.value.bad_parameters
     assert "dvc repro make@a" in str(caught.value)
@@ -110,9 +110,9 @@ def test_a_failure_that_is_not_about_parameters_can_be_tried_again(project: Path
 FLOW = """
 import sys
 from pathlib import Path
-from flows.pipeline import run_group
+from flows.pipeline import run_items
 
-run_group(["work"], Path(sys.argv[1]), jobs=1)
+run_items(["work"], Path(sys.argv[1]), jobs=1)
 """
 
 
@@ -135,9 +135,9 @@ def test_cores_and_gpu_bound_what_runs_at_once(project: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     values = {"resources": {"threads": 3, "device": "cpu"}}
     (project / "params.yaml").write_text(yaml.safe_dump(values))
-    assert side_by_side(project) == 2
-    assert on_gpu(project) == frozenset()
+    assert default_jobs(project) == 2
+    assert gpu_stages(project) == frozenset()
     values["resources"]["device"] = "cuda:0"
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     (project / "dvc.yaml").write_text((project / "dvc.yaml").read_text().replace("[scale]", "[scale, resources.device]"))
-    assert on_gpu(project) == {"make"}
+    assert gpu_stages(project) == {"make"}

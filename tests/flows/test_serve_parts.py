@@ -22,10 +22,10 @@ serve.FOLDER = Path(sys.argv[1])
 serve.STATE = serve.FOLDER / "serve.json"
 serve.ROOT = Path(sys.argv[1])
 long = "trap '' INT; sleep 300 & echo $! > {0}/{1}; setsid sleep 300 & echo $! > {0}/{1}2; wait"
-parts = [serve.Part(name, ["bash", "-c", long.format(sys.argv[1], name)]) for name in ("server", "worker")]
+parts = [serve.Service(name, ["bash", "-c", long.format(sys.argv[1], name)]) for name in ("server", "worker")]
 parts[1].command[2] = sys.argv[2] or parts[1].command[2]
-serve.parts = lambda ports: (parts[:1], parts[1:], "http://127.0.0.1:9")
-serve.Part.finish = lambda part: part.end()
+serve.services = lambda ports: (parts[:1], parts[1:], "http://127.0.0.1:9")
+serve.Service.wait_for_exit = lambda service: service.stop()
 sys.argv[1:] = sys.argv[3:]
 sys.exit(serve.main())
 """
@@ -59,7 +59,7 @@ def test_a_part_that_ends_by_itself_ends_the_others_and_is_named(tmp_path: Path)
     process = start(tmp_path, "echo the port is taken; exit 3")
     said, _ = process.communicate(timeout=None)
     assert process.returncode == 1
-    assert "worker ended (exit code 3)" in said
+    assert "worker exited (exit code 3)" in said
     assert "the port is taken" in said
     assert gone(int((tmp_path / "server").read_text()))
 
@@ -70,6 +70,6 @@ def test_a_second_one_says_who_is_at_work(tmp_path: Path) -> None:
     second = start(tmp_path)
     said, _ = second.communicate(timeout=None)
     assert second.returncode == 2
-    assert f"already at work (process {first.pid})" in said
+    assert f"already running (process {first.pid})" in said
     first.terminate()
     assert first.wait() == 0

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline import Done
-from flows.tracked import arguments, run_environment, tell_mlflow
+from flows.pipeline import StageResult
+from flows.tracked import arguments, log_to_mlflow, run_environment
 
-DONE = [Done(("rl@a",), ("rl@b",), ()), Done((), (), ("merge",))]
+DONE = [StageResult(("rl@a",), ("rl@b",), ()), StageResult((), (), ("merge",))]
 
 
 def test_every_stage_comes_with_what_dvc_did() -> None:
@@ -24,7 +24,7 @@ def test_the_flow_runs_identity_and_name_reach_the_command(tmp_path: Path, monke
         "import os, sys\nprint(os.environ['LIFECYCLE_RUN_ID'], os.environ['LIFECYCLE_RUN_NAME'], *sys.argv[1:3])\nsys.exit(1)\n"
     )
     said: list[str] = []
-    tell_mlflow(DONE, tmp_path, run_environment("id-1", "wise-owl"), said.append)
+    log_to_mlflow(DONE, tmp_path, run_environment("id-1", "wise-owl"), said.append)
     assert said == ["MLflow: id-1 wise-owl --state rl@a=ran"]
-    tell_mlflow(DONE, tmp_path / "elsewhere", run_environment("id-1", "wise-owl"), said.append)
+    log_to_mlflow(DONE, tmp_path / "elsewhere", run_environment("id-1", "wise-owl"), said.append)
     assert len(said) == 1

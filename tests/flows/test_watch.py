@@ -24,7 +24,7 @@ def watched(root: Path) -> tuple[Watch, list[str]]:
 
 def looks(watch: Watch, count: int = 3) -> None:
     for _ in range(count):
-        watch.look()
+        watch.poll()
 
 
 def test_the_first_look_starts_nothing_and_a_change_starts_one_run(root: Path) -> None:
@@ -45,9 +45,9 @@ def test_a_file_that_is_still_being_written_is_left_alone(root: Path) -> None:
     looks(watch)
     for size in range(1, 5):
         (root / "params.yaml").write_text("seed: 1\n" * size)
-        watch.look()
+        watch.poll()
         assert started == []
-    watch.look()
+    watch.poll()
     assert len(started) == 1
 
 
@@ -81,10 +81,10 @@ def test_a_run_that_could_not_be_started_is_started_later(root: Path) -> None:
     watch = Watch(root, start)
     looks(watch)
     (root / "params.yaml").write_text("seed: 3\n")
-    watch.look()
+    watch.poll()
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            watch.look()
+            watch.poll()
     away[0] = False
     looks(watch)
     assert len(started) == 1

@@ -47,5 +47,5 @@ def test_gradient_over_depth() -> None:
 
 def test_slerp_joins_exactly_two() -> None:
     """Contract: any other number of models is refused with the number given."""
-    with pytest.raises(MergeError, match="exactly two models, and 3"):
+    with pytest.raises(MergeError, match="exactly two models, got 3"):
         merge("slerp", [[1.0], [2.0], [3.0]])

@@ -274,7 +274,7 @@ def test_different_vocabularies_are_refused(tmp_path: Path) -> None:
         (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     merge_folders("linear", models, base, tmp_path / "out", settings(2), seed=0)
     (models[1] / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 1, "b": 0}}}))
-    with pytest.raises(MergeError, match="different ids"):
+    with pytest.raises(MergeError, match="different token ids"):
         merge_folders("linear", models, base, tmp_path / "out", settings(2), seed=0)
 
 

@@ -132,7 +132,7 @@ def test_a_run_that_learns_from_pairs_shows_what_pairs_have(full_run):
         block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")
     ]
     assert table.header[3:] == ("tasks × attempts", "pair accuracy", "margin")
-    assert table.rows[0][3:] == ["stored pairs", "0.75 → 0.75", "1.5 → 1.5"]
+    assert table.rows[0][3:] == ["preference pairs", "0.75 → 0.75", "1.5 → 1.5"]
     (figures,) = [block for block in section.blocks if isinstance(block, blocks.Figures)]
     assert len(figures.drawings) == 5, "loss, accuracy, margin, winner and loser"
     assert learning_curve(replace(inputs, domains=domains)) is None
@@ -145,9 +145,9 @@ def test_a_run_that_learns_from_records_shows_its_critic(full_run):
     history = {"step": [float(step) for step in range(12)], **{name: [value] * 12 for name, value in columns.items()}}
     domains = {name: replace(given, rl_history=history) for name, given in inputs.domains.items()}
     section = rl_section(replace(inputs, domains=domains))
-    assert section.intro == INTROS["records"]
+    assert section.intro == INTROS["offline_replay"]
     (table,) = [
         block for block in section.blocks if isinstance(block, blocks.Table) and block.title.startswith("Training summary")
     ]
     assert table.header[3:] == ("tasks × attempts", "critic's TD error", "correlation of Q and return")
-    assert table.rows[0][3:] == ["recorded episodes", "0.25 → 0.25", "0.5 → 0.5"]
+    assert table.rows[0][3:] == ["the offline dataset", "0.25 → 0.25", "0.5 → 0.5"]

@@ -18,10 +18,11 @@ from stages.runtime.command import OUTPUT_CLOSED, command
 IN_THE_SANDBOX = {Path("stages/sandbox/sandlock_runner.py"), Path("stages/sandbox/guest/server.py")}
 """Started by the sandbox, whose end of the pipe they answer to."""
 STAGE = """
-from stages.runtime import stage as runtime
+from stages import params
+from stages.runtime.stage import stage_run
 from stages.runtime.tracker import Tracker
 
-class Told(Tracker):
+class ClosingTracker(Tracker):
     def close(self, status):
         open("status", "w").write(status)
 
@@ -29,8 +30,7 @@ def run(context):
     while True:
         print("a line", flush=True)
 
-runtime.open_tracker = lambda *given: Told()
-raise SystemExit(runtime.stage_run("toy", run))
+raise SystemExit(stage_run("toy", run, params, lambda *given: ClosingTracker()))
 """
 
 

@@ -38,7 +38,6 @@ EXEMPT = {
     "stages/runtime/workspace.py update_code": "a copy of the checkout, compared with it before each use",
     "stages/runtime/workspace.py link_tree": "a copy of the checkout, made again wherever something is missing",
     "stages/designs/evaluations.py fill_workspace": "a copy of the checkout, made again wherever something is missing",
-    "stages/params.py overlaid": "text in memory",
     "stages/reporting/style.py to_svg": "a picture in memory",
     "stages/sandbox/probe.py breaches": "bait for a program in the sandbox, in a folder that is removed",
     "stages/tracking/spool.py end_killed": "adds the end of a line to a file of lines",

@@ -167,4 +167,9 @@ def test_what_is_not_installed_here_stays_known(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["packages", "--domain", "nowhere"])
     assert packages.main() == 0
     assert known.read_text() == '[{"package": "nowhere"}]\n'
-    assert "no installed package brings nowhere" in capsys.readouterr().err
+    assert "no installed package provides nowhere" in capsys.readouterr().err
+
+
+def test_methods_of_this_repository_have_no_package() -> None:
+    assert packages.names({"rl": {"algorithm": "dapo"}}, "search") == {"environments": "search", "algorithms": None}
+    assert packages.names({"rl": {"algorithm": "rank_pg"}}, "maze") == {"environments": "maze", "algorithms": "rank_pg"}

@@ -6,16 +6,19 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from stages import params
 from stages.params import parse_params
 from stages.runtime import stage as runtime
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
 from stages.runtime.validation import ParamsError
+from stages.tracking import open_tracker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,12 +52,12 @@ def raising(error: Exception) -> Callable[[StageContext], None]:
     ],
 )
 def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: Exception, code: int) -> None:
-    assert stage_run("sft", raising(error)) == code
+    assert stage_run("sft", raising(error), params, open_tracker) == code
 
 
 def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nrl: {step: 3}\n")
-    assert stage_run("sft", raising(AssertionError("must not run"))) == BAD_PARAMETERS
+    assert stage_run("sft", raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS
     assert "Did you mean 'steps'?" in capsys.readouterr().err
 
 
@@ -64,13 +67,26 @@ def test_a_model_that_is_not_served_stops_the_first_stage(project: Path, capsys:
     (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nmodel: {path: bloom}\n")
     (project / "bloom").mkdir()
     (project / "bloom/config.json").write_text('{"model_type": "bloom", "architectures": ["BloomForCausalLM"]}')
-    assert stage_run(name, raising(AssertionError("must not run"))) == BAD_PARAMETERS
+    assert stage_run(name, raising(AssertionError("must not run")), params, open_tracker) == BAD_PARAMETERS
     told = capsys.readouterr().err
     assert "params.yaml: model.path:" in told
     assert "does not support BloomForCausalLM" in told
 
 
-COMMANDS = ["curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report", "pretrain", "claim", "promote", "params"]
+COMMANDS = [
+    "curate",
+    "sft",
+    "rollout",
+    "annotate",
+    "rl",
+    "merge",
+    "evaluate",
+    "report",
+    "pretraining",
+    "claims",
+    "tracking.promote",
+    "params",
+]
 HEAVY = {
     *("accelerate", "bm25s", "datasets", "dvc", "fastapi", "httpx", "matplotlib", "mlflow", "pandas", "peft", "prefect"),
     *("requests", "scipy.stats", "sqlalchemy", "sympy", "textworld", "tokenizers", "torch", "transformers"),
@@ -99,7 +115,7 @@ def test_asking_for_help_imports_nothing_heavy() -> None:
 
 HOLD = """
 import sys, time
-from stages.runtime.stage import own_gpu
+from stages.runtime.gpu import own_gpu
 
 with own_gpu(sys.argv[1], "rl@search"):
     print("holds", flush=True)
@@ -111,7 +127,7 @@ with own_gpu(sys.argv[1], "rl@search"):
 def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A process that holds GPU 0."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(runtime.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     process = subprocess.Popen([sys.executable, "-c", HOLD, "cuda"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -147,7 +163,7 @@ def test_the_lock_is_on_the_device_not_on_its_number(
 
 
 def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with own_gpu("cuda:0", "sft"):
         pass
@@ -178,7 +194,7 @@ def test_a_folder_that_others_have_laid_out_is_refused(trap: str, tmp_path: Path
     else:
         name.mkdir()
         name.chmod(0o777 if trap == "open" else 0o700)
-    with pytest.raises(PermissionError, match=r"is not a folder of yours alone .*; remove it, or set TMPDIR"):
+    with pytest.raises(PermissionError, match=r"is not a private folder of yours .*; remove it, or set TMPDIR"):
         held(tmp_path, monkeypatch)
     assert not list(victim.iterdir())
 

@@ -108,7 +108,7 @@ def test_a_body_is_bounded_however_it_is_sent(server: SimpleNamespace) -> None:
 
 
 HALF = '"\\ud800"'
-"""JSON of half a surrogate pair."""
+"""JSON of unpaired surrogate."""
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ HALF = '"\\ud800"'
         ('{"model": "merged", "prompt": [5], "n": 65}', "n: Input should be less than or equal to 64"),
         ('{"model": "merged", "prompt": [5], "seed": 18446744073709551616}', "seed: Input should be less than"),
         ('{"model": "merged", "prompt": [5], "seed": 1' + "0" * 5000 + "}", "."),
-        ('{"model": "merged", "prompt": [9223372036854775808]}', "prompt must be text or token ids from 0 to"),
-        ('{"model": "merged", "prompt": [5, -1]}', "prompt must be text or token ids from 0 to"),
+        ('{"model": "merged", "prompt": [9223372036854775808]}', "prompt must be non-empty text or token ids from 0 to"),
+        ('{"model": "merged", "prompt": [5, -1]}', "prompt must be non-empty text or token ids from 0 to"),
         (f'{{"model": "merged", "prompt": {json.dumps(["a"] * 65)}}}', "prompt.*at most 64 items"),
-        (f'{{"model": "merged", "prompt": {json.dumps([[5]] * 64)}, "n": 64}}', "64 prompts with 64 answers each are more than"),
-        (f'{{"model": "merged", "prompt": {json.dumps([1.5] * 5000)}}}', "and 4995 more faults"),
+        (f'{{"model": "merged", "prompt": {json.dumps([[5]] * 64)}, "n": 64}}', "64 prompts with n = 64 exceed"),
+        (f'{{"model": "merged", "prompt": {json.dumps([1.5] * 5000)}}}', "and 4995 more errors"),
         ('{"model": "merged", "prompt": {"a": 1}}', "prompt"),
-        (f'{{"model": "merged", "prompt": {HALF}}}', r"holds \\ud800, half a surrogate pair"),
-        (f'{{"model": {HALF}, "prompt": [5]}}', "half a surrogate pair"),
-        (f'{{"model": "merged", "prompt": [5], {HALF}: 1}}', "half a surrogate pair"),
-        (f'{{"model": "merged", "prompt": [5], "stop": [{HALF}]}}', "half a surrogate pair"),
-        (f'{{"model": "merged", "messages": [{{"role": "user", "content": {HALF}}}]}}', "half a surrogate pair"),
+        (f'{{"model": "merged", "prompt": {HALF}}}', r"unpaired surrogate \\ud800"),
+        (f'{{"model": {HALF}, "prompt": [5]}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "prompt": [5], {HALF}: 1}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "prompt": [5], "stop": [{HALF}]}}', "unpaired surrogate"),
+        (f'{{"model": "merged", "messages": [{{"role": "user", "content": {HALF}}}]}}', "unpaired surrogate"),
         ('{"model": "' + "m" * 5000 + '", "prompt": [5]}', "model: String should have at most 1024 characters"),
         ('{"model": "merged", "prompt": [5], "stop": "' + "s" * 5000 + '"}', "stop is not supported"),
         ("[" * 100_000, "."),

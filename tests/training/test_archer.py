@@ -317,8 +317,8 @@ def test_values_go_on_behind_an_episode_that_a_limit_cut(tiny_policy):
     ]
     assert off.before[1].tolist() == [first.start - 1, -1, -1]
     assert on.token_ids[1, : whole.turns[1].start].tolist() == whole.token_ids[: whole.turns[1].start]
-    assert on.goes_on.tolist() == [[True, False], [True, False]]
-    assert off.goes_on.tolist() == [[True, False], [False, False]]
+    assert on.bootstraps.tolist() == [[True, False], [True, False]]
+    assert off.bootstraps.tolist() == [[True, False], [False, False]]
     assert on.rewards.tolist() == [[0.0, 1.0], [0.0, 0.0]]
     full = as_turns([cut], lambda batch: batch, chat, first.end)
     assert full.before.tolist() == [[first.start - 1, -1]]

@@ -1,4 +1,4 @@
-"""stages.rl with the algorithms that learn from stored episodes: what is stored, how it is dealt, what it teaches."""
+"""stages.rl with the offline algorithms: the dataset, its batches, what the policy learns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stages.values.token_q import bounded, load_token_q
 from training.toys import FirstLetterEnvironment, KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
 RL: dict[str, Any] = {"steps": 4, "learning_rate": 0.003, "warmup_steps": 0, "checkpoint_every": 1, "settings": {"per_step": 8}}
-STORED = [name for name in names() if composition(name).data == "stored"]
+OFFLINE = [name for name in names() if composition(name).data == "offline"]
 RIGHT, WRONG = ("open the door", "take the key"), ("open the door", "put the lamp")
 
 
@@ -64,7 +64,7 @@ def run(context) -> tuple[list[dict[str, str]], dict[str, Any]]:
         return list(csv.DictReader(handle)), json.loads((context.root / "reports/rl/toy.json").read_text())
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", OFFLINE)
 def test_every_algorithm_trains_by_its_name_alone(make_context, tiny_policy, name: str):
     """Contract: nothing is played, the loop counts the tokens of each episode once a step, and values are saved where there are
     any, below a policy like any other."""
@@ -106,7 +106,7 @@ def test_it_learns_to_rank_what_the_policy_does(make_context):
     assert right > wrong
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", OFFLINE)
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_killed_run_ends_with_the_same_bytes(make_context, name: str, step: int):
     """In the value network's stage, and in the policy's, which reads what the value network said."""

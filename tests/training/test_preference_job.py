@@ -1,4 +1,4 @@
-"""stages.rl with the algorithms that learn from stored pairs, on trees of the toy domain."""
+"""stages.rl with the algorithms that learn from preference pairs, on trees of the toy domain."""
 
 from __future__ import annotations
 

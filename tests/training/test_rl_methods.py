@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stages import rl
+from stages.algorithms import methods
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.critic import learns_values
 from stages.algorithms.registry import composition, names
@@ -30,7 +31,7 @@ RL: dict[str, Any] = {
 LEARNT = {"reinforce", "rloo", "grpo", "ppo"}
 """Those that tests/training/test_rl_stage.py trains until they succeed."""
 METHODS = sorted({name for name in names() if composition(name).data == "episodes"} - LEARNT)
-"""tests/training/test_archer.py has the one that learns from recorded episodes."""
+"""tests/training/test_archer.py has those that learn from the replay buffer."""
 
 
 def run(context) -> list[dict[str, float]]:
@@ -208,3 +209,40 @@ def test_the_environments_success_is_reported_whatever_is_rewarded(make_context)
     assert shaped[0]["success"] == plain[0]["success"]
     assert shaped[0]["reward_mean"] == plain[0]["reward_mean"]
     assert shaped[0]["shaped_reward"] == pytest.approx(2.0 + 3.0 * plain[0]["success"], abs=1e-6)
+
+
+RUNNING_MEAN = """
+from stages.plugins import Card, Composition
+
+def advantage(batch, rl, state):
+    below = batch.rewards.clone()
+    for row, (task_id, reward) in enumerate(zip(batch.task_ids, batch.rewards.tolist())):
+        count, mean = state.get(task_id, (0, 0.0))
+        below[row] = mean
+        state[task_id] = (count + 1, mean + (reward - mean) / (count + 1))
+    seen = float(sum(count for count, _ in state.values()))
+    return batch.with_(advantages=(batch.rewards - below)[:, None] * batch.mask).with_metrics(seen=seen)
+
+COMPOSITION = Composition(
+    card=Card("running_mean", "Running mean", "-", "A = R - running mean of the task", "-", "-", "-", "-"),
+    parts={"loss.kind": "policy_gradient"},
+    pieces={"advantage": advantage},
+    state=dict,
+)
+"""
+
+
+def test_an_outside_method_keeps_a_running_mean_per_task_across_checkpoints(make_context, tmp_path, monkeypatch):
+    """Contract: batches carry task ids, and a method's state is part of checkpoints: a run killed between any two steps ends with
+    the same bytes."""
+    (tmp_path / "running_mean.py").write_text(RUNNING_MEAN)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    section = {**RL, "steps": 4, "algorithm": "running_mean"}
+    plain, killed = make_context("rl", "plain", rl=section), make_context("rl", "killed", rl=section)
+    history = run(plain)
+    assert [row["seen"] for row in history] == [9.0, 18.0, 27.0, 36.0]
+    kill_at_step(killed, 3)
+    with pytest.raises(KilledError):
+        rl.run(killed)
+    rl.run(make_context("rl", "killed", rl=section))
+    assert outputs(killed.root) == outputs(plain.root)

@@ -56,7 +56,7 @@ def test_contributions_sum_to_the_estimate(loss: str) -> None:
     ends = torch.tensor([[1, 4, -1], [0, 2, 5]])
     found = model.contributions(ids, ends)
     with torch.no_grad():
-        torch.testing.assert_close(found.sum(1), model.head.decode(model.summed(ids, ends)[:, -1]))
+        torch.testing.assert_close(found.sum(1), model.head.decode(model.cumulative_logits(ids, ends)[:, -1]))
         single = model.head.decode(model.logits(ids, torch.tensor([[3], [5]])))
     assert found[0, 2] == 0.0
     torch.testing.assert_close(model.contributions(ids, torch.tensor([[3], [5]])), single)

@@ -15,7 +15,7 @@ from stages.annotation.decisions import Decision, Rows, sibling_decisions, step_
 from stages.annotation.pairs import pair_rows
 from stages.annotation.q_fitting import evaluate, fit_preferences, fit_regression, logprobs, preference_loss
 from stages.annotation.settings import Annotate
-from stages.values.fitting import within
+from stages.values.fitting import token_batches
 from stages.values.q_model import PreferenceQ, load_q_model, save_none
 from stages.values.settings import QModel
 
@@ -62,9 +62,9 @@ def test_summed_and_per_token_scores_choose_differently() -> None:
     """step_q 7: A with h -2.0 over 4 tokens, B with h -1.8 over 2: sums pick B, means pick A."""
     h, tokens = torch.tensor([-2.0, -1.8]), torch.tensor([4, 2])
     plain, mean = (PreferenceQ(torch.nn.Identity(), None, QModel(kind="step_dpo", length_normalise=on)) for on in (False, True))
-    assert plain.scaled(h, tokens).argmax() == 1
-    assert mean.scaled(h, tokens).argmax() == 0
-    torch.testing.assert_close(mean.scaled(h, tokens), torch.tensor([-0.5, -0.9]))
+    assert plain.normalised(h, tokens).argmax() == 1
+    assert mean.normalised(h, tokens).argmax() == 0
+    torch.testing.assert_close(mean.normalised(h, tokens), torch.tensor([-0.5, -0.9]))
 
 
 def test_untrained_it_has_no_opinion(policy: Any) -> None:
@@ -128,8 +128,8 @@ def test_pairs_of_steps_and_of_whole_episodes() -> None:
 
 def test_runs_hold_whole_decisions_of_at_most_the_budget() -> None:
     decisions = sibling_decisions(tree("a") + tree("b"), PARAMS)
-    assert [[one.task_id for one in run] for run in within(decisions, 40)] == [["a", "a"], ["b", "b"]]
-    assert [len(run) for run in within(decisions, 10)] == [1, 1, 1, 1]
+    assert [[one.task_id for one in run] for run in token_batches(decisions, 40)] == [["a", "a"], ["b", "b"]]
+    assert [len(run) for run in token_batches(decisions, 10)] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["step_dpo", "trajectory_dpo"])
@@ -152,7 +152,7 @@ def test_preferences_are_learnt_and_the_policy_is_left_alone(policy: Any, kind: 
     action = ((4, 5), (7, 8))
     torch.testing.assert_close(loaded.scores((1, 2, 3), action), model.scores((1, 2, 3), action))
     model.save(tmp_path / "other", "another")
-    with pytest.raises(ValueError, match="is not the policy that"):
+    with pytest.raises(ValueError, match="was made from a different policy"):
         load_q_model(tmp_path / "other", policy.folder)
 
 
@@ -218,7 +218,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             {"kind": "regression", "length_normalise": True},
             r"q_model\.length_normalise has no effect: it needs kind: step_dpo or tr",
         ),
-        ({"kind": "regression", "head": {"v_max": 0.9}}, r"let v_min be at most"),
+        ({"kind": "regression", "head": {"v_max": 0.9}}, r"set v_min to at most"),
     ],
 )
 def test_senseless_settings_are_refused(changes: dict, reason: str) -> None:

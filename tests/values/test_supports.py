@@ -34,10 +34,10 @@ def test_what_params_say_a_target_decodes_as_is_what_the_head_does(loss: str) ->
     [
         (
             {"v_min": 0.0, "v_max": 1.0},
-            r"would give 0\.0.* for 0; let v_min be at most -0.0\d+ and v_max at least 1\.0\d+ \(4 sigma",
+            r"would predict 0\.0.* for 0; set v_min to at most -0.0\d+ and v_max to at least 1\.0\d+ \(4 sigma",
         ),
-        ({"loss": "two_hot", "v_min": -1.0, "v_max": 0.5}, r"would give 0\.500 for 1; .*v_max at least 1"),
-        ({"loss": "c51", "v_min": 0.5}, r"would give 0\.500 for 0"),
+        ({"loss": "two_hot", "v_min": -1.0, "v_max": 0.5}, r"would predict 0\.500 for 1; .*v_max to at least 1"),
+        ({"loss": "c51", "v_min": 0.5}, r"would predict 0\.500 for 0"),
         ({"bins": 9, "sigma_ratio": 0.05}, r"bins are too wide for sigma_ratio 0\.05"),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_support_that_cannot_hold_the_targets_is_refused(changes: dict, reason
         check_support(HeadParams(**changes), 0.0, 1.0, "shares of success")
     with pytest.raises(ValueError, match=reason):
         Annotate(value_model={"head": changes})
-    with pytest.raises(ParamsError, match=rf"rl\.critic\.head: returns lie .*{reason}"):
+    with pytest.raises(ParamsError, match=rf"rl\.critic\.head: returns are .*{reason}"):
         check_returns(resolve_section(Rl(algorithm="ppo", critic={"head": changes}))[1], 0.0, 1.0)
 
 
@@ -60,7 +60,7 @@ def test_supports_that_hold_the_targets_pass(head: dict) -> None:
 def test_the_critic_needs_room_for_shaped_returns() -> None:
     """Contract: where shaping makes failures worth -1, the default support, which ends at -0.2, is refused."""
     shaped = {"reward": {"correct": 1.0, "wrong": -1.0}}
-    with pytest.raises(ParamsError, match=r"rl\.critic\.head: returns lie in \[-1, 1\].*would give -0\.1\d+ for -1"):
+    with pytest.raises(ParamsError, match=r"rl\.critic\.head: returns are in \[-1, 1\].*would predict -0\.1\d+ for -1"):
         resolve_section(Rl(algorithm="ppo", **shaped))
     resolve_section(Rl(algorithm="ppo", **shaped, critic={"head": {"v_min": -1.2, "v_max": 1.2, "bins": 61}}))
     resolve_section(Rl(algorithm="grpo", **shaped))

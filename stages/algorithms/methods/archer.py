@@ -20,7 +20,7 @@ CARD = Card(
     "loss is a mean over turns under actions: fresh; under played and recorded over episodes, each the sum of its turns",
     reduces_to="every turn terminal: a contextual bandit's REINFORCE with a learnt baseline; one token per turn: an "
     "actor-critic of tokens; critic_updates alone (critic.warmup_steps): the policy stays as it is",
-    tested_by="tests/algorithms/test_archer.py, tests/values/test_utterance.py, tests/training/test_archer.py",
+    tested_by="tests/algorithms/test_archer.py, tests/values/test_turn_critic.py, tests/training/test_archer.py",
     switch="rl.algorithm: archer",
 )
 

@@ -1,4 +1,4 @@
-"""ArCHer on recorded episodes alone: implicit Q-learning of utterances, and advantage-weighted regression of their tokens."""
+"""ArCHer on an offline dataset alone: implicit Q-learning of utterances, and advantage-weighted regression of their tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CARD = Card(
     paper="Zhou et al., arXiv 2402.19446; IQL arXiv 2110.06169",
     equation="Q_i as in archer; V_i by expectile regression on u = Q'_i(s,a) - V_i(s): |tau - 1(u <= 0)| u^2; loss = -min(exp("
     "inv_temp A), max_weight) sum_j log pi(a_j) on the recorded actions",
-    assumptions="recorded episodes (replay.records) whose rewards are the environment's; that weights are cut is ours. The "
+    assumptions="offline episodes (replay.records) whose rewards are the environment's; that weights are cut is ours. The "
     "loss is a mean over episodes, each the sum of its turns; the published one, a mean over turns, is smaller by the turns of "
     "an episode, which Adam evens out and max_grad_norm does not",
     reduces_to="inv_temp to 0: behaviour cloning of the records; expectile 0.5: V is the mean of the records' Q; to 1: the best "
     "recorded action's",
-    tested_by="tests/algorithms/test_archer.py, tests/values/test_utterance.py, tests/training/test_archer.py",
+    tested_by="tests/algorithms/test_archer.py, tests/values/test_turn_critic.py, tests/training/test_archer.py",
     switch="rl.algorithm: archer_offline",
 )
 
@@ -63,6 +63,6 @@ COMPOSITION = Composition(
     },
     pieces={"loss": loss},
     settings=Settings,
-    data="records",
+    data="offline_replay",
     check=check,
 )

@@ -21,13 +21,13 @@ CARD = Card(
     "a^ the SFT policy's likeliest token (operator optimality: max Q(s', .)); first v alone is fitted, with the SFT policy's A, "
     "then policy and residual: (Q - target)^2 + beta_adv |A| and - beta_ce log pi of the ground truth, means over an episode's "
     "tokens",
-    assumptions="stored episodes: demonstrations and known solutions (ground truth), the SFT policy's rollouts, known mistakes; "
+    assumptions="offline dataset: demonstrations and known solutions (ground truth), the SFT policy's rollouts, known mistakes; "
     "nothing is played. gamma, which the paper leaves open, 1; linear heads, so that the residual, a head less its frozen copy, "
     "is a head that starts at 0; the value network is a copy of the SFT policy's backbone, where the paper freezes an encoder; "
     "an episode that was cut ends there; best_of.n up to 64 candidates (paper: 256)",
     reduces_to="settings beta_adv 0, beta_ce 0, operator optimality: dueling DQN; q_coef 0, beta_adv 0: supervised fine-tuning "
     "on the ground truth; the policy's own likeliest token for a^: the optimality operator",
-    tested_by="tests/algorithms/test_b_coder.py, tests/values/test_token_q.py, tests/training/test_stored.py",
+    tested_by="tests/algorithms/test_b_coder.py, tests/values/test_token_q.py, tests/training/test_offline.py",
     switch="rl.algorithm: b_coder",
 )
 
@@ -109,5 +109,5 @@ def check(given: Rl, resolved: Rl) -> None:
 
 
 COMPOSITION = Composition(
-    card=CARD, parts={}, settings=Settings, check=check, data="stored", offline=OfflineLosses(policy_loss, value_loss)
+    card=CARD, parts={}, settings=Settings, check=check, data="offline", offline=OfflineLosses(policy_loss, value_loss)
 )

@@ -17,11 +17,11 @@ CARD = Card(
     "PPO's, arXiv 1707.06347",
     equation="A = R - mean return of the SFT policy at the task; loss = -min(rho A, clip(rho) A) - beta_ce log pi of the ground "
     "truth, rho = pi / pi_SFT of each token, means over an episode's tokens",
-    assumptions="stored episodes as for b_coder, and nothing played; CodeRL's baseline is the greedy program's return. Programs "
+    assumptions="offline dataset as for b_coder; nothing is played; CodeRL's baseline is the greedy program's return. Programs "
     "that others wrote were not drawn from pi_SFT, so that rho does not correct for them",
-    reduces_to="settings.clip null: REINFORCE on stored episodes, as CodeRL has it; all returns equal to the baseline: "
+    reduces_to="settings.clip null: REINFORCE on the offline dataset, as CodeRL has it; all returns equal to the baseline: "
     "supervised fine-tuning on the ground truth",
-    tested_by="tests/algorithms/test_b_coder.py, tests/training/test_stored.py",
+    tested_by="tests/algorithms/test_b_coder.py, tests/training/test_offline.py",
     switch="rl.algorithm: stored_pg",
 )
 
@@ -46,4 +46,4 @@ def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
     return LossTerms(loss, {"loss": loss.detach(), "ground_truth_nll": ce.detach()})
 
 
-COMPOSITION = Composition(card=CARD, parts={}, settings=Settings, data="stored", offline=OfflineLosses(policy=policy_loss))
+COMPOSITION = Composition(card=CARD, parts={}, settings=Settings, data="offline", offline=OfflineLosses(policy=policy_loss))

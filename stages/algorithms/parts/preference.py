@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Preference(Part):
-    """Offline optimisation on stored pairs; for the algorithms that learn from them."""
+    """Offline optimisation on preference pairs; for the algorithms that learn from them."""
 
     switch, data = "loss", ("pairs",)
 

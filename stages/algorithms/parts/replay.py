@@ -1,4 +1,4 @@
-"""Learning from replayed and recorded episodes: what is kept and drawn, and how often critic and policy learn."""
+"""The replay buffer: what it holds and draws, and how often critic and policy learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _plays(rl: Rl) -> bool:
     from stages.algorithms.registry import composition
 
-    return composition(rl.algorithm).data != "records"
+    return composition(rl.algorithm).data != "offline_replay"
 
 
 class Replay(Part):
@@ -60,7 +60,7 @@ class Replay(Part):
             values["replay"]["policy_updates"] = 1
 
     def check(self, rl: Rl, method: Composition) -> None:
-        if method.data == "records":
+        if method.data == "offline_replay":
             self._check_records(rl, method.card.slug)
         if rl.advantage.estimator == "utterance":
             self._check_utterances(rl)
@@ -68,8 +68,8 @@ class Replay(Part):
     def _check_records(self, rl: Rl, slug: str) -> None:
         if rl.advantage.estimator != "utterance":
             raise ParamsError(
-                f"rl.advantage.estimator: {rl.advantage.estimator} judges episodes that the policy played, and algorithm {slug} "
-                f"learns from recorded ones; set it to null"
+                f"rl.advantage.estimator: {rl.advantage.estimator} needs episodes that the policy plays, but algorithm {slug} "
+                f"learns from an offline dataset; set it to null"
             )
         if not self.records:
             raise ParamsError(f"rl.replay.records is empty, and algorithm {slug} has nothing else to learn from; name some")

@@ -1,4 +1,4 @@
-"""dare: drop entries of each task vector at random, enlarge the rest, then add."""
+"""dare: drop entries of each task vector at random, rescale the rest, then add."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ if TYPE_CHECKING:
 
 
 def rescale_kept(delta: Tensor, mask: Tensor, density: float, rescale: str) -> Tensor:
-    """`delta` where `mask` (0 elsewhere), enlarged: by 1/density, to the tensor's former L1 norm, or not at all."""
+    """`delta` where `mask`, else 0, rescaled by 1/density, to the tensor's original L1 norm, or not at all."""
     kept = delta * mask
     if rescale == "inverse_density":
         return kept / density
     if rescale == "l1":
-        left = kept.abs().sum()
-        return kept * (delta.abs().sum() / left) if left > 0 else kept
+        norm = kept.abs().sum()
+        return kept * (delta.abs().sum() / norm) if norm > 0 else kept
     return kept
 
 
 def drop_at_random(deltas: Tensor, params: MergeParams, rng: Generator) -> Tensor:
-    """deltas [N, *shape] with every entry kept with probability `density`; model by model from one generator."""
+    """deltas [N, *shape] with every entry kept with probability `density`, drawn model by model from one generator."""
     import torch
 
-    dropped = []
-    for delta in deltas:
-        mask = torch.rand(delta.shape, generator=rng) < params.settings.density
-        dropped.append(rescale_kept(delta, mask, params.settings.density, params.settings.rescale))
-    return torch.stack(dropped)
+    density, rescale = params.settings.density, params.settings.rescale
+    masks = (torch.rand(delta.shape, generator=rng) < density for delta in deltas)
+    return torch.stack([rescale_kept(delta, mask, density, rescale) for delta, mask in zip(deltas, masks, strict=True)])
 
 
 class Settings(Normalized, Scaled, Sparse):

@@ -1,4 +1,4 @@
-"""dare_ties: drop entries of each task vector at random, enlarge the rest, elect signs and add."""
+"""dare_ties: drop entries of each task vector at random, rescale the rest, elect signs and add."""
 
 from __future__ import annotations
 

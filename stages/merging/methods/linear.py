@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.merging.contract import Merger
 from stages.merging.settings import MergeParams, Normalized
 from stages.records.card import Card
 
@@ -16,8 +17,8 @@ class Settings(Normalized):
     """null: true."""
 
 
-class Linear:
-    """theta = sum_i w_i theta_i / sum_i w_i; without the division where merge.normalize is false."""
+class Linear(Merger):
+    """theta = sum_i w_i theta_i / sum_i w_i; without the division if merge.normalize is false."""
 
     card = Card(
         slug="linear",
@@ -33,9 +34,6 @@ class Linear:
     Settings = Settings
     weighted = True
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
-        return None
-
     def merge_tensor(
         self,
         name: str,
@@ -46,7 +44,7 @@ class Linear:
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
         divisor = 1.0 if params.settings.normalize is False else sum(params.weights)
-        # The coefficient is taken first, so that a single model is multiplied by exactly 1.
+        # Computing the coefficient first multiplies a single model by exactly 1.
         merged = models[0].float() * (params.weights[0] / divisor)
         for model, weight in zip(models[1:], params.weights[1:], strict=True):
             merged = merged + model.float() * (weight / divisor)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 
-HARDLY_ANY = 0.01
-"""Share of changed entries below which a merge is not worth the name."""
+FEW_CHANGES = 0.01
+"""Fraction of changed entries below which the method warns."""
 
 
 def changed_masks(deltas: Tensor, eps: float) -> Tensor:
@@ -26,22 +26,19 @@ def changed_masks(deltas: Tensor, eps: float) -> Tensor:
 def overlap_counts(changed: Tensor) -> tuple[Tensor, Tensor]:
     """(shared, unique), both [N] int64: entries model i changed that others changed too, and those it changed alone."""
     count = changed.sum(dim=0)
-    axes = tuple(range(1, changed.dim()))
-    if not axes:
-        return (changed & (count >= 2)).long(), (changed & (count == 1)).long()
-    return (changed & (count >= 2)).sum(dim=axes), (changed & (count == 1)).sum(dim=axes)
+    shared, unique = ((changed & own).reshape(len(changed), -1).sum(dim=1) for own in (count >= 2, count == 1))
+    return shared, unique
 
 
 def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[float]:
-    """l_i = 1 + r * clip(shared_i / unique_i, 0, alpha), one per model; 1 where nothing is unique (never used then)."""
-    return [
-        1.0 + r * min(both / alone, alpha) if alone else 1.0 for both, alone in zip(shared.tolist(), unique.tolist(), strict=True)
-    ]
+    """l_i = 1 + r * clip(shared_i / unique_i, 0, alpha), one per model; 1 for a model without unique entries."""
+    counts = zip(shared.tolist(), unique.tolist(), strict=True)
+    return [1.0 + r * min(both / alone, alpha) if alone else 1.0 for both, alone in counts]
 
 
 def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) -> Tensor:
     """deltas [N, *shape] -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where several did."""
-    # Model by model and in place: what this costs is memory traffic.
+    # Model by model and in place, because memory traffic dominates the cost.
     import torch
 
     total = torch.zeros_like(deltas[0])
@@ -93,19 +90,19 @@ class Ram(DeltaMethod):
     Settings = Settings
 
     def scale(self, deltas: Tensor, params: MergeParams, totals: Mapping[str, Any] | None) -> list[float]:
-        """l_i, one per model: how much entries that only model i changed are enlarged."""
+        """l_i, one per model: the factor for entries that only model i changed."""
         return [1.0] * deltas.shape[0]
 
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         return merge_deltas(deltas, params, self.scale(deltas, params, totals))
 
     def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
-        """Changes of at most eps count as none: say so where that is nearly all that a specialist learned."""
+        """Warns if nearly all of a specialist's changes are at most eps, and so are ignored."""
         return [
-            f"merge.ram.eps {params.settings.ram.eps:g} counts {share:.1%} of rl@{domain}'s weights as changed, so the merged "
-            "model takes next to nothing from it; lower merge.ram.eps"
+            f"with merge.ram.eps {params.settings.ram.eps:g} only {share:.1%} of rl@{domain}'s weights count as changed, so it "
+            "hardly contributes to the merged model; lower merge.ram.eps"
             for domain, share in changed.items()
-            if share is not None and share < HARDLY_ANY
+            if share is not None and share < FEW_CHANGES
         ]
 
 

@@ -1,4 +1,4 @@
-"""ram_plus: RAM that enlarges the entries only one agent changed."""
+"""ram_plus: RAM, enlarging the entries that only one agent changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RamPlus(Ram):
-    """RAM with unique entries enlarged by l_i; counts over all tensors (ram.scope global, two passes) or inside each tensor."""
+    """RAM with unique entries enlarged by l_i; counted over all tensors (ram.scope global, two passes) or within each tensor."""
 
     card = Card(
         slug="ram_plus",
@@ -42,8 +42,8 @@ class RamPlus(Ram):
             shared, unique = overlap_counts(changed_masks(deltas, params.settings.ram.eps))
         return enlargement(shared, unique, params.settings.ram.r, params.settings.ram.alpha)
 
-    def told(self, totals: Mapping[str, Any] | None, params: MergeParams, domains: Sequence[str]) -> dict[str, Any]:
-        """Counts and enlargement per domain; nothing for the tensor scope."""
+    def scan_report(self, totals: Mapping[str, Any] | None, params: MergeParams, domains: Sequence[str]) -> dict[str, Any]:
+        """Counts and enlargement per domain; empty for the tensor scope."""
         if totals is None:
             return {}
         shared, unique = totals["shared"], totals["unique"]

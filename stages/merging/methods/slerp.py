@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stages.merging.contract import Merger
 from stages.merging.layers import layer_index
 from stages.merging.settings import MergeError, MergeParams
 from stages.records.card import Card
@@ -31,7 +32,7 @@ class SlerpOptions(Section):
     t: Share = 0.5
     """0: the first model; 1: the second."""
     gradient: list[Share] = []
-    """t over depth, first layer to last, in place of one t for all; evenly spaced and interpolated. Empty: t everywhere."""
+    """Values of t over depth, first layer to last, evenly spaced and interpolated. Empty: t everywhere."""
     dot_threshold: Share = 0.9995
     """Above this cosine, weights are interpolated linearly."""
 
@@ -40,7 +41,7 @@ class Settings(Section):
     slerp: SlerpOptions = SlerpOptions()
 
 
-class Slerp:
+class Slerp(Merger):
     """theta = sin((1-t) O)/sin(O) theta_1 + sin(t O)/sin(O) theta_2, O the angle between the flattened tensors.
 
     Nearly parallel or opposite tensors (|cos O| above dot_threshold) and all-zero ones are interpolated linearly instead.
@@ -61,9 +62,6 @@ class Slerp:
     Settings = Settings
     weighted = False
 
-    def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
-        return None
-
     def merge_tensor(
         self,
         name: str,
@@ -74,7 +72,7 @@ class Slerp:
         totals: Mapping[str, Any] | None,
     ) -> Tensor:
         if len(models) != 2:
-            raise MergeError(f"merge.method slerp joins exactly two models, and {len(models)} were given")
+            raise MergeError(f"merge.method slerp merges exactly two models, got {len(models)}; choose another method")
         t = params.settings.slerp.t
         if params.settings.slerp.gradient:
             t = at_depth(params.settings.slerp.gradient, (layer_index(name) or 0) / max(params.layers - 1, 1))

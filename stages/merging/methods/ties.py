@@ -13,13 +13,13 @@ from stages.runtime.validation import Section
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-# Magnitudes are counted by the top 20 of the 31 bits that order non-negative float32: 2**20 bins, 2**-12 apart relatively.
+# Magnitudes are binned by the top 20 of the 31 bits that order non-negative float32: 2**20 bins of relative width 2**-12.
 _DROPPED_BITS = 11
 _BINS = 1 << 20
 
 
 def trim(delta: Tensor, density: float) -> Tensor:
-    """`delta` with all but its int(density * n) largest magnitudes set to 0; of equal magnitudes the earlier entries stay."""
+    """`delta` with all but its int(density * n) largest magnitudes set to 0; ties keep the earlier entries."""
     import torch
 
     flat = delta.reshape(-1)
@@ -35,7 +35,7 @@ def trim(delta: Tensor, density: float) -> Tensor:
 
 
 def magnitude_bins(delta: Tensor) -> Tensor:
-    """Bin of each |entry|, [n] int64, ordered as the magnitudes are."""
+    """Bin of each |entry|, [n] int64, monotonic in the magnitude."""
     import torch
 
     return (delta.reshape(-1).abs().view(torch.int32) >> _DROPPED_BITS).long()
@@ -44,8 +44,8 @@ def magnitude_bins(delta: Tensor) -> Tensor:
 def global_threshold(counts: Tensor, density: float) -> Tensor:
     """Smallest magnitude to keep, scalar float32, from a model's histogram `counts`: [2**20] int64.
 
-    It is the lower edge of the bin that holds the entry of rank int(density * n): at least that many entries stay, and those
-    beyond it lie within 2**-12 of it.
+    It is the lower edge of the bin of the entry of rank int(density * n): at least that many entries are kept, and the surplus is
+    within a relative 2**-12 of it.
     """
     import torch
 

@@ -23,7 +23,7 @@ RL_PANELS: tuple[tuple[str, str, str], ...] = (
     ("td_error", "Critic's TD error", "Mean squared TD error of Q before each update."),
     ("q_correlation", "Correlation of Q and return", "Of the critic's turn-level Q with the discounted return."),
     ("turns", "Turns per episode", "Actions of the policy per episode."),
-    ("pair_accuracy", "Pair accuracy", "Share of stored pairs whose winner the policy prefers, by the loss's measure."),
+    ("pair_accuracy", "Pair accuracy", "Share of preference pairs whose winner the policy prefers, by the loss's measure."),
     ("margin", "Margin of the winner, nats", "Preference for the winner over the loser."),
     ("winner_logprob", "Winner, nats per token", "Mean log-probability of winning continuations; a fall means unlearning."),
     ("loser_logprob", "Loser, nats per token", "Mean log-probability of losing continuations."),

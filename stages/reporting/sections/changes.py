@@ -9,7 +9,7 @@ from stages.reporting.changes import SuccessChange, code_changes, parameter_chan
 from stages.reporting.figures.outcome import differences
 from stages.reporting.inputs import Inputs
 from stages.reporting.kept import FILE, Run, newest
-from stages.reporting.results import p_value, signed, verdict_mark
+from stages.reporting.results import comparison_cells
 from stages.reporting.sections.outcome import confidence_of
 from stages.reporting.this_run import this_run
 
@@ -33,9 +33,7 @@ def _row(change: SuccessChange) -> list[str]:
     cells += [_percent(item.mean) if item else "–" for item in (change.before, change.now)]
     if change.test is None:
         return [*cells, "–", "–", "–", change.why]
-    test = change.test
-    interval = f"{signed(100 * test.low)} to {signed(100 * test.high)}"
-    return [*cells, signed(100 * test.difference), interval, p_value(test.p, bare=True), verdict_mark(test.verdict)]
+    return [*cells, *comparison_cells(vars(change.test))]
 
 
 def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains: Sequence[str]) -> list[Block]:
@@ -48,14 +46,7 @@ def success_blocks(changes: Sequence[SuccessChange], confidence: float, domains:
         Table("Success, before and now", header, [_row(change) for change in differing], text_columns=2, left=(7,), grouped=True)
     ]
     tested = [
-        {
-            "domain": change.domain,
-            "a": f"{change.model} now",
-            "b": "before",
-            "difference": change.test.difference,
-            "low": change.test.low,
-            "high": change.test.high,
-        }
+        {**vars(change.test), "domain": change.domain, "a": f"{change.model} now", "b": "before"}
         for change in differing
         if change.test is not None
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from stages.reporting.blocks import Block, Code, Figures, Section, Table, Text, all_numbers, draw, number
 from stages.reporting.figures.designs import LABELS, best_so_far, design_tree, predictions
 from stages.reporting.inputs import Inputs
-from stages.reporting.results import p_value, signed, verdict_mark
+from stages.reporting.results import comparison_cells
 
 INTRO = (
     "A design sets which model acts, how an action is selected among several samples, what history and reminders the model "
@@ -56,11 +56,7 @@ def _facts(results: Results) -> Table:
 def _panel(results: Results) -> Table:
     rows = []
     for domain, of in results["panel"]["domains"].items():
-        found = of.get("comparison")
-        cells = ["–"] * 4
-        if found:
-            interval = f"{signed(100 * found['low'])} to {signed(100 * found['high'])}"
-            cells = [signed(100 * found["difference"]), interval, p_value(found["p"], bare=True), verdict_mark(found["verdict"])]
+        cells = comparison_cells(of["comparison"]) if of.get("comparison") else ["–"] * 4
         rows.append([domain, _percent(of["default"]), _percent(of["winner"]), *cells])
     header = ("domain", "params.yaml", "winner", "difference, points", "interval", "p", "verdict")
     return Table("Success on the frozen panels", header, rows)

@@ -10,16 +10,14 @@ from stages.reporting.figures.curves import has_column, rl_panel
 from stages.reporting.figures.outcome import by_difficulty, differences, journey_lines, success_bars
 from stages.reporting.inputs import Inputs
 from stages.reporting.results import (
+    comparison_cells,
     find_comparison,
     headline,
     journey,
     model_order,
-    p_value,
     panel_sizes,
-    results_rows,
-    signed,
+    scalar,
     success,
-    verdict_mark,
 )
 from stages.reporting.style import domain_colour
 
@@ -94,7 +92,7 @@ def results_table(inputs: Inputs) -> Table:
                 continue
             own = [domain, model, estimate.percent(), estimate.interval()]
             pairs = [
-                [item["b"], *_comparison_cells(item)]
+                [item["b"], *comparison_cells(item)]
                 for other in compared_with(model, domain)
                 if (item := find_comparison(evaluation, model, other, domain)) is not None
             ]
@@ -103,12 +101,6 @@ def results_table(inputs: Inputs) -> Table:
     level = f"{100 * confidence_of(inputs):g} % interval"
     header = ("domain", "model", "success", level, "vs.", "points", level, "p", "verdict")
     return Table("Success and paired comparisons", header, body, text_columns=2, left=(4, 8), grouped=True)
-
-
-def _comparison_cells(item: Mapping[str, Any]) -> list[str]:
-    """Points, interval, p and verdict of a paired comparison."""
-    interval = f"{signed(100 * item['low'])} to {signed(100 * item['high'])}"
-    return [signed(100 * item["difference"]), interval, p_value(item["p"], bare=True), verdict_mark(item["verdict"])]
 
 
 def panels_text(inputs: Inputs) -> Text:
@@ -123,22 +115,27 @@ def panels_text(inputs: Inputs) -> Text:
     return Text(f"{'; '.join(parts)}.{attempts} {rule}", tone="fine")
 
 
+AT_K = (("pass_at_k", 1), ("distinct_at_k", 2), ("maj_at_k", 2))
+"""Metrics over k attempts, with the smallest k shown."""
+
+
 def numbers_table(inputs: Inputs) -> Table:
     """Reward, turns, tokens, pass@k, and for k > 1 distinct@k and maj@k, of every model."""
-    rows = results_rows(inputs.evaluation, evaluated_domains(inputs))
-    columns = [
-        (name, k)
-        for name, first in (("pass_at_k", 1), ("distinct_at_k", 2), ("maj_at_k", 2))
-        for k in sorted({k for row in rows for k in row[name]})
-        if k >= first
-    ]
+    models, domains = inputs.evaluation["models"], evaluated_domains(inputs)
+    rows = [(domain, name) for domain in domains for name in model_order(list(models), domains) if domain in models[name]]
+    at_k = {
+        name: sorted({int(k) for domain, model in rows for k in models[model][domain].get(name) or {} if int(k) >= first})
+        for name, first in AT_K
+    }
     body = []
-    for row in rows:
-        shares = [_at_k(name, row[name].get(k)) for name, k in columns]
-        numbers = [number(row[key]) for key in ("reward", "turns", "tokens")]
-        body.append([row["domain"], row["model"], str(row["success"].n), *numbers, *shares])
-    header = ("domain", "model", "n", "reward", "turns", "tokens", *(f"{name.replace('_at_k', '')}@{k}" for name, k in columns))
+    for domain, model in rows:
+        values = models[model][domain]
+        cells = [domain, model, str(values["success"]["n"])]
+        cells += [number(scalar(values, key, f"{key}_mean")) for key in ("reward", "turns", "tokens")]
+        body.append(cells + [_at_k(name, (values.get(name) or {}).get(str(k))) for name, ks in at_k.items() for k in ks])
+    columns = [f"{name.removesuffix('_at_k')}@{k}" for name, ks in at_k.items() for k in ks]
     title = "Reward, turns, tokens, pass@k; distinct solutions and majority vote of k attempts"
+    header = ("domain", "model", "n", "reward", "turns", "tokens", *columns)
     return Table(title, header, body, text_columns=2, grouped=True, folded=True)
 
 
@@ -151,7 +148,7 @@ def _at_k(name: str, value: float | None) -> str:
 def comparison_table(comparisons: Sequence[Mapping[str, Any]], domains: Sequence[str], confidence: float) -> Table:
     """All paired comparisons: first model minus second."""
     ordered = sorted(comparisons, key=lambda item: domains.index(item["domain"]))
-    rows = [[item["domain"], item["a"], item["b"], *_comparison_cells(item)] for item in ordered]
+    rows = [[item["domain"], item["a"], item["b"], *comparison_cells(item)] for item in ordered]
     header = ("domain", "model", "compared with", "points", f"{100 * confidence:g} % interval", "p", "verdict")
     return Table("All paired comparisons", header, rows, text_columns=3, left=(6,), grouped=True, folded=True)
 

@@ -48,7 +48,7 @@ def _this_run(uses: Mapping[str, list[str]]) -> list[Block]:
 
 
 def _explained_variance(inputs: Inputs) -> str:
-    """What bounds the benefit of this run's step-value models; "" if there are none."""
+    """Explained variance of this run's step-value models, which bounds their benefit; "" if there are none."""
     shares = []
     for domain, given in inputs.domains.items():
         calibration = ((given.annotate or {}).get("value_model") or {}).get("calibration") or {}

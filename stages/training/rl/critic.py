@@ -1,6 +1,6 @@
-"""The critic of PPO: a copy of the policy's backbone with a scalar head (stages/values/heads), or annotate's step-value model.
+"""PPO's critic: a copy of the policy's backbone with a scalar head (stages/values/heads), or annotate's step-value model.
 
-Under LoRA the copy shares the policy's frozen weights and has adapters of its own.
+Under LoRA, the copy shares the policy's frozen weights and has its own adapters.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from stages.values.step_value import StepValueModel, check_same_head
 
 
 class Critic(nn.Module):
-    """V(state before a token), read from the hidden state of the token before it. The output layer starts at zero, so that every
-    state starts with the same value: the head's prior. Or, with `start`, all of it is that step-value model's: before a turn the
-    value is what annotate fitted. Raises ValueError if its head is another one."""
+    """V of the state before each token, read from the hidden state of the token before it.
+
+    The output layer starts at zero, so every state starts with the head's prior value. `start`: a step-value model to initialise
+    backbone and output layer from. Raises ValueError if its head differs.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Critic(nn.Module):
         return values
 
     def loss(self, token_ids: Tensor, mask: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's loss on each masked token against returns [B, T], and the values before the update, without gradient, both
-        [N]: losses of different heads can't be compared, errors of their values can."""
+        """The head's loss on each masked token against returns [B, T], and the values before the update, without gradient; both
+        [N]. Values are comparable across heads, losses are not."""
         logits = self.logits(token_ids, mask)
         return self.head.loss(logits, returns[mask]), self.head.decode(logits.detach())

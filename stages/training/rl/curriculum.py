@@ -1,4 +1,4 @@
-"""Which tasks a step plays: drawn without replacement, by weights that follow measured difficulty."""
+"""Draws each step's tasks without replacement, weighted by measured difficulty."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stages.training.processes import Processes
 from stages.values.step_value import StepValueModel
 
 RATE = 0.5
-"""Weight of a step's success share in the running estimate of a task's success."""
+"""Weight of a step's success rate in the running estimate of a task's success."""
 
 
 def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Selection) -> dict[str, float]:
-    """The tasks that may be drawn, with a factor on their drawing weights: all with 1, or those that `shares` leaves.
+    """The tasks that may be drawn, with a factor on their weights: all with 1, or those that `shares` selects.
 
-    Raises ValueError if none is left.
+    Raises ValueError if none is selected.
     """
     names = sorted(task_ids)
     if params.kind == "all":
@@ -33,8 +33,8 @@ def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Sel
     found = shares(known, params.easy_min, params.hard_max, params.target.model_dump())
     if not found:
         raise ValueError(
-            f"rl.selection.kind: model_aware leaves none of the {len(known)} tasks that rollout has measured: the policy always "
-            f"or never solves them, or rl.selection.target is 0 for the rest; raise rollout.attempts or rollout.tasks"
+            f"rl.selection.kind: model_aware selects none of the {len(known)} tasks that rollout measured: the policy always or "
+            f"never solves them, or rl.selection.target is 0 for the rest; raise rollout.attempts or rollout.tasks"
         )
     return found
 
@@ -42,8 +42,7 @@ def selected(task_ids: Iterable[str], measured: Mapping[str, float], params: Sel
 def first_values(
     tasks: Sequence[Task], pool: EnvironmentPool, chat: Chat, model: StepValueModel, tokens_per_batch: int, processes: Processes
 ) -> dict[str, float]:
-    """Task -> the return in [0, 1] that the step-value model lets the policy expect before its first turn. The processes share
-    the tasks."""
+    """Task -> the return in [0, 1] that the step-value model predicts before the first turn. The processes share the tasks."""
     environment = pool.take()
     own = [
         chat.prompt_tokens(opening(task.prompt, environment.reset(task).text))
@@ -62,13 +61,12 @@ def first_values(
 
 
 class TaskSampler:
-    """Estimates by task, updated while training: of success, rollout's measurements at first, or under `value` of the return in
-    [0, 1], the step-value model's word at first. Draws depend on (key, step) alone.
+    """Running estimates of each task's success p, which start at rollout's measurements; or, with kind `value`, of its return in
+    [0, 1], which start at the step-value model's predictions.
 
-    `difficulty` and `value` weight a task by p (1 - p) + floor: tasks that always or never succeed have groups without signal,
-    and returns in [0, 1] of mean p vary by p (1 - p) at most.
-    Tasks that rollout has not measured start at the mean of those it has. `factors`: by task, on its weight; 1 where there are
-    none. Raises ValueError if there are fewer tasks than a step draws.
+    `difficulty` and `value` weight a task by p (1 - p) + floor: groups that always or never succeed have no signal, and the
+    variance of returns in [0, 1] with mean p is at most p (1 - p). Unmeasured tasks start at the mean of the measured ones.
+    factors: task -> factor on its weight, 1 by default. Raises ValueError if there are fewer tasks than a step draws.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class TaskSampler:
                 f"it, or raise curate.train (with rl.selection.kind model_aware, rollout.tasks)"
             )
         known = [measured[task_id] for task_id in self.task_ids if task_id in measured]
-        usual = sum(known) / len(known) if known else 0.5
-        self.success = {task_id: float(measured.get(task_id, usual)) for task_id in self.task_ids}
+        mean = sum(known) / len(known) if known else 0.5
+        self.success = {task_id: float(measured.get(task_id, mean)) for task_id in self.task_ids}
         self.params, self.per_step = params, per_step
         self.factors = {task_id: (factors or {}).get(task_id, 1.0) for task_id in self.task_ids}
 
@@ -99,10 +97,11 @@ class TaskSampler:
         return [share * self.factors[task] for task, share in zip(self.task_ids, shares_, strict=True)]
 
     def draw(self, *key: object, count: int | None = None, without: Collection[str] = ()) -> list[str]:
-        """The step's tasks, sorted: weighted, without replacement (largest u^(1/w), Efraimidis and Spirakis 2006).
+        """A step's tasks, sorted: a weighted draw without replacement (largest u^(1/w), Efraimidis and Spirakis 2006) that
+        depends on `key` alone.
 
-        Tasks of weight 0 are drawn only when the others do not suffice. count: as many in place of a step's; without: none of
-        these, so that there may be fewer.
+        Tasks of weight 0 are drawn only if the others do not suffice. count: default `per_step`. without: tasks to exclude, so
+        there may be fewer than `count`.
         """
         rng = stream("curriculum", *key)
         scores = [(rng.random() ** (1 / weight) if weight > 0 else -rng.random()) for weight in self.weights()]
@@ -111,7 +110,7 @@ class TaskSampler:
         return sorted(left[: self.per_step if count is None else count])
 
     def observe(self, outcomes: Mapping[str, Sequence[float]]) -> None:
-        """Move the estimates of the tasks just played towards the mean of their outcomes (exponential mean)."""
+        """Update the estimates of the played tasks by the mean of their outcomes (exponential moving average)."""
         for task_id, results in outcomes.items():
             share = sum(results) / len(results)
             self.success[task_id] += RATE * (share - self.success[task_id])

@@ -34,7 +34,7 @@ from stages.training.shared_prefixes import can_share, plan_shared, sharing_stat
 from stages.values.progress import ProgressEstimator
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
-from stages.values.turn_critic import TWINS, UtteranceCritic
+from stages.values.turn_critic import TWINS, TurnCriticModel
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Models:
     policy: Any
     reference: Any
     critic: Critic | None
-    turn_critic: UtteranceCritic | None
+    turn_critic: TurnCriticModel | None
     step_values: StepValueModel | None
     progress: ProgressEstimator | None
     tokens_per_batch: int
@@ -267,7 +267,7 @@ class Models:
 
 def make_critics(
     algorithm: Algorithm, policy: Any, annotated: Path | None, states: States, seed: int
-) -> tuple[Critic | None, UtteranceCritic | None]:
+) -> tuple[Critic | None, TurnCriticModel | None]:
     """The critics of tokens and of turns that the algorithm needs; see `Models.make`."""
     params = algorithm.rl.critic
     head, start = params.head or HeadParams(), None
@@ -280,7 +280,7 @@ def make_critics(
     backbone = twin(policy.base_model) if start is None else start.backbone
     # The token baseline learns advantages: no step-value model predicts these, and no fixed support fits them.
     baseline = Critic(policy, HeadParams(loss="mse"), states) if algorithm.needs_critic else None
-    return baseline, UtteranceCritic(backbone, head, states, seed, start=start)
+    return baseline, TurnCriticModel(backbone, head, states, seed, start=start)
 
 
 def make_learners(models: Models, rl: Rl) -> dict[str, Learner]:

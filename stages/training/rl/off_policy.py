@@ -25,7 +25,7 @@ from stages.training.loop import Update
 from stages.training.rl.models import Models
 from stages.training.rl.policy_updates import PolicyUpdates
 from stages.training.rl.replay_buffer import ReplayBuffer
-from stages.values.turn_critic import Turns, follow, losses
+from stages.values.turn_critic import Turns, losses, polyak_update
 
 
 def one_turn(episode: Episode, place: int, name: str, turn: Turn) -> Episode:
@@ -97,7 +97,7 @@ class OffPolicy:
             fresh = self.redraw([episode for draw in draws for episode in draw], replay.samples, *key, "critic")
         for number, episodes in enumerate(draws):
             yield self._critic_update(episodes, fresh[number * replay.episodes : (number + 1) * replay.episodes])
-            follow(self.target, self.critic, replay.tau)
+            polyak_update(self.target, self.critic, replay.tau)
         if step < rl.critic.warmup_steps:
             return
         for number in range(replay.policy_updates):

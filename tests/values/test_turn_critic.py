@@ -15,7 +15,7 @@ from stages.training.shared_prefixes import sharing_states
 from stages.values.heads import make_head
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
-from stages.values.turn_critic import Target, Turns, UtteranceCritic, expectile_weights, follow, losses
+from stages.values.turn_critic import Target, TurnCriticModel, Turns, expectile_weights, losses, polyak_update
 
 MSE = HeadParams(loss="mse")
 WIDE: dict[str, Any] = {"v_min": -8.0, "v_max": 4.0, "bins": 121}
@@ -26,8 +26,8 @@ def backbone(tiny_policy):
     return load_policy(tiny_policy, attention="sdpa").model.base_model
 
 
-def critic_of(backbone: Any, head: HeadParams = MSE, states: Any = predicting_states, **start: Any) -> UtteranceCritic:
-    return UtteranceCritic(copy.deepcopy(backbone), head, states, 0, **start).eval()
+def critic_of(backbone: Any, head: HeadParams = MSE, states: Any = predicting_states, **start: Any) -> TurnCriticModel:
+    return TurnCriticModel(copy.deepcopy(backbone), head, states, 0, **start).eval()
 
 
 def some_turns(rewards: list[list[float]]) -> Turns:
@@ -42,7 +42,7 @@ def some_turns(rewards: list[list[float]]) -> Turns:
     return Turns(ids, before, after, padded)
 
 
-def set_values(critic: UtteranceCritic, q: tuple[float, float], v: tuple[float, float]) -> None:
+def set_values(critic: TurnCriticModel, q: tuple[float, float], v: tuple[float, float]) -> None:
     """Let an mse critic give these values everywhere."""
     for reader, value in zip((*critic.q, *critic.v), (*q, *v), strict=True):
         torch.nn.init.constant_(reader.linear.bias, value)
@@ -170,12 +170,12 @@ def test_polyak_by_hand() -> None:
     module.weight.data.fill_(1.0)
     seen = []
     for tau in (0.1, 0.1, 1.0):
-        follow(target, module, tau)
+        polyak_update(target, module, tau)
         seen.append(round(float(target.weight.detach()), 6))
     assert seen == [0.1, 0.19, 1.0]
     assert float(module.weight) == 1.0
     shared = torch.nn.ModuleList([module])
-    follow(shared, torch.nn.ModuleList([module]), 0.5)
+    polyak_update(shared, torch.nn.ModuleList([module]), 0.5)
     assert float(module.weight) == 1.0
 
 
@@ -196,7 +196,7 @@ def test_fixed_point_of_a_known_game_is_its_exact_value(backbone) -> None:
         optimiser.zero_grad()
         (found.q + found.v).sum().backward()
         optimiser.step()
-        follow(target, critic, 0.3)
+        polyak_update(target, critic, 0.3)
     values = critic.values(ids, turns.before[:, :-1], turns.after)
     torch.testing.assert_close(values[0, :, :2], torch.tensor([[0.9, 0.9], [1.0, 1.0]]), atol=0.03, rtol=0)
     torch.testing.assert_close(values[1, :, :2], torch.zeros(2, 2), atol=0.03, rtol=0)
@@ -212,7 +212,7 @@ def test_values_do_not_depend_on_padding_or_on_shared_prefixes(backbone) -> None
     for reader in (*plain.q, *plain.v):
         torch.nn.init.normal_(reader.linear.weight, generator=torch.Generator().manual_seed(3))
         torch.nn.init.normal_(reader.output.weight, generator=torch.Generator().manual_seed(4))
-    shared = UtteranceCritic(plain.backbone, MSE, sharing_states, 0)
+    shared = TurnCriticModel(plain.backbone, MSE, sharing_states, 0)
     shared.load_state_dict(plain.state_dict())
     whole = plain.values(ids, turns.before[:, :-1], turns.after)
     torch.testing.assert_close(shared.values(ids, turns.before[:, :-1], turns.after), whole, atol=1e-4, rtol=1e-4)
@@ -231,12 +231,12 @@ def test_it_starts_as_the_step_value_model(backbone) -> None:
     turns = some_turns([[0.0, 1.0], [0.0, 0.0]])
     expected = model.turn_values(turns.token_ids, torch.tensor([7, 7]), turns.before[:, :2])
     assert float(expected.std()) > 0.01
-    critic = UtteranceCritic(model.backbone, params, predicting_states, 0, start=model)
+    critic = TurnCriticModel(model.backbone, params, predicting_states, 0, start=model)
     found = critic.values(turns.token_ids, turns.before[:, :2], turns.after)
     for twin in (2, 3):
         torch.testing.assert_close(found[..., twin], expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match=r"rl\.critic\.head"):
-        UtteranceCritic(model.backbone, MSE, predicting_states, 0, start=model)
+        TurnCriticModel(model.backbone, MSE, predicting_states, 0, start=model)
 
 
 def test_an_untrained_critic_gives_its_heads_prior(backbone) -> None:

@@ -28,6 +28,7 @@ OFFLINE = "guessing"
 MIN_SEEDS = 5
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start: what rl finds when it begins (the environment's own settings too)."""
+_TEXT = ("method", "paper", "switch")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
@@ -35,10 +36,10 @@ Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|o
 
 
 class Claim(Section):
-    """`arm` is above `against`."""
+    """The metric of `arm` exceeds that of `against` by at least `threshold`."""
 
     says: str
-    """The claim in one sentence."""
+    """The claim in one sentence, for readers."""
     arm: str
     against: str
     metric: Metric = "panel.success"
@@ -51,8 +52,7 @@ class Claim(Section):
     `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane
     offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
     threshold: float = 0.0
-    """The smallest difference that would bear the claim out, in the metric's unit; below 0 for a claim that `arm` is not behind
-    by more than that."""
+    """The smallest difference that confirms the claim, in the metric's unit; negative for non-inferiority claims (the margin)."""
     checked: str | None = None
     """For a claim that was not reproduced: what the implementation was checked against."""
 
@@ -116,10 +116,9 @@ class Experiment(Section):
 
     @property
     def fixed(self) -> str:
-        """16 hex digits over all that is fixed before the run; what was checked afterwards is not part of it."""
-        values = self.model_dump(mode="json")
-        for claim in values["claims"]:
-            del claim["checked"]
+        """Hash (16 hex digits) of everything fixed before the run. Free text is excluded, so claims can be reworded."""
+        values = self.model_dump(mode="json", exclude={*_TEXT, "claims"})
+        values["claims"] = [claim.model_dump(mode="json", exclude={"says", "checked"}) for claim in self.claims]
         if self.lane == "rl":
             del values["lane"]
         if not self.measured:

@@ -58,7 +58,7 @@ def played(model: str, successes: dict[str, int], panel: str = "p1") -> list[dic
 def test_better_somewhere_and_worse_nowhere(challenger: dict, holder: dict, promoted: bool, why: str) -> None:
     decision = decide(played("m", challenger), played("n", holder), "X", SETTINGS)
     assert decision.promoted is promoted
-    assert decision.conclusion.endswith(why)
+    assert why in decision.conclusion
     assert len(decision.lines) == len(challenger) + 1
 
 

@@ -102,7 +102,7 @@ def run(context: StageContext) -> None:
     if curate.imports:
         importer = Importer(domain, tasks, worlds, params.model.max_length, params.model.thinking)
         imports = importer.read(context.root, curate.imports)
-    warn(name, imports.told())
+    warn(name, imports.warnings())
 
     # Write the data, with the frozen panel of the test tasks, ...
     panel = make_panel(domain, tasks, worlds)

@@ -338,13 +338,6 @@ def check_architecture(params: Params, root: Path) -> None:
         raise ParamsError(f"params.yaml: model.path: {error}") from error
 
 
-def check_all(params: Params) -> None:
-    """All that a stage would find wrong on this machine. Raises ParamsError."""
-    check_domains(params)
-    check_model(params)
-    check_launch(params, ROOT)
-
-
 def print_resolved(params: Params) -> None:
     """Print what the file resolves to, for every domain, and its hash."""
     resolved = params.model_dump(mode="json", exclude={"per_domain"})
@@ -373,7 +366,9 @@ def run(options: argparse.Namespace) -> None:
         text = overlaid(path, options.apply) if options.apply else None
         named = f"{path.name} with {options.apply}"
         params = load_params(path) if text is None else parse_params(parse_yaml(text.encode(), path), named)
-        check_all(params)
+        check_domains(params)
+        check_model(params)
+        check_launch(params, ROOT)
         if text is not None:
             write_params(path, text)
         print_resolved(params)

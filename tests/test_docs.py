@@ -77,7 +77,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/agent/policy.py", "is truncated: it has"),
         ("stages/agent/policy.py", "does not exist; check model.path in params.yaml, or restore it"),
         ("stages/agent/policy.py", "CUDA devices here; set it to cpu, or"),
-        ("stages/merging/folders.py", "does not exist; run the stage that makes it first"),
+        ("stages/merging/folders.py", "does not exist; run the stage that creates it first"),
         ("stages/reporting/inputs.py", "reports/evaluation.json does not exist; run 'dvc repro evaluate'"),
         ("stages/curation/panel.py", "can't be compared"),
         ("stages/sandbox/probe.py", "there is no sandbox on this machine for programs that a model writes"),

@@ -1,11 +1,11 @@
-"""The template package of examples/plugin: found by its entry points, checked, and what is wrong with a class is said."""
+"""The template package of examples/plugin: docs/extending.md shows its files; pip installs it; `check` finds what is wrong."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,18 +21,32 @@ RESET = """class MazeEnvironment(ValueEnvironment[MazeState]):
 """
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH into which pip installed a copy of the template, without network."""
+    source, target = (tmp_path_factory.mktemp("template") / name for name in ("source", "target"))
+    shutil.copytree(TEMPLATE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *offline, "--target", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder for PYTHONPATH with a copy of the template, its entry points as an installed distribution lists them."""
-    shutil.copytree(TEMPLATE / "maze_plugin", tmp_path / "maze_plugin")
-    project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]
-    info = tmp_path / "maze_plugin-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    groups = project["entry-points"].items()
-    lines = [f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+def package(installed: Path, tmp_path: Path) -> Path:
+    """A copy of the installed template, to break."""
+    shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
     return tmp_path
+
+
+def test_the_page_shows_the_files() -> None:
+    """Contract: docs/extending.md shows the whole template."""
+    page = (ROOT / "docs/extending.md").read_text()
+    shown = dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", page, re.S))
+    files = [TEMPLATE / "pyproject.toml", *(TEMPLATE / "maze_plugin").glob("*.py")]
+    named = {str(path.relative_to(ROOT)): path.read_text() for path in files if path.name != "__init__.py"}
+    assert shown == named
 
 
 def checked(package: Path, part: str, name: str) -> subprocess.CompletedProcess[str]:
@@ -42,8 +56,8 @@ def checked(package: Path, part: str, name: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(("part", "name"), [("environments", "maze"), ("algorithms", "rank_pg"), ("merging", "largest")])
-def test_the_template_keeps_the_contracts(package: Path, part: str, name: str) -> None:
-    done = checked(package, part, name)
+def test_the_template_keeps_the_contracts(installed: Path, part: str, name: str) -> None:
+    done = checked(installed, part, name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
 
@@ -56,7 +70,7 @@ def test_the_template_imports_the_stable_names_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "old", "new", "part", "name", "said"),
+    ("module", "old", "new", "part", "name", "words"),
     [
         ("maze", "    Settings = MazeSettings\n", "", "environments", "maze", "it has no `Settings`"),
         ("maze", "class MazeDomain(", "class class MazeDomain(", "environments", "maze", "can't be loaded: SyntaxError"),
@@ -66,14 +80,12 @@ def test_the_template_imports_the_stable_names_alone() -> None:
         ("maze", '"east" if self._state.x < self._goal[0] else "north"', '"west"', "environments", "maze", "does not succeed"),
         ("rank_pg", "return batch.with_(", "return dict(", "algorithms", "rank_pg", "piece advantage returned dict"),
         ("rank_pg", 'slug="rank_pg"', 'slug="rank"', "algorithms", "rank_pg", "its slug is 'rank'"),
-        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "it made"),
+        ("largest", ".gather(0, kept)[0]", "", "merging", "largest", "shape"),
         ("largest", "    Settings = LargestSettings\n", "", "merging", "largest", "it lacks Settings"),
     ],
 )
-def test_mistakes_are_said_with_file_and_line(
-    package: Path, module: str, old: str, new: str, part: str, name: str, said: str
-) -> None:
-    """Contract: what is wrong with an outside class is never a raw traceback; the message names file and line."""
+def test_mistakes_name_file_and_line(package: Path, module: str, old: str, new: str, part: str, name: str, words: str) -> None:
+    """Contract: a mistake in a plugin is never a raw traceback; the message names file and line."""
     path = package / "maze_plugin" / f"{module}.py"
     text = path.read_text()
     assert old in text
@@ -81,7 +93,7 @@ def test_mistakes_are_said_with_file_and_line(
     done = checked(package, part, name)
     output = done.stdout + done.stderr
     assert done.returncode in (1, 2), output
-    assert said in output, output
+    assert words in output, output
     assert f"{module}.py:" in output, output
     assert "Traceback" not in output
 
@@ -105,15 +117,15 @@ def test_stages_name_the_file_and_line_of_a_wrong_result(package: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "group"), [("environments", "domains"), ("algorithms", "algorithms"), ("merging", "mergers")])
-def test_an_unknown_name_says_how_to_install_a_plugin(package: Path, part: str, group: str) -> None:
-    done = checked(package, part, "nothing_of_the_kind")
+def test_an_unknown_name_says_how_to_install_a_plugin(installed: Path, part: str, group: str) -> None:
+    done = checked(installed, part, "nothing_of_the_kind")
     assert done.returncode == 2
     assert "Known: " in done.stdout
     assert f"bellwether.{group}" in done.stdout
     assert "pip install -e" in done.stdout
 
 
-def test_settings_of_an_outside_merger_are_checked(package: Path) -> None:
+def test_settings_of_an_outside_merger_are_checked(installed: Path) -> None:
     """Contract: `merge.settings` holds the method's own keys; a misspelt one is named with those that are known."""
     code = (
         "import yaml; from stages.params import parse_params; v = yaml.safe_load(open('params.yaml'))\n"
@@ -122,7 +134,7 @@ def test_settings_of_an_outside_merger_are_checked(package: Path) -> None:
         "    except ValueError as error: print(error)\n"
         "import sys; print('torch' in sys.modules)"
     )
-    environment = {"PYTHONPATH": f"{package}:{ROOT}", "PATH": ""}
+    environment = {"PYTHONPATH": f"{installed}:{ROOT}", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert "{'scale': 2.0}" in done.stdout
     assert "'merge.settings.scael'. Did you mean 'scale'?" in done.stdout

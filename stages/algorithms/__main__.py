@@ -1,4 +1,4 @@
-"""`python -m stages.algorithms check NAME` plays the contract of a method through."""
+"""`python -m stages.algorithms check NAME` runs a method through its contract."""
 
 from stages.algorithms.check import check
 from stages.runtime.checking import run_checks

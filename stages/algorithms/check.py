@@ -35,7 +35,7 @@ def check(name: str, found: Findings) -> None:
         return
     if method.data == "pairs":
         found.check("preference: one finite loss per pair, with a finite gradient", at, lambda: _pairs(algorithm))
-    elif method.data == "stored":
+    elif method.data == "offline":
         _check_offline(algorithm, found)
     else:
         _check_pieces(algorithm, at, found)
@@ -234,7 +234,7 @@ def _pairs(algorithm: Algorithm) -> None:
 def _check_offline(algorithm: Algorithm, found: Findings) -> None:
     losses = algorithm.method.offline
     if losses is None:
-        found.mistakes.append(f"{algorithm.card.slug}: data is `stored`, and `offline` is None; set it to OfflineLosses(...)")
+        found.mistakes.append(f"{algorithm.card.slug}: data is `offline`, and `offline` is None; set it to OfflineLosses(...)")
         return
     _check_offline_loss("policy", losses.policy, algorithm, found)
     if losses.value is not None:

@@ -1,8 +1,5 @@
-"""All RL methods by name. A method is one module of stages/algorithms/methods with a COMPOSITION; its file's name is its name.
-
-Methods outside this repository are found through the entry-point group `bellwether.algorithms`, whose entries name such a module
-or its COMPOSITION.
-"""
+"""RL methods by name: the modules of stages/algorithms/methods with a COMPOSITION, and those of other packages through the
+entry-point group `bellwether.algorithms`, whose entries name such a module or its COMPOSITION."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ GROUP = Group("bellwether.algorithms", "rl.algorithm")
 
 
 def names() -> list[str]:
-    """Every known name, sorted. Looks at file names and package metadata alone."""
+    """All known names, sorted, from file names and package metadata, without importing."""
     own = {module.name for module in pkgutil.iter_modules(methods.__path__)}
     return sorted(own | set(GROUP.points()))
 
 
 def composition(name: str) -> Composition:
-    """The method called `name`. Raises ParamsError with the nearest known name for an unknown one, and for a module that is not
-    a method."""
+    """The method `name`. Raises ParamsError for an unknown name, with the nearest known one, and for a module that is no
+    method."""
     if any(module.name == name for module in pkgutil.iter_modules(methods.__path__)):
         found = importlib.import_module(f"{methods.__name__}.{name}")
     else:
@@ -37,7 +34,7 @@ def composition(name: str) -> Composition:
 
 
 def learns_token_values(method: Composition) -> bool:
-    """Whether the method leaves values of tokens beside its policy, by which a model can choose among actions."""
+    """Whether the method saves token values with its policy, which can rank actions."""
     return method.offline is not None and method.offline.value is not None
 
 

@@ -1,8 +1,5 @@
-"""What `rl.algorithm` and the user's own switches come to. Light to import: it checks params.yaml before anything runs.
-
-The method's choices are laid over the defaults of the parts, the user's over both. Then each part checks what it can't be
-combined with.
-"""
+"""Resolves section `rl`: the user's keys override the method's choices, which override the parts' defaults; then each part checks
+its combinations. Light to import: it checks params.yaml before anything runs."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from stages.runtime.validation import ParamsError
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
-    """The method and the section with every key decided; `max_length`: model.max_length, for lengths that are not set. A null
-    in the result means that there is no such thing (no dual clip), or that nothing reads it.
+    """The method and the section with every key resolved; `max_length`: model.max_length, for lengths that are not set. A None in
+    the result means off (no dual clip), or that nothing reads the key.
 
-    Raises ParamsError for an unknown algorithm, for switches without effect and for combinations without meaning.
+    Raises ParamsError for an unknown algorithm, for keys without effect and for invalid combinations.
     """
     method = composition(given.algorithm)
     parts = parts_of(given)
@@ -33,7 +30,7 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
         chosen.setdefault(section, {})[name] = value
     values: dict[str, Any] = {name: value for name, value in given if name not in parts}
     if "minibatches" not in given.model_fields_set:
-        # Minibatches are whole groups: a step of fewer tasks has room for no more.
+        # Minibatches are whole groups, so there are no more of them than tasks.
         values["minibatches"] = min(chosen.get("", {}).get("minibatches", given.minibatches), given.tasks_per_step)
     for name, part in parts.items():
         defaults = {key: field.default for key, field in type(part).model_fields.items()}
@@ -47,12 +44,12 @@ def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Compositi
 
 
 def _check(given: Rl, resolved: Rl, method: Composition) -> None:
-    """Raise ParamsError for a switch that the user set and that would be ignored, and for a combination without meaning."""
+    """Raise ParamsError for a key that the user set and that would be ignored, and for invalid combinations."""
     for name in PIECES:
         switch = parts_of(resolved)[name].switch
         if getattr(getattr(resolved, name), switch) == "own" and name not in method.pieces:
             raise ParamsError(
-                f"rl.{name}.{switch} is set to own, and algorithm {method.card.slug} has no {name} of its own; set it to null"
+                f"rl.{name}.{switch} is own, and algorithm {method.card.slug} has no {name} of its own; set it to null"
             )
     if method.data != "episodes":
         _check_unplayed(given, method.card.slug)
@@ -68,27 +65,27 @@ def _check(given: Rl, resolved: Rl, method: Composition) -> None:
 
 
 def _check_unplayed(given: Rl, slug: str) -> None:
-    """Refuse what is about tasks and episodes that are played, for a method that plays none."""
+    """Refuse keys about playing, for a method that plays no episodes."""
     for key, usual in {"curriculum": "difficulty", "selection": "all"}.items():
         kind = getattr(given, key).kind
         if kind not in (usual, "uniform"):
             raise ParamsError(f"rl.{key}.kind: {kind} has no effect: algorithm {slug} plays no tasks; set it to {usual}")
     for name in ("environment_steps", "stop_at_success"):
         if getattr(given, name) is not None:
-            raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays nothing; set it to null")
+            raise ParamsError(f"rl.{name} has no effect: algorithm {slug} plays no episodes; set it to null")
 
 
 def _check_sampling(rl: Rl) -> None:
     sampling = rl.sampling
     if sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k > 0:
         raise ParamsError(
-            f"rl.sampling (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}) must draw "
-            f"from the whole distribution that is trained: temperature above 0, top_p 1, top_k 0"
+            f"rl.sampling (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k {sampling.top_k}) must sample "
+            f"from the full distribution that is trained: set temperature above 0, top_p 1, top_k 0"
         )
 
 
 def _settings(given: Rl, method: Composition) -> Any:
-    """The method's own keys, checked by its own model."""
+    """The method's own keys, validated."""
     slug = method.card.slug
     if method.settings is None:
         if given.settings:

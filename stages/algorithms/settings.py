@@ -1,5 +1,5 @@
-"""Section `rl` of params.yaml: the parts of an algorithm, each with its own settings (stages/algorithms/parts), and how it is
-trained. What is not set the method chooses: stages/algorithms/resolve.py. Light to import."""
+"""Section `rl` of params.yaml: the parts of an algorithm (stages/algorithms/parts) and how it is trained. The method chooses keys
+that are not set: resolve.py. Light to import."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""claim: run the experiments of reports/claims/<slug>.yaml and judge their claims.
+"""claim: run the experiments of reports/claims/<slug>.yaml and evaluate their claims.
 
-reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, written anew after every run. `python -m stages.claims
-lite_ppo` runs one, without a name all are run. A run that is already in the file, or in another experiment's, with the same
-parameters, is not run again; delete the file to run an experiment anew. `--check` only reads the experiments and says what they
-would take.
+reports/claims/<slug>.yaml and params.yaml -> reports/claims/<slug>.json, rewritten after every run. `python -m stages.claims
+lite_ppo` runs one experiment, without a name all. Runs whose results are in the file, or in another experiment's with the same
+parameters, are not repeated; delete the file to repeat an experiment. `--check` validates the experiments and prints their cost.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from stages.runtime.validation import ParamsError
 from stages.runtime.workspace import RunFailedError
 
 JOBS = "BELLWETHER_JOBS"
-"""Environment variable: runs at a time."""
+"""Environment variable: concurrent runs."""
 
 
 def default_jobs(device: str) -> int:
-    """One run per core, each on one thread, which is faster than one run on all; one run on an accelerator."""
+    """One single-threaded run per core, faster than one run on all cores; one run on an accelerator."""
     return int(os.environ.get(JOBS, 0)) or (os.cpu_count() or 1 if device == "cpu" else 1)
 
 
 def outcomes(
     runs: list[Run], play: Callable[[Run], dict[str, Any]], jobs: int
 ) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
-    """Each run with its outcome, or with what went wrong, as they finish."""
+    """Each run with its outcome or error, as they finish."""
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(play, run): run for run in runs}
         for future in as_completed(waiting):
@@ -59,14 +58,14 @@ def outcomes(
 def one_experiment(
     root: Path, slug: str, experiment: Experiment, params: dict[str, Any], runner: ExperimentRunner, jobs: int
 ) -> int:
-    """Run what is missing of an experiment and judge it; the number of runs that failed."""
+    """Run what is missing of an experiment and evaluate its claims; the number of failed runs."""
     path = result_path(root, slug)
     runs, results = planned_runs(experiment, params), Results.load(path)
-    results.keep_only(runs)
+    results.drop_others(runs)
     others = [Results.load(result_path(root, other)) for other in slugs(root) if other != slug]
-    taken = results.take_over(others, runs)
-    if taken:
-        print(f"claim: {slug}: {taken} runs are those of other experiments", flush=True)
+    reused = results.reuse(others, runs)
+    if reused:
+        print(f"claim: {slug}: {reused} runs reused from other experiments", flush=True)
         results.write(path, experiment)
     missing = results.missing(runs)
     print(f"claim: {slug}: {len(missing)} of {len(runs)} runs to do, {jobs} at a time", flush=True)
@@ -106,9 +105,9 @@ def one_experiment(
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
-    parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims; all of them by default")
-    parser.add_argument("--jobs", type=int, help=f"runs at a time (default: {JOBS}, or one per core)")
-    parser.add_argument("--check", action="store_true", help="read the experiments, run nothing")
+    parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims (default: all)")
+    parser.add_argument("--jobs", type=int, help=f"concurrent runs (default: {JOBS}, or one per core)")
+    parser.add_argument("--check", action="store_true", help="validate the experiments without running them")
     options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()
@@ -116,7 +115,7 @@ def main() -> int:
         known = slugs(root)
         unknown = sorted(set(options.slugs) - set(known))
         if unknown:
-            raise ParamsError(f"no experiment {', '.join(unknown)} in {FOLDER}; there are {', '.join(known)}")
+            raise ParamsError(f"unknown experiment {', '.join(unknown)}; {FOLDER} has {', '.join(known)}")
         params = load_params(root / "params.yaml").model_dump()
         experiments = {slug: load_experiment(root / FOLDER / f"{slug}.yaml") for slug in options.slugs or known}
         for slug, experiment in experiments.items():

@@ -1,9 +1,9 @@
-"""Searches over agent designs, replayed on a table of what every design scores: a run of lane designs.
+"""Searches over agent designs, replayed on a table of all designs' scores: a run of lane designs.
 
-`python -m stages.claims.design_search --settings FILE --table` in a folder where everything before rl is done lets the SFT policy
-play every design of `design.space` once, on the validation tasks that searches choose by and on tasks of the frozen panel, as the
-stage evaluate would. With `--result FILE` one search runs as FILE's section `design` says, seeded by its `seed`, on those
-scores: it sees the validation tasks alone, and what it picks is judged on the panel's.
+`python -m stages.claims.design_search --settings FILE --table`, in a workspace where everything before rl is done, evaluates
+every design of `design.space` once with the SFT policy, on validation tasks and on tasks of the frozen panel, as the stage
+evaluate does. With `--result FILE` one search, configured by FILE's section `design`, reads its scores from the table: it sees
+only the validation scores; its picks are scored on the panel.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ ENOUGH = 0.95
 
 
 def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Panel], models: str) -> list[Outcome]:
-    """One design's episodes on each of `panels`: of the policy in `folder`, as `values` (params.yaml with the design) say."""
+    """One design's episodes on each of `panels`: the policy in `folder`, configured by `values` (params.yaml with the design)."""
     params = parse_search(values)
     name, _, by = (params.evaluate.models or ["sft"])[0].partition("+")
     if name != "sft":
-        raise ParamsError(f"lane designs plays by the SFT policy, and design.space.model names {name}; let it be [sft]")
+        raise ParamsError(f"lane designs plays the SFT policy only, but design.space.model lists {name}; set it to [sft]")
     if by == "value":
-        raise ParamsError(
-            "lane designs plays before rl, which is what learns values of tokens; leave value out of design.space.choose"
-        )
+        raise ParamsError("lane designs runs before rl, which learns token values; remove value from design.space.choose")
     best_of = BestOf.of(by, params.evaluate, Path(models)) if by else None
     settings = Settings(
         seed=params.seed,
@@ -69,7 +67,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
 
 
 def panels_of(params: SearchParams) -> dict[str, Panel]:
-    """What searches choose by, `valid`, and what their picks are judged on, `test`: PANEL_TASKS of the panel."""
+    """The tasks that searches use, `valid`, and those that score their picks, `test`: PANEL_TASKS of the panel."""
     (name,) = params.domains
     valid = load_panels(Path("data/curated"), [name], "valid")[name]
     test = load_panels(Path("data/curated"), [name])[name]
@@ -80,12 +78,12 @@ def panels_of(params: SearchParams) -> dict[str, Panel]:
 
 def table_path(params: SearchParams, space: Space) -> Path:
     shape = params.model_dump(mode="json", include={"seed", "evaluate"})
-    shape |= {"options": tuple(space.told.values()), "attempts": params.design.attempts}
+    shape |= {"options": tuple(space.factor_options.values()), "attempts": params.design.attempts}
     return Path(f"designs-{params_hash(shape)}.json")
 
 
 def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) -> dict[str, Any]:
-    """Design name -> {valid, test: what it scored}; written after each design, so that a table that was begun is gone on with."""
+    """Design name -> {valid, test: score}; written after each design, so that an interrupted table resumes."""
     space = Space.of(params)
     path = table_path(params, space)
     table: dict[str, Any] = read_json(path) if path.exists() else {}
@@ -106,15 +104,15 @@ def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) ->
     return table
 
 
-def searched(search: Search, scores: Mapping[Design, DesignScore]) -> list[Node]:
-    """The nodes of one search on a table."""
+def run_search(search: Search, scores: Mapping[Design, DesignScore]) -> list[Node]:
+    """The nodes of one search, scored by a table."""
     nodes: list[Node] = []
     while (proposal := search.propose(nodes)) is not None:
         nodes.append(Node(**proposal.__dict__, **scores[proposal.design].__dict__))
     return nodes
 
 
-def judge(
+def score_search(
     search: Search, nodes: Sequence[Node], valid: Mapping[Design, DesignScore], test: Mapping[Design, DesignScore]
 ) -> dict[str, float]:
     """METRICS of a search that has evaluated `nodes`."""
@@ -134,17 +132,17 @@ def judge(
     if search.value_model is not None:
         from scipy.stats import spearmanr
 
-        seen = {node.design for node in nodes}
-        unseen = [design for design in valid if design not in seen]
+        evaluated = {node.design for node in nodes}
+        unseen = [design for design in valid if design not in evaluated]
         search.value_model.fit(nodes)
         if len(unseen) > 2:
-            of = spearmanr(search.value_model.predict(unseen)[0], [valid[design].score for design in unseen]).statistic
-            found["rank_correlation"] = float(of) if of == of else 0.0
+            correlation = spearmanr(search.value_model.predict(unseen)[0], [valid[design].score for design in unseen]).statistic
+            found["rank_correlation"] = float(correlation) if correlation == correlation else 0.0
     return {name: round(found[name], 6) for name in METRICS}
 
 
 def replay(params: SearchParams, table: Mapping[str, Any], description: Mapping[str, float]) -> dict[str, float]:
-    """METRICS of the search that `params.design` describes."""
+    """METRICS of the search that `params.design` configures."""
     space, settings = Space.of(params), params.design
     (domain,) = params.domains
     scores = {
@@ -152,17 +150,17 @@ def replay(params: SearchParams, table: Mapping[str, Any], description: Mapping[
     }
     model = FittedValueModel(space, {domain: description}, settings.value_model) if settings.method == "agentswift" else None
     search = Search(space, settings, settings.seed or 0, model)
-    return judge(search, searched(search, scores["valid"]), scores["valid"], scores["test"])
+    return score_search(search, run_search(search, scores["valid"]), scores["valid"], scores["test"])
 
 
 @command
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.design_search", description=(__doc__ or "").strip())
     parser.add_argument("--settings", type=Path, required=True, help="the run's params.yaml")
-    parser.add_argument("--table", action="store_true", help="let every design play that has not")
+    parser.add_argument("--table", action="store_true", help="evaluate all designs that the table lacks")
     parser.add_argument("--result", type=Path, help="where a search's metrics are written")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a search (default: 1)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that play (default: one per core)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: one per core)")
     options = parser.parse_args()
     die_with_parent()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -175,7 +173,7 @@ def main() -> int:
         if options.result:
             path = table_path(params, Space.of(params))
             if not path.exists():
-                raise ParamsError(f"{path} does not exist; make it by --table")
+                raise ParamsError(f"{path} does not exist; create it with --table")
             panel = panels_of(params)["valid"]
             metrics = replay(params, read_json(path), describe(panel.tasks, int(panel.environment["max_turns"])))
             write_json(options.result, {**{f"designs.{name}": one for name, one in metrics.items()}, "environment_steps": 0})

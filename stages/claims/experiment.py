@@ -1,7 +1,7 @@
-"""An experiment is data: reports/claims/<slug>.yaml says what is claimed, between which settings, and when it holds.
+"""Experiments are data: reports/claims/<slug>.yaml defines claims, the settings they compare, and when they hold.
 
-Everything is fixed before the run: arms as overrides of params.yaml, seeds, budget, metric and threshold. Runs of one seed are
-paired: they draw the same tasks and start from the same SFT policy.
+All of it is fixed before the first run: arms as overrides of params.yaml, seeds, budget, metric and threshold. Runs of one seed
+are paired: they draw the same tasks and start from the same SFT policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OFFLINE = "guessing"
 """`environment` of experiments of lane offline_q."""
 MIN_SEEDS = 5
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
-"""Sections that shape the start: what rl finds when it begins (the environment's own settings too)."""
+"""Sections that shape the start of rl, beside the environment's settings."""
 _TEXT = ("method", "paper", "switch")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
@@ -46,20 +46,20 @@ class Claim(Section):
     """`panel.<success|reward|turns|tokens|cost|accepted>`, `panel.difficulty.<level>`, `panel.pass_at_k.<k>` or
     `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
     `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
-    of the one model that plays it.
+    of the one model evaluated on it.
     `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>.<key>
     ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json.
     `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane
     offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
     threshold: float = 0.0
-    """The smallest difference that confirms the claim, in the metric's unit; negative for non-inferiority claims (the margin)."""
+    """The smallest difference that confirms the claim, in the metric's unit; below 0 for a non-inferiority margin."""
     checked: str | None = None
-    """For a claim that was not reproduced: what the implementation was checked against."""
+    """For a claim that was not reproduced: how the implementation was verified."""
 
 
 class Budget(Section):
     environment_steps: Count
-    """Turns that each run may play in rl; a run ends with the step that reaches it."""
+    """Environment steps of each run in rl; a run ends with the training step that reaches it."""
 
 
 Lane = Literal["rl", "annotate", "labels", "offline_q", "designs"]
@@ -70,42 +70,42 @@ class Experiment(Section):
     """The method's name, for people."""
     paper: str
     switch: str
-    """What selects it in params.yaml."""
+    """The setting of params.yaml that selects it."""
     environment: str
     """A domain of params.yaml."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=MIN_SEEDS)]
     lane: Lane = "rl"
-    """What a run is. rl: the specialist is trained from a start that its seeds share, and plays the panel. annotate: nothing is
-    trained after annotate, the SFT policy plays the panel as the arm's `evaluate.models` says, and the seed is that of the whole
-    run, SFT and trees included. labels: trees are grown as the arm's `annotate` says, and their labels and pairs are judged by
-    exact values (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py
-    learns from stored games; `environment` is `guessing`. designs: a search over agent designs, as the arm's `design` says, is
-    replayed on a table of all designs' scores (stages/claims/design_search.py); all arms and seeds share the table."""
+    """The kind of run. rl: the specialist is trained from a start that all seeds share, and evaluated on the panel. annotate: the
+    SFT policy is evaluated on the panel with the arm's `evaluate.models`; the seed is that of all stages, SFT and trees included.
+    labels: trees grown with the arm's `annotate`, whose labels and pairs are compared with exact values
+    (stages/claims/mcts_labels.py); all arms and seeds share the SFT policy. offline_q: stages/control/offline_q.py learns from
+    offline games; `environment` is `guessing`. designs: a search over agent designs with the arm's `design`, replayed on a table
+    of all designs' scores (stages/claims/design_search.py) that all arms and seeds share."""
     budget: Budget | None = None
-    """Of rl; the other lanes have none. Arms that learn from pairs or recorded episodes play nothing that it could end: they take
-    rl.steps; where all arms do, `shared` has these in place of a budget."""
+    """Of lane rl only. Arms that learn from pairs or an offline dataset play no episodes and take rl.steps instead; if all arms
+    do, `shared` sets rl.steps in place of a budget."""
     start: Literal["common", "own"] = "common"
-    """`own`: arms may differ in what comes before rl, since that is what is compared."""
+    """`own`: arms may differ in stages before rl, which they compare."""
     shared: dict[str, Any] = Field(default_factory=dict)
     """Overrides for every arm: of params.yaml, or of the offline lane's settings (stages/control/settings.py)."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
     measured: list[Metric] = Field(default_factory=list)
-    """Metrics to keep and show of every run that has them, beside those of the claims."""
+    """Further metrics to store and show for every run that has them."""
     claims: Annotated[list[Claim], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _names(self) -> Experiment:
         if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds lists one twice: {self.seeds}")
+            raise ValueError(f"seeds lists a seed twice: {self.seeds}")
         if self.lane == "rl" and self.budget is None and "steps" not in self.shared.get("rl", {}):
             raise ValueError(
-                "budget.environment_steps: runs of lane rl end with it, and it must be given (where nothing is played, rl.steps "
-                "in `shared` instead)"
+                "budget.environment_steps is missing: it ends the runs of lane rl (for methods that play no episodes, set "
+                "rl.steps in `shared` instead)"
             )
         if self.lane != "rl" and self.budget is not None:
-            raise ValueError(f"budget: lane {self.lane} trains on no episodes of its own; leave it out")
+            raise ValueError(f"budget: lane {self.lane} plays no episodes in rl; remove it")
         if (self.environment == OFFLINE) != (self.lane == "offline_q"):
-            raise ValueError(f"environment {self.environment}: {OFFLINE} is the game of lane offline_q, and no other has it")
+            raise ValueError(f"environment {self.environment}: lane offline_q, and no other, plays {OFFLINE}")
         for number, claim in enumerate(self.claims, start=1):
             unknown = sorted({claim.arm, claim.against} - set(self.arms))
             if unknown:
@@ -131,7 +131,7 @@ def digest(values: Any) -> str:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Raises ParamsError, with file and key, for an experiment that is not well formed."""
+    """Read an experiment. Raises ParamsError, naming file and key, if it is invalid."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         return Experiment.model_validate(values)
@@ -146,47 +146,46 @@ def slugs(root: Path) -> list[str]:
     return sorted(path.stem for path in (root / FOLDER).glob("*.yaml") if path.name != "dvc.yaml")
 
 
-def _settle(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
-    """What `per_domain` says of the sections moved into them, so that what is merged over `values` later always takes effect."""
-    settled = dict(values)
-    own = dict(settled.get("per_domain", {}).get(domain, {}))
+def _flattened(values: Mapping[str, Any], domain: str) -> dict[str, Any]:
+    """`values` with `per_domain` merged into the sections, so that later overrides always take effect."""
+    flat = dict(values)
+    own = dict(flat.get("per_domain", {}).get(domain, {}))
     for name in _PER_DOMAIN:
-        settled[name] = deep_merge(settled.get(name) or {}, own.get(name) or {})
+        flat[name] = deep_merge(flat.get(name) or {}, own.get(name) or {})
         own[name] = {}
-    settled["per_domain"] = {domain: own}
-    return settled
+    flat["per_domain"] = {domain: own}
+    return flat
 
 
 def arm_values(experiment: Experiment, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml as the arm has it; the seed is still to come (`run_values`).
+    """params.yaml of the arm, without the seed (`run_values`). The experiment's overrides take precedence over `per_domain`.
 
-    `params`: params.yaml with its defaults. The domain's overrides in it stay, under those of the experiment.
+    `params`: params.yaml with its defaults.
     """
     domain = experiment.environment
     if experiment.lane == "offline_q":
         return deep_merge(experiment.shared, experiment.arms[arm])
-    values = _settle({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
+    values = _flattened({**params, "domains": [domain], "merge": {**params.get("merge", {}), "weights": {}}}, domain)
     for overrides in (experiment.shared, experiment.arms[arm]):
-        values = _settle(deep_merge(values, overrides), domain)
+        values = _flattened(deep_merge(values, overrides), domain)
     named = [
         one["evaluate"]["models"] for one in (experiment.arms[arm], experiment.shared) if "models" in one.get("evaluate", {})
     ]
-    plays = [f"rl@{domain}"] if experiment.lane == "rl" else ["sft"]
-    values["evaluate"] = {**values.get("evaluate", {}), "models": (named or [plays])[0]}
+    default = [f"rl@{domain}"] if experiment.lane == "rl" else ["sft"]
+    values["evaluate"] = {**values.get("evaluate", {}), "models": (named or [default])[0]}
     rl = values["rl"]
     if experiment.budget is None or composition(rl.get("algorithm", Rl.model_fields["algorithm"].default)).data != "episodes":
         return values
     budget = experiment.budget.environment_steps
     if not any("steps" in overrides.get("rl", {}) for overrides in (experiment.shared, experiment.arms[arm])):
-        # An episode has at least one turn: so many steps are sure to reach the budget.
+        # Enough steps to reach the budget, as an episode has at least one turn.
         rl["steps"] = math.ceil(budget / (rl.get("tasks_per_step", 16) * rl.get("group_size", 8)))
     rl["environment_steps"] = budget
     return values
 
 
 def common_values(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """params.yaml of what all arms of lanes labels and designs start from: the arms' own overrides are of the trees that are
-    judged, and of the searches."""
+    """params.yaml of the start that all arms of lanes labels and designs share."""
     bare = experiment.model_copy(update={"arms": {"": {}}})
     return arm_values(bare, "", params)
 
@@ -201,7 +200,7 @@ def run_values(experiment: Experiment, arm: str, seed: int, params: Mapping[str,
 
 
 def start_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of `values` that shapes what rl starts from."""
+    """The part of `values` that shapes the start of rl."""
     domain = values["domains"][0]
     return {**{name: values.get(name) for name in BEFORE_RL}, "environment": values["per_domain"][domain].get("environment")}
 
@@ -214,8 +213,8 @@ def _check_offline(values: Mapping[str, Any], source: str) -> None:
 
 
 def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: str) -> dict[str, Params]:
-    """Arm -> its parameters (none in lane offline_q, which has settings of its own). Raises ParamsError if an arm's are wrong, or
-    if arms that should share a start do not."""
+    """Arm -> its parameters ({} in lane offline_q, which has its own settings). Raises ParamsError if an arm's are invalid, or if
+    arms that must share a start do not."""
     checked: dict[str, Params] = {}
     starts: dict[str, dict[str, Any]] = {}
     if experiment.lane == "offline_q":
@@ -232,14 +231,14 @@ def check_experiment(experiment: Experiment, params: Mapping[str, Any], source: 
         differing = [name for name in start if start[name] != starts[first][name]]
         if differing and experiment.start == "common" and experiment.lane == "rl":
             raise ParamsError(
-                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from one "
-                f"policy; move that to `shared`, or write `start: own` if it is what the claim is about"
+                f"{source}: arm '{arm}' and arm '{first}' differ in {', '.join(differing)}, so they would not start from the "
+                f"same policy; move that to `shared`, or set `start: own` if the claim is about it"
             )
     return checked
 
 
 def check_environments(checked: Mapping[str, Params], source: str) -> None:
-    """Raise ParamsError where an arm of `check_experiment` has what its environment refuses (needs the domain's package)."""
+    """Raise ParamsError if an arm of `check_experiment` has values that its environment rejects (needs the domain's package)."""
     for arm, params in checked.items():
         try:
             check_domains(params)

@@ -1,7 +1,7 @@
-"""Worlds in which everything is known: random 3-ary trees of depth 4 with a tabular policy, exact values by recursion.
+"""Worlds with known values: random 3-ary trees of depth 4 with a tabular policy, exact values by recursion.
 
-The search sees them through the interfaces that it has for language models and environments: tokens, an engine with sessions, an
-environment with snapshots. The experiment on annotation judges labels by them, and tests of the search play in them.
+The search sees them through its ordinary interfaces to language models and environments: tokens, an engine with sessions, an
+environment with snapshots. The annotation experiment compares labels with them, and tests of the search use them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stages.records.task import Task
 
 ARMS, DEPTH, WIN, LOSE = 3, 4, 3, 4
 SURE = 0.3
-"""Share of the leaves that solve the task in worlds of kind sure."""
+"""Share of leaves that solve the task in worlds of kind sure."""
 Actions = tuple[int, ...]
 
 
@@ -39,7 +39,7 @@ def leaf(world: int, actions: Actions) -> float:
 
 
 def pay(world: int, actions: Actions, kind: str) -> float:
-    """What is to be expected at a leaf."""
+    """Expected reward at a leaf."""
     if kind == "sure":
         return float(random.Random(seeding.key64("sure", world, actions)).random() < SURE)
     return leaf(world, actions)
@@ -138,12 +138,12 @@ class Chat:
 
 
 class FakeEngine:
-    """Plays `policy`. `advance` finishes at most `width` turns, in an order that has nothing to do with the requests'."""
+    """Samples from `policy`. `advance` finishes at most `width` turns, in an order unrelated to that of the requests."""
 
     def __init__(self, width: int = 3) -> None:
         self.width = width
         self.sessions: dict[int, list[int]] = {}
-        self.asked: dict[int, int] = {}
+        self.requests: dict[int, int] = {}
         self.opened = self.sampled = 0
         self.given: list[int] = []
 
@@ -156,15 +156,15 @@ class FakeEngine:
         self.sessions[session] += token_ids
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
-        self.asked[session] = key
+        self.requests[session] = key
         self.given.append(key)
 
     def advance(self) -> list[Turn]:
-        order = sorted(self.asked, key=lambda session: seeding.key64(session, self.opened))[: self.width]
+        order = sorted(self.requests, key=lambda session: seeding.key64(session, self.opened))[: self.width]
         return [self._turn(session) for session in sorted(order)]
 
     def _turn(self, session: int) -> Turn:
-        key = self.asked.pop(session)
+        key = self.requests.pop(session)
         tokens = self.sessions[session]
         chances = policy(tokens[0] - 20, tuple(token for token in tokens if token < 10))
         draw = seeding.uniform(np.array([key], dtype=np.uint64), np.zeros(1))[0]
@@ -188,7 +188,7 @@ class FakeEngine:
 
 
 class ExactReader:
-    """A value model that is right, up to `noise` (uniform, of its own for each state)."""
+    """A value model with exact values plus uniform `noise`, drawn per state."""
 
     def __init__(self, engine: FakeEngine, noise: float = 0.0) -> None:
         self.engine, self.noise = engine, noise
@@ -205,12 +205,12 @@ class ExactReader:
 
 
 def actions_of(tree: Tree, index: int) -> Actions:
-    """Moves on the way to a node."""
+    """Actions from the root to a node."""
     return tuple(tree.nodes[node].edge.token_ids[0] for node in tree.path(index)[1:])
 
 
 def actions_in(tree: Sequence[Row], index: int) -> Actions:
-    """The same of a stored tree."""
+    """The same for a stored tree."""
     actions = []
     while index:
         actions.append(tree[index]["token_ids"][0])

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
 
 COLUMNS = {"counted": "q_rollout", "label": "q"}
-"""What is judged -> its column of labels.parquet."""
+"""Estimate -> its column of labels.parquet."""
 
 
 @dataclass(frozen=True)
 class Bias:
-    """Of the labels at one depth: mean difference from Q with the half-width of its interval, root mean squared difference."""
+    """Labels at one depth: mean difference from Q with the half-width of its interval, root mean squared difference."""
 
     labels: int
     mean: float
@@ -46,7 +46,7 @@ def grow(params: Annotate, worlds: Sequence[int], seed: int, kind: str = "coin")
 
 
 def differences(rows: Sequence[Mapping[str, Any]], params: Annotate, kind: str = "coin") -> dict[tuple[str, int], list[float]]:
-    """(what is judged, depth) -> label - Q of every labelled action of one forest that does not end its episode."""
+    """(estimate, depth) -> label - Q of every labelled action of one forest that does not end its episode."""
     trees, found = trees_of(rows), defaultdict(list)
     for label in label_rows(rows, params):
         tree = trees[label["task_id"]]
@@ -58,12 +58,12 @@ def differences(rows: Sequence[Mapping[str, Any]], params: Annotate, kind: str =
     return found
 
 
-def summed_up(forests: Iterable[Mapping[tuple[str, int], Sequence[float]]]) -> dict[tuple[str, int], Bias]:
-    """The bias over all forests: a ratio of sums, its interval by the forests' residuals."""
-    told = list(forests)
+def pooled(forests: Iterable[Mapping[tuple[str, int], Sequence[float]]]) -> dict[tuple[str, int], Bias]:
+    """The bias over all forests: a ratio of sums, with an interval from the forests' residuals."""
+    forests = list(forests)
     found = {}
-    for key in sorted({key for forest in told for key in forest}):
-        parts = [np.array(forest.get(key, ()), dtype=np.float64) for forest in told]
+    for key in sorted({key for forest in forests for key in forest}):
+        parts = [np.array(forest.get(key, ()), dtype=np.float64) for forest in forests]
         count = sum(map(len, parts))
         mean = float(sum(part.sum() for part in parts) / count)
         residuals = sum(float((part - mean).sum()) ** 2 for part in parts)
@@ -73,16 +73,15 @@ def summed_up(forests: Iterable[Mapping[tuple[str, int], Sequence[float]]]) -> d
 
 
 def measure(params: Annotate, worlds: int, seed: int = 0, kind: str = "coin") -> dict[tuple[str, int], Bias]:
-    """The bias of the labels of trees in so many worlds, other ones for every seed; a forest that would not be whole is left
-    out."""
+    """The bias of labels of trees in `worlds` worlds, different ones per seed; an incomplete forest is dropped."""
     starts = range(0, worlds - params.tasks + 1, params.tasks)
     first = 1_000_000 * seed
     forests = (grow(params, range(first + start, first + start + params.tasks), seed, kind) for start in starts)
-    return summed_up(differences(rows, params, kind) for rows in forests)
+    return pooled(differences(rows, params, kind) for rows in forests)
 
 
 def table(biases: Mapping[tuple[str, int], Bias]) -> str:
-    """What `measure` found, a line for each depth."""
+    """The results of `measure`, one line per depth."""
     lines = ["depth  labels   " + "   ".join(f"{name + ': label - Q (95 %)':<32}{'rmse':>6}" for name in COLUMNS)]
     for depth in sorted({depth for _, depth in biases}):
         parts = []
@@ -99,7 +98,7 @@ def main() -> int:
     from stages.params import load_params
 
     parser = argparse.ArgumentParser(prog="python -m stages.claims.label_bias", description=(__doc__ or "").strip())
-    parser.add_argument("--worlds", type=int, default=1920, help="worlds, a tree in each (default: 1920)")
+    parser.add_argument("--worlds", type=int, default=1920, help="worlds, one tree each (default: 1920)")
     parser.add_argument("--iterations", type=int, help="of a tree (default: annotate.iterations)")
     parser.add_argument("--min-visits", type=int, help="of a labelled node (default: annotate.labels.min_visits)")
     parser.add_argument("--seed", type=int, default=0, help="which worlds, and what the trees draw (default: 0)")

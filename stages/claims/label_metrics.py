@@ -1,4 +1,4 @@
-"""Labels and pairs of search trees beside exact values."""
+"""Metrics of labels and pairs of search trees against exact values."""
 
 from __future__ import annotations
 
@@ -28,28 +28,31 @@ METRICS = (
     "labels",
     "tokens",
 )
-"""Of each world; see `judge`."""
+"""Per world; see `score_labels`."""
 Exact = Callable[[Sequence[Row], int], tuple[float, float]]
 """(a tree, a node of it) -> Q of the policy and Q* of the action that led there."""
 
 
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's; 0 where one of the two does not vary."""
-    from scipy.stats import rankdata
-
-    if len(first) < 2:
-        return 0.0
-    a, b = rankdata(first), rankdata(second)
-    a, b = a - a.mean(), b - b.mean()
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Pearson's; 0 if one of the two is constant."""
+    a, b = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's; 0 if one of the two is constant."""
+    from scipy.stats import rankdata
+
+    if len(first) < 2:
+        return 0.0
+    return correlation(rankdata(first), rankdata(second))
+
+
 def first_error_accuracy(trees: Iterable[Sequence[Row]], exact: Exact) -> float:
-    """Of the trees' wrong ends, the share whose first error is found: the first step on the way from which the policy never
-    succeeds, by exact Q, is also the first below which the tree knows no right end (OmegaPRM's first wrong step). 0 without
-    wrong ends."""
-    told = []
+    """Share of failed leaves whose first error is identified: the first step after which the policy never succeeds, by exact Q,
+    is also the first below which the tree has no successful leaf (OmegaPRM's first wrong step). 0 without failed leaves."""
+    hits = []
     for tree in trees:
         away = steps_to(tree, success=True)
         alive = [not row["node"] or exact(tree, row["node"])[0] > 1e-9 for row in tree]
@@ -58,12 +61,12 @@ def first_error_accuracy(trees: Iterable[Sequence[Row]], exact: Exact) -> float:
             while tree[path[-1]]["parent"]:
                 path.append(tree[path[-1]]["parent"])
             found = next((node for node in path[::-1] if away[node] is None), None)
-            told.append(found == next((node for node in path[::-1] if not alive[node]), None))
-    return sum(told) / len(told) if told else 0.0
+            hits.append(found == next((node for node in path[::-1] if not alive[node]), None))
+    return sum(hits) / len(hits) if hits else 0.0
 
 
-def judge(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> dict[str, float]:
-    """METRICS of trees (rows of `node_schema`) that cost `tokens` policy tokens.
+def score_labels(rows: Sequence[Row], params: Annotate, exact: Exact, tokens: int) -> dict[str, float]:
+    """METRICS of trees (rows of `node_schema`) that took `tokens` policy tokens.
 
     rmse_policy, rmse_best: root mean squared difference of the labels' q and Q of the policy, Q*, over labelled actions that do
     not end their episode; rank_*: Spearman's correlation with them. pair_accuracy: share of the pairs whose winner has the higher

@@ -1,10 +1,10 @@
-"""Labels and pairs of one way to annotate, judged by exact values: a run of lane labels (stages/claims/experiment.py).
+"""Labels and pairs of one annotation method against exact values: a run of lane labels (stages/claims/experiment.py).
 
-`python -m stages.claims.mcts_labels --settings FILE --result FILE` in a folder where everything before rl is done grows trees as
-FILE's section `annotate` says, seeded by its `rl.seed`: in known worlds (stages/claims/known_tree.py), where Q of the policy and
-Q* come by recursion, and by the SFT policy on keydoor, where they come by dynamic programming: Q* exactly and discounted, Q of
-the policy under the action frequencies of many of its own episodes. `annotate.stop.policy_tokens` is what a tree on keydoor may
-cost; known trees, whose actions are two tokens long and whose episodes four turns, get KNOWN_TOKENS: 40 rollouts.
+`python -m stages.claims.mcts_labels --settings FILE --result FILE`, in a workspace where everything before rl is done, grows
+trees with FILE's section `annotate`, seeded by its `rl.seed`: in known worlds (stages/claims/known_tree.py), where Q of the
+policy and Q* follow by recursion, and with the SFT policy on keydoor, where dynamic programming gives Q* (exact, discounted)
+and Q under the policy's action frequencies in many of its own episodes. `annotate.stop.policy_tokens` is the budget of a tree
+on keydoor; known trees, with actions of two tokens and episodes of four turns, have KNOWN_TOKENS: 40 rollouts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stages.annotation.search import Search
 from stages.annotation.tree import normalize_action
 from stages.annotation.units import uses_value_model
 from stages.claims.known_tree import Chat, FakeEngine, Pool, actions_in, task, value
-from stages.claims.label_metrics import judge
+from stages.claims.label_metrics import score_labels
 from stages.claims.step_credit import policy_table
 from stages.params import Params, parse_params
 from stages.records.episode import Episode, read_json, read_tasks, write_json
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
     from stages.annotation.settings import Annotate
 
 GAMMA = 0.95
-"""Of Q* on keydoor: its turn limit forgives detours, which would make nearly all actions equally good without a discount."""
+"""Of Q* on keydoor: without a discount, detours within the turn limit would make nearly all actions equally good."""
 KNOWN_WORLDS, KNOWN_TOKENS = 48, 320
 TASKS, EPISODES = 24, 64
-"""Of keydoor: tasks that are sometimes solved, and episodes of each that the policy's action frequencies are counted over."""
+"""Of keydoor: tasks that are solved sometimes but not always, and episodes per task from which action frequencies are
+estimated."""
 
 
 def known(params: Annotate, seed: int, worlds: int = KNOWN_WORLDS) -> dict[str, float]:
-    """METRICS of one tree in each of `worlds` known worlds, other ones for every seed."""
+    """METRICS of one tree in each of `worlds` known worlds, different ones per seed."""
     settings = params.model_copy(update={"stop": params.stop.model_copy(update={"policy_tokens": KNOWN_TOKENS})})
     engine = FakeEngine(width=worlds)
     names = {f"world{number:03d}": 1000 * seed + number for number in range(worlds)}
@@ -57,11 +58,11 @@ def known(params: Annotate, seed: int, worlds: int = KNOWN_WORLDS) -> dict[str, 
         return value(world, actions, kind="sure"), value(world, actions, best=True, kind="sure")
 
     tokens = sum(tree.counters["policy_tokens"] for tree in trees)
-    return judge([row for tree in trees for row in tree.rows()], settings, exact, tokens)
+    return score_labels([row for tree in trees for row in tree.rows()], settings, exact, tokens)
 
 
 class Keydoor:
-    """The SFT policy of this folder on its keydoor tasks."""
+    """The SFT policy of this workspace on its keydoor tasks."""
 
     def __init__(self, params: Params, tasks: int = TASKS, episodes: int = EPISODES) -> None:
         from stages.agent.player import EngineSettings, open_player
@@ -98,16 +99,16 @@ class Keydoor:
             )
 
     def table(self) -> Mapping[str, Mapping[str, float]]:
-        """How often the policy takes each action in each state; counted once for all runs in this folder."""
+        """Counts of the policy's actions per state, made once for all runs in this workspace."""
         path = Path(f"policy-{len(self.tasks)}-{self.episodes}.json")
         if not path.exists():
-            with locked(path.with_suffix(".lock"), wait=True):  # runs beside this one need the same table
+            with locked(path.with_suffix(".lock"), wait=True):  # concurrent runs need the same table
                 if not path.exists():
                     atomic_text(path, json.dumps(policy_table(self._play()), sort_keys=True))
         return read_json(path)
 
     def measure(self, seed: int) -> tuple[dict[str, float], int]:
-        """METRICS of one tree for each task, and the environment steps that they cost."""
+        """METRICS of one tree per task, and their environment steps."""
         from stages.environments.keydoor.exact import ExactValues, from_table
 
         table = from_table(self.table())
@@ -129,7 +130,7 @@ class Keydoor:
 
         tokens = sum(tree.counters["policy_tokens"] for tree in trees)
         steps = sum(tree.counters["environment_steps"] for tree in trees)
-        return judge([row for tree in trees for row in tree.rows()], params, exact, tokens), steps
+        return score_labels([row for tree in trees for row in tree.rows()], params, exact, tokens), steps
 
 
 @command
@@ -149,7 +150,7 @@ def main() -> int:
         params = parse_params(yaml.safe_load(options.settings.read_text(encoding="utf-8")), str(options.settings))
         section, seed = params.section("annotate", params.domains[0]), params.rl.seed or 0
         if uses_value_model(section.evaluation):
-            raise ParamsError("lane labels compares ways to annotate by rollouts; set annotate.evaluation.kind to rollout")
+            raise ParamsError("lane labels needs rollouts; set annotate.evaluation.kind to rollout")
         on_keydoor, steps = Keydoor(params, options.tasks, options.episodes).measure(seed)
     except ParamsError as error:
         print(f"mcts labels: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""reports/claims/<slug>.json: what the runs of an experiment measured so far, and what follows for its claims."""
+"""reports/claims/<slug>.json: the metrics of an experiment's runs so far, and the verdicts on its claims."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from stages.records.episode import read_json, write_json
 
 CONFIDENCE = 0.95
 ALWAYS = ("panel.success", "panel.turns", "panel.cost", "panel.tokens")
-"""Measured in every run, whatever is claimed ..."""
+"""Metrics of every run, also those that no claim needs, by lane."""
 ALWAYS_LABELS = tuple(f"labels.{world}.{metric}" for world in WORLDS for metric in METRICS)
-"""... in every run of lane labels ..."""
 ALWAYS_DESIGNS = tuple(f"designs.{metric}" for metric in DESIGN_METRICS)
-"""... of lane designs ..."""
 ALWAYS_OFFLINE = ("offline.win_rate", "offline.value_rmse", "offline.overestimation")
-"""... and in every run of lane offline_q."""
 DIGITS = 6
 
 
@@ -34,7 +31,7 @@ def result_path(root: Path, slug: str) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm under one seed; `key` is a hash of its parameters and of what is measured."""
+    """One arm with one seed; `key` is a hash of its parameters and metrics."""
 
     arm: str
     seed: int
@@ -53,19 +50,18 @@ def metrics_of(experiment: Experiment) -> list[str]:
 
 
 def required_of(experiment: Experiment, arm: str) -> list[str]:
-    """The metrics that runs of the arm must have: those measured always, and those of the claims that name it."""
+    """The metrics that runs of the arm must have: ALWAYS, and those of its claims."""
     claimed = {claim.metric for claim in experiment.claims if arm in (claim.arm, claim.against)}
     return [metric for metric in metrics_of(experiment) if metric in ALWAYS or metric in claimed]
 
 
 def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that shape a run, as far as they differ from their defaults: a setting that is new in params.yaml and leaves
-    everything as it was makes no finished run another one."""
+    """The settings that shape a run and differ from their defaults: so a new setting does not invalidate finished runs."""
     if experiment.lane == "offline_q":
         return OfflineQ.model_validate(values).model_dump(mode="json", exclude_defaults=True)
     parse = parse_search if experiment.lane == "designs" else parse_params
     shaping = parse(values, "params.yaml").model_dump(mode="json", exclude_defaults=True)
-    # How fast it is run is no part of what is run.
+    # Of the resources, those that change results.
     chosen = ("device", "precision", "tokens_per_batch")
     shaping["resources"] = {name: one for name, one in shaping.get("resources", {}).items() if name in chosen}
     for name in ("report", "merge"):
@@ -74,7 +70,7 @@ def _shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]:
-    """Seed by seed, so that what is there of an interrupted experiment is paired."""
+    """All runs, seed by seed, so that those of an interrupted experiment are paired."""
     runs = []
     for seed in experiment.seeds:
         for arm in experiment.arms:
@@ -85,42 +81,42 @@ def planned_runs(experiment: Experiment, params: Mapping[str, Any]) -> list[Run]
 
 @dataclass
 class Results:
-    """Outcomes by run name, each with the key of the parameters it was run with."""
+    """Outcomes by run name, each with its run's key."""
 
     outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
-    """Arm -> panel success of the policy it started from."""
+    """Arm -> panel success of its initial policy."""
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """What an earlier invocation wrote; empty where there is none."""
+        """The stored results; empty if there are none."""
         if not path.exists():
             return cls()
         saved = read_json(path)
         return cls(saved["runs"], saved["start"])
 
     def missing(self, runs: list[Run]) -> list[Run]:
-        """Runs not done yet, or done with other parameters."""
+        """Runs that are not done, or were done with other parameters."""
         return [run for run in runs if self.outcomes.get(run.name, {}).get("key") != run.key]
 
-    def keep_only(self, runs: list[Run]) -> None:
-        """Forget what belongs to no run of the plan."""
+    def drop_others(self, runs: list[Run]) -> None:
+        """Drop the outcomes of other runs."""
         keys = {run.name: run.key for run in runs}
         self.outcomes = {name: one for name, one in self.outcomes.items() if keys.get(name) == one["key"]}
 
-    def take_over(self, others: Iterable[Results], runs: list[Run]) -> int:
-        """What runs lack that another experiment has run already, with the same parameters, seed and metrics; how many."""
+    def reuse(self, others: Iterable[Results], runs: list[Run]) -> int:
+        """Copy missing outcomes from other experiments with equal parameters, seed and metrics; how many."""
         known = {one["key"]: (results, name, one) for results in others for name, one in results.outcomes.items()}
-        taken = [run for run in self.missing(runs) if run.key in known]
-        for run in taken:
+        reused = [run for run in self.missing(runs) if run.key in known]
+        for run in reused:
             results, name, self.outcomes[run.name] = known[run.key]
             arm = name.rpartition("/")[0]
             if arm in results.starts:
                 self.starts[run.arm] = results.starts[arm]
-        return len(taken)
+        return len(reused)
 
     def report(self, experiment: Experiment) -> dict[str, Any]:
-        """What is written: the claims with their verdicts (null while runs are missing), arms, runs, cost, commits."""
+        """The content of the file: claims with their verdicts (null while runs are missing), arms, runs, cost, commits."""
         done = list(self.outcomes.values())
         return {
             "method": experiment.method,
@@ -143,7 +139,7 @@ class Results:
         }
 
     def judge(self, experiment: Experiment, claim: Claim) -> dict[str, Any]:
-        """A claim with its metric per seed, the paired difference with its interval, and the verdict."""
+        """A claim with its metric per seed, the paired difference with its confidence interval, and the verdict."""
         judged: dict[str, Any] = claim.model_dump(exclude={"checked"})
         per_seed = {
             arm: [self.outcomes.get(f"{arm}/{seed}", {}).get("metrics", {}).get(claim.metric) for seed in experiment.seeds]

@@ -1,15 +1,14 @@
-"""step credit: how well the advantages of the step-credit methods agree with the exact ones of keydoor.
+"""step credit: agreement of the step-credit methods' advantages with exact ones on keydoor.
 
-`python -m stages.claims.step_credit` brings up the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
-search trees, value model), lets the SFT policy play groups of episodes, and compares each step's advantage under each method with
-Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are counted over further episodes. Writes
-reports/claims/step_credit_exact.json; stages/reporting/step_credit_page.py makes the page that shows it beside learning speeds.
+`python -m stages.claims.step_credit` prepares the start of the experiment reports/claims/step_credit.yaml (base model, SFT,
+search trees, value model), collects groups of episodes of the SFT policy, and compares each method's advantage per step with
+Q(s, a) - V(s) by dynamic programming under the same policy, whose action probabilities are estimated from further episodes.
+Writes reports/claims/step_credit_exact.json; stages/reporting/step_credit_page.py shows it beside learning speeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stages.claims.experiment import FOLDER, load_experiment, run_values
+from stages.claims.label_metrics import correlation
 from stages.claims.runner import ExperimentRunner, clean_commit
 from stages.params import Params, load_params, parse_params
 from stages.records.episode import Episode, read_json, read_tasks, write_json
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 SLUG = "step_credit"
 RESULT = FOLDER / "step_credit_exact.json"
 TASKS, GROUPS, COUNTED = 16, 4, 8
-"""Training tasks, groups played of each in either way, and how many times as many episodes the policy is counted from: others
-than those that are judged, in which a rare state's only action would look like all that the policy ever does there."""
+"""Training tasks, groups per task and way of branching, and the factor of further episodes from which the policy is estimated:
+separate ones, since in the scored episodes the only action in a rare state would look deterministic."""
 RESAMPLES = 1000
 
 
 @dataclass
-class Judged:
-    """One method's steps: advantage and exact advantage, [N] each, and the number of the step's task."""
+class StepAdvantages:
+    """One method's steps: advantage, exact advantage and index of the task, [N] each."""
 
     given: np.ndarray
     exact: np.ndarray
     task: np.ndarray
 
     def correlation(self) -> float:
-        """Pearson's; 0 where one of the two does not vary."""
+        """Pearson's; 0 if one of the two is constant."""
         return correlation(self.given, self.exact)
 
     def interval(self) -> tuple[float, float]:
-        """95 % of the correlations over tasks drawn with replacement."""
+        """95 % bootstrap interval of the correlation over tasks."""
         rng = np.random.default_rng(0)
         rows = [np.flatnonzero(self.task == task) for task in np.unique(self.task)]
         drawn = []
@@ -64,20 +64,13 @@ class Judged:
         return float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
 
     def same_sign(self) -> float:
-        """Share of the steps that make a difference (|exact| above 0.02) whose advantage has the exact one's sign."""
+        """Share of steps with |exact| above 0.02 whose advantage has the exact sign."""
         matters = np.abs(self.exact) > 0.02
         return float((np.sign(self.given[matters]) == np.sign(self.exact[matters])).mean()) if matters.any() else 0.0
 
 
-def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation; 0 where one of the two does not vary."""
-    a, b = first - first.mean(), second - second.mean()
-    scale = math.sqrt(float((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / scale if scale > 0 else 0.0
-
-
 def policy_table(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
-    """How often each action was taken in each state."""
+    """State -> action -> count."""
     table: dict[str, dict[str, float]] = {}
     for episode in episodes:
         for turn in episode.turns:
@@ -87,15 +80,15 @@ def policy_table(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
 
 
 def exact_values(tasks: Sequence[Task], settings: Any, episodes: Sequence[Episode]) -> dict[str, ExactValues]:
-    """Per task, values under the policy that `episodes` show."""
+    """Task -> exact values under the policy estimated from `episodes`."""
     from stages.environments.keydoor.exact import ExactValues, from_table
 
     policy = from_table(policy_table(episodes))
     return {task.task_id: ExactValues(task, settings, policy) for task in tasks}
 
 
-def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[str, ExactValues]) -> Judged:
-    """Each step's advantage in a prepared batch beside the exact one; rows are `episodes`."""
+def step_advantages(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[str, ExactValues]) -> StepAdvantages:
+    """Each step's advantage in a prepared batch, and the exact one; rows are `episodes`."""
     from stages.algorithms.parts.graph import turn_advantages
 
     numbers = {task_id: number for number, task_id in enumerate(sorted(exact))}
@@ -106,11 +99,11 @@ def judge(batch: TrajectoryBatch, episodes: Sequence[Episode], exact: Mapping[st
         given += advantages[row, : len(steps)].tolist()
         true += [step.advantage for step in steps]
         task += [numbers[episode.task_id]] * len(steps)
-    return Judged(np.array(given), np.array(true), np.array(task))
+    return StepAdvantages(np.array(given), np.array(true), np.array(task))
 
 
-class Bench:
-    """The SFT policy of `folder` on its keydoor tasks; `arms`: parameters of each method, by name."""
+class Benchmark:
+    """The SFT policy of the workspace `folder` on its keydoor tasks; `arms`: method -> parameters."""
 
     def __init__(self, folder: Path, arms: Mapping[str, Params], tasks: int = TASKS, groups: int = GROUPS) -> None:
         from stages.agent.policy import load_policy
@@ -125,7 +118,7 @@ class Bench:
         self.policy = load_policy(folder / "data/models/sft", device=str(self.processes.device), attention="sdpa")
         curated = folder / "data/curated" / self.name
         known = permutation(read_tasks(curated / "tasks.parquet", "train"), 0, "step_credit.tasks")
-        # Tasks that are always or never solved have nothing to credit.
+        # Tasks that are always or never solved have zero advantages.
         shares = read_json(folder / "data/rollouts" / self.name / "difficulty.json")
         chosen = [task for task in known if 0 < shares.get(task.task_id, 0) < 1][:tasks]
         self.tasks = sorted(chosen, key=lambda task: task.task_id)
@@ -133,7 +126,7 @@ class Bench:
             raise RunFailedError(f"in {folder} no training task is solved sometimes but not always; change sft.epochs")
 
     def play(self, params: Params, stream: str, groups: int) -> list[Episode]:
-        """`groups` groups of every task, as the method plays them."""
+        """`groups` groups of episodes per task, with the method's branching."""
         from stages.agent.active_episode import EpisodeRequest
         from stages.agent.chat import Chat
         from stages.agent.rollout import EnvironmentPool, Labels, collect
@@ -173,7 +166,7 @@ class Bench:
         return algorithm.prepare(algorithm.resample(batch, 0))
 
     def measure(self) -> dict[str, Any]:
-        """What the result file holds of each method."""
+        """The content of the result file, without the commit."""
         alone = next(params for params in self.arms.values() if not _branches(params))
         independent = self.play(alone, "step_credit", self.groups)
         branching = next(params for params in self.arms.values() if _branches(params))
@@ -184,12 +177,12 @@ class Bench:
         found = {}
         for name, (params, episodes) in plays.items():
             batch = self.prepared(params, episodes)
-            judged = judge(batch, episodes, exact)
-            low, high = judged.interval()
-            numbers = {"correlation": judged.correlation(), "low": low, "high": high, "same_sign": judged.same_sign()}
+            scored = step_advantages(batch, episodes, exact)
+            low, high = scored.interval()
+            numbers = {"correlation": scored.correlation(), "low": low, "high": high, "same_sign": scored.same_sign()}
             found[name] = {
                 **{key: round(value, 4) for key, value in numbers.items()},
-                "steps": len(judged.given),
+                "steps": len(scored.given),
                 "calls": sum(len(episode.played) for episode in episodes),
                 "merged_steps": round(batch.metrics.get("merged_steps", 0.0), 4),
             }
@@ -211,7 +204,7 @@ def _branches(params: Params) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims.step_credit", description=(__doc__ or "").strip())
     parser.add_argument("--tasks", type=int, default=TASKS, help=f"training tasks (default: {TASKS})")
-    parser.add_argument("--groups", type=int, default=GROUPS, help=f"groups of each task, in either way (default: {GROUPS})")
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"groups per task and way of branching (default: {GROUPS})")
     options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()
@@ -222,7 +215,7 @@ def main() -> int:
         runner = ExperimentRunner(root, clean_commit(root), params["resources"]["threads"])
         folder = runner.start(next(iter(values.values()))).folder
         arms = {arm: parse_params(one, f"{FOLDER}/{SLUG}.yaml: arm '{arm}'") for arm, one in values.items()}
-        result = Bench(folder, arms, options.tasks, options.groups).measure()
+        result = Benchmark(folder, arms, options.tasks, options.groups).measure()
     except (ParamsError, RunFailedError) as error:
         print(f"step credit: {error}", file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
-"""A small word-guessing game, played by many at once: where value heads are put to the test offline.
+"""A small vectorised word-guessing game, on which value heads are compared offline.
 
 Wordle's rules (stages/environments/wordle/rules.py) with few letters: a guess is answered letter by letter, the reward is 0 for
 the hidden word and -1 for any other guess, and a game ends when it is solved or after `guesses` of them. As in LMRL-Gym (Abdulhai
 et al., arXiv 2311.18232) the hidden word is not fixed: each guess is answered for one drawn from those that are still consistent,
-so that the game is stochastic to whoever plays it.
+so that the game is stochastic for the player.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Games:
     """N games of at most U guesses; all arrays [N, U]."""
 
     guess: np.ndarray
-    """Number of the word; -1 past the end."""
+    """Index of the word; -1 past the end."""
     answer: np.ndarray
     reward: np.ndarray
     real: np.ndarray
@@ -71,18 +71,18 @@ class Guessing:
         for place in range(self.settings.guesses):
             chosen = choose(guess[:, :place], answer[:, :place], consistent)
             hidden = _draw(consistent, rng)
-            told = self.answers[chosen, hidden]
-            guess[going, place], answer[going, place] = chosen[going], told[going]
-            reward[going, place] = np.where(told[going] == self.solved, 0.0, -1.0)
+            response = self.answers[chosen, hidden]
+            guess[going, place], answer[going, place] = chosen[going], response[going]
+            reward[going, place] = np.where(response[going] == self.solved, 0.0, -1.0)
             real[:, place] = going
-            consistent[going] &= self.answers[chosen[going]] == told[going, None]
-            ends = going & ((told == self.solved) | (place + 1 == self.settings.guesses))
+            consistent[going] &= self.answers[chosen[going]] == response[going, None]
+            ends = going & ((response == self.solved) | (place + 1 == self.settings.guesses))
             last[:, place] = ends
             going = going & ~ends
         return Games(guess, answer, reward, real, last)
 
     def careless(self, noise: float, *key: object) -> Choose:
-        """A player who guesses a consistent word, and with probability `noise` any word."""
+        """A player that guesses a consistent word, or with probability `noise` any word."""
         rng = np.random.default_rng(key64(*key, "careless"))
 
         def choose(guess: np.ndarray, answer: np.ndarray, consistent: np.ndarray) -> np.ndarray:

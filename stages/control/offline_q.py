@@ -1,7 +1,7 @@
-"""offline Q-learning: Q over the guesses of a small game from stored games, with any scalar head.
+"""offline Q-learning: Q over the guesses of a small game from a dataset of games, with any scalar head.
 
-`python -m stages.control.offline_q --settings FILE --result FILE` learns and judges once; the experiments of the board that have
-`lane: offline_q` (reports/claims/hl_gauss.yaml) are made of such runs. After "Stop Regressing" (Farebrother et al., arXiv
+`python -m stages.control.offline_q --settings FILE --result FILE` trains and evaluates once: a run of lane offline_q
+(reports/claims/hl_gauss.yaml). After "Stop Regressing" (Farebrother et al., arXiv
 2403.03950): DQN's targets with a target network and the regulariser of conservative Q-learning; two-hot and HL-Gauss bootstrap
 from decoded scalars, and c51 projects the whole return distribution.
 """
@@ -35,11 +35,11 @@ def pairs_of(game: Guessing, guess: np.ndarray, answer: np.ndarray) -> Tensor:
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of all W words. What is known after some guesses does not depend on their order: a state is the sum of what was
-    learnt of each guess with its answer, and how many there were; hidden layers and a head follow."""
+    """Q(s, a) of all W words. Knowledge does not depend on the order of guesses: a state is the sum of embeddings of guesses with
+    their answers, and of their number; hidden layers and a head follow."""
 
     def __init__(self, game: Guessing, settings: OfflineQ, start: float) -> None:
-        """`start`: what Q is before learning."""
+        """`start`: the initial Q."""
         super().__init__()
         self.words, width = len(game.words), settings.width
         self.pairs = nn.Embedding(1 + self.words * (game.solved + 1), width, padding_idx=0)
@@ -55,10 +55,9 @@ class QNetwork(nn.Module):
             self.output.bias.copy_(bias.repeat(self.words))
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Logits [N, U, W, outputs] before each of U guesses, from the numbers of guesses and answers [N, U]; the last is not
-        looked at."""
-        learnt = self.pairs(pairs)
-        before = torch.cat([torch.zeros_like(learnt[:, :1]), learnt[:, :-1].cumsum(1)], 1)
+        """Logits [N, U, W, outputs] before each of U guesses, from `pairs_of` [N, U], the last of which is ignored."""
+        embedded = self.pairs(pairs)
+        before = torch.cat([torch.zeros_like(embedded[:, :1]), embedded[:, :-1].cumsum(1)], 1)
         states = before + self.count(torch.arange(pairs.shape[1]))
         return self.output(self.layers(states)).unflatten(-1, (self.words, self.head.outputs))
 
@@ -67,7 +66,7 @@ class QNetwork(nn.Module):
         return self.head.decode(self(pairs))
 
 
-class Learner:
+class Trainer:
     """One run; see `OfflineQ`."""
 
     def __init__(self, settings: OfflineQ) -> None:
@@ -84,8 +83,8 @@ class Learner:
         self.target = copy.deepcopy(self.network)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate)
 
-    def learn(self) -> list[float]:
-        """Loss of every update."""
+    def train(self) -> list[float]:
+        """Train; the loss of every update."""
         rng = np.random.default_rng(key64(self.settings.seed, "offline_q", "batches"))
         losses = []
         for update in range(self.settings.updates):
@@ -143,16 +142,16 @@ class Learner:
         return self.network.values(pairs)[:, -1].argmax(-1).numpy()
 
     @torch.no_grad()
-    def judge(self) -> dict[str, float]:
-        """win_rate and mean_return of the greedy player; value_rmse: error of Q of the guesses in held-out games, against their
-        discounted returns without noise (where the target evaluates the stored player, its floor is their spread);
-        overestimation: what Q promises at the first guess, less what the greedy player then gets."""
+    def evaluate(self) -> dict[str, float]:
+        """win_rate and mean_return of the greedy player; value_rmse: error of Q of the guesses in held-out games against their
+        discounted returns without noise (for targets that evaluate the behaviour policy, at least the returns' spread);
+        overestimation: the largest Q at the first guess minus the greedy player's return."""
         settings, gamma = self.settings, self.settings.gamma
         played = self.game.play(settings.play, self.greedy, settings.seed, "judged")
         pairs = pairs_of(self.game, self.held_out.guess, self.held_out.answer)
         action = torch.from_numpy(np.maximum(self.held_out.guess, 0))
-        told = self.network.values(pairs).gather(2, action[..., None])[..., 0].numpy()
-        errors = (told - self.held_out.returns(gamma))[self.held_out.real]
+        predicted = self.network.values(pairs).gather(2, action[..., None])[..., 0].numpy()
+        errors = (predicted - self.held_out.returns(gamma))[self.held_out.real]
         promised = float(self.network.values(torch.zeros(1, 1, dtype=torch.int64)).max())
         return {
             "win_rate": float(played.solved.mean()),
@@ -167,12 +166,12 @@ def _cut(games: Games, rows: Any) -> Games:
 
 
 def run(settings: OfflineQ) -> dict[str, float]:
-    """Learn once; what `judge` found, and the losses of the first and the last tenth of the updates."""
-    learner = Learner(settings)
-    losses = learner.learn()
+    """Train once; the metrics of `evaluate`, and the mean losses of the first and last tenth of the updates."""
+    trainer = Trainer(settings)
+    losses = trainer.train()
     tenth = max(1, len(losses) // 10)
     return {
-        **learner.judge(),
+        **trainer.evaluate(),
         "loss_first": sum(losses[:tenth]) / tenth,
         "loss_last": sum(losses[-tenth:]) / tenth,
     }

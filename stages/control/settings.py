@@ -21,26 +21,26 @@ class Game(Section):
     def _enough(self) -> Game:
         if self.words > self.alphabet**self.letters:
             raise ValueError(
-                f"words: {self.words} of {self.letters} letters out of {self.alphabet} are wanted, and there are "
+                f"words: {self.words} words of {self.letters} letters do not exist: an alphabet of {self.alphabet} makes only "
                 f"{self.alphabet**self.letters}; lower words, or raise alphabet"
             )
         return self
 
 
 class OfflineQ(Section):
-    """Q over guesses, learnt from stored games."""
+    """Q over guesses, learnt from an offline dataset of games."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     game: Game = Game()
     games: Count = 4000
-    """Stored games of a careless player, a tenth more to measure errors on."""
+    """Games of a careless player in the dataset; a tenth more are held out."""
     carelessness: Share = 0.5
-    """Chance that a stored guess is any word."""
+    """Probability that a guess in the dataset is a random word."""
     noise: NonNegative = 0.0
-    """A uniform draw from [0, noise] is added to every stored reward."""
+    """A uniform draw from [0, noise] is added to every reward of the dataset."""
     target: Literal["max", "sarsa", "monte_carlo"] = "max"
-    """max: r + gamma max_a Q(s', a); sarsa: r + gamma Q(s', a') with the guess that was made; monte_carlo: the stored return. The
-    latter two evaluate the stored player."""
+    """max: r + gamma max_a Q(s', a); sarsa: r + gamma Q(s', a') with the guess that was made; monte_carlo: the return. The latter
+    two evaluate the behaviour policy."""
     gamma: Share = 0.95
     conservative: NonNegative = 0.1
     """Weight of logsumexp_a Q(s, a) - Q(s, a_t)."""
@@ -53,7 +53,7 @@ class OfflineQ(Section):
     target_every: Count = 50
     """Updates between copies of the weights to the target network."""
     play: Count = 400
-    """Games that the greedy player of Q is judged by."""
+    """Games of the greedy player in the evaluation."""
 
     @model_validator(mode="after")
     def _support(self) -> OfflineQ:

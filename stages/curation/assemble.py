@@ -1,4 +1,4 @@
-"""From checked records to the tasks that stay: build, clean, and fill up what cleaning took away."""
+"""Builds and cleans tasks from checked records, and replaces those that cleaning rejects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stages.records.task import SPLITS, Split, Task
 from stages.runtime.progress import Progress
 
 ShowBuilding = Callable[[int], AbstractContextManager[Progress]]
-"""Number of records -> a progress bar for building them."""
+"""Number of records -> progress bar."""
 
 
 @dataclass
 class Assembly:
-    """`tasks` sorted by split (train, valid, test) and id; `unused` counts the good records that nobody asked for: more than were
-    wanted, or of a difficulty that the domain's settings give no weight."""
+    """`tasks` sorted by split (train, valid, test) and id; `unused`: number of valid records beyond the requested counts, or of
+    a difficulty with weight 0 in the domain's settings."""
 
     tasks: list[Task] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Assembly:
 def _build(
     domain: Domain, records: Sequence[Mapping[str, Any]], folder: Path, workers: int, show: ShowBuilding | None
 ) -> list[Task]:
-    """`Domain.build`, with a bar where the domain tells of its progress."""
+    """`Domain.build`, with a progress bar if the domain reports progress."""
     build: Callable[..., list[Task]] = domain.build
     if show is None or "built" not in inspect.signature(build).parameters:
         return build(records, folder, workers)
@@ -45,8 +45,8 @@ def _build(
 def build_tasks(
     domain: Domain, records: Sequence[RawRecord], folder: Path, workers: int, show: ShowBuilding | None = None
 ) -> tuple[list[Task], list[Rejection]]:
-    """Build `records` in a fresh `folder`. A record that the domain names as one it can't build is rejected, the rest is
-    built again without it. Raises ValueError if the domain's message names none of the records."""
+    """Build `records` in a fresh `folder`. A record that the domain's error names is rejected, and the rest built again. Raises
+    ValueError if the error names none of the records."""
     remaining = list(records)
     rejections: list[Rejection] = []
     while True:
@@ -58,7 +58,7 @@ def build_tasks(
             named = [record for record in remaining if record.task_id in str(error)]
             if not named:
                 raise
-            # The longest id, where one id is part of another.
+            # The longest id, since one id may be part of another.
             culprit = max(named, key=lambda record: len(record.task_id))
             rejections.append(Rejection.of(culprit, "not_buildable", str(error)))
             remaining.remove(culprit)
@@ -67,37 +67,33 @@ def build_tasks(
 def assemble(
     domain: Domain,
     records: Sequence[RawRecord],
-    asked: Mapping[Split, int],
+    requested: Mapping[Split, int],
     folder: Path,
     workers: int,
     max_length: int,
     show: ShowBuilding | None = None,
 ) -> Assembly:
-    """At most `asked[split]` clean tasks of each split, with what they need below `folder`.
-
-    Where cleaning takes tasks away, the next unused records take their places. Raises ValueError as `build_tasks` does.
-    """
+    """At most `requested[split]` clean tasks of each split, with their files below `folder`. Rejected tasks are replaced by the
+    next unused records. Raises ValueError as `build_tasks` does."""
     result = Assembly()
     unique, result.rejections = drop_duplicate_records(records)
     sources = {record.task_id: record for record in unique}
     queues = {split: order_by_mix([r for r in unique if r.split == split], domain)[::-1] for split in SPLITS}
     unwanted = len(unique) - sum(map(len, queues.values()))
-    chosen = {split: [queues[split].pop() for _ in range(min(asked[split], len(queues[split])))] for split in SPLITS}
+    chosen = {split: [queues[split].pop() for _ in range(min(requested[split], len(queues[split])))] for split in SPLITS}
     while True:
         picked = [record for split in SPLITS for record in chosen[split]]
         tasks, rejections = build_tasks(domain, picked, folder, workers, show)
         kept, faulty = reject_faulty(tasks, task_faults(tasks, domain, max_length), sources)
         rejections += faulty
         result.rejections += rejections
-        gone = {rejection.task_id for rejection in rejections}
-        refilled = False
-        for split in SPLITS:
-            chosen[split] = [record for record in chosen[split] if record.task_id not in gone]
-            while len(chosen[split]) < asked[split] and queues[split]:
-                chosen[split].append(queues[split].pop())
-                refilled = True
-        if not gone and not refilled:
+        rejected = {rejection.task_id for rejection in rejections}
+        if not rejected:
             break
+        for split in SPLITS:
+            chosen[split] = [record for record in chosen[split] if record.task_id not in rejected]
+            while len(chosen[split]) < requested[split] and queues[split]:
+                chosen[split].append(queues[split].pop())
     result.tasks = sorted(kept, key=lambda task: (SPLITS.index(task.split), task.task_id))
     result.unused = unwanted + sum(len(queue) for queue in queues.values())
     return result

@@ -1,4 +1,4 @@
-"""Cleaning: duplicates, overlap between splits, and length. Each rule returns what stays and a rejection for what goes."""
+"""Cleaning: duplicates, overlap between splits, and length. Rules return the accepted items and the rejections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
 def pieces(text: str) -> list[str]:
-    """Words and punctuation marks in lower case. A tokenizer hardly ever needs fewer tokens than these."""
+    """Words and punctuation marks in lower case: in practice a lower bound on the number of tokens."""
     return _PIECE.findall(text.lower())
 
 
@@ -44,12 +44,12 @@ def _signature(task: Task) -> str:
 
 
 def task_faults(tasks: Sequence[Task], domain: Domain, max_length: int) -> dict[str, tuple[str, str]]:
-    """task_id -> (reason, detail) of the tasks that can't stay.
+    """task_id -> (reason, detail) of the tasks to reject, checking test, then valid, then train, so that training data never
+    affects the test split.
 
-    "split_overlap": its world (cluster) also serves a split that is checked first (test, then valid, then train), or it shares
-    entities with a test task. "near_duplicate": prompt and spec equal those of an earlier task but for case, spaces or
-    punctuation. "too_long": the prompt alone has more words and marks than the model's `max_length`. "empty": no prompt.
-    The test split comes first, so that what is trained on never decides what is tested on.
+    "split_overlap": its world (cluster) is used by an earlier split, or it shares entities with a test task. "near_duplicate":
+    prompt and spec equal an earlier task's except for case, spaces and punctuation. "too_long": the prompt alone has more words
+    and marks than the model's `max_length`. "empty": no prompt.
     """
     faults: dict[str, tuple[str, str]] = {}
     owner: dict[str, str] = {}
@@ -69,7 +69,7 @@ def task_faults(tasks: Sequence[Task], domain: Domain, max_length: int) -> dict[
             elif signature in signatures:
                 faults[task.task_id] = "near_duplicate", f"reads like '{signatures[signature]}'"
             elif length == 0:
-                faults[task.task_id] = "empty", "the prompt holds no words"
+                faults[task.task_id] = "empty", "the prompt has no words"
             elif length > max_length:
                 faults[task.task_id] = "too_long", f"the prompt has {length} words and marks, model.max_length is {max_length}"
             else:
@@ -95,7 +95,7 @@ def transcript(episode: Episode) -> list[str]:
 
 
 def similarity(a: Sequence[str], b: Sequence[str]) -> float:
-    """2M / T for M matching pieces of T in both (Ratcliff and Obershelp); 1 for equal sequences, 0 for nothing in common."""
+    """Ratcliff-Obershelp similarity, from 0 to 1 for equal sequences."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 

@@ -1,4 +1,4 @@
-"""The data report: what was kept, what was rejected and why, and how difficult and long it is."""
+"""The data report: accepted and rejected tasks with reasons, difficulty and length."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ from stages.runtime.workers import worker_pool
 from stages.seeding import stream
 
 DRAWS = 6
-"""Tries for one noisy demonstration, since random actions may spoil the task or never come up."""
+"""Attempts at one noisy demonstration, since random actions may make the task fail, or none may be drawn."""
 
 UNSOLVED = ("no_expert_action", "turn_limit", "failed")
-"""Reasons of `fault` which say that a task was not solved."""
+"""Reasons of `fault` that mean the task was not solved."""
 
 
 @dataclass(frozen=True)
 class DemonstrationPlan:
-    """What is asked of each task."""
+    """Settings of all demonstrations."""
 
     curate: Curate
     seed: int
@@ -40,7 +40,7 @@ class DemonstrationPlan:
 
 @dataclass
 class Demonstrations:
-    """Of one task, or of many added up."""
+    """Of one or more tasks."""
 
     episodes: list[Episode] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -51,10 +51,10 @@ class Demonstrations:
 
 
 def play_out(
-    environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None], *, whole: bool = True
+    environment: Environment, task: Task, name: str, policy_hash: str, choose: Callable[[], str | None], *, complete: bool = True
 ) -> Episode | None:
-    """One episode of `task` with the actions of `choose`, from its start to its end. Where that has no action to give: None, or,
-    if it need not be `whole`, what was played until then."""
+    """One episode of `task` with the actions of `choose`. If that returns None before the end: None, or the episode so far
+    unless it must be `complete`."""
     prompt = opening(task.prompt, environment.reset(task).text)
     episode = Episode(
         episode_id=f"{task.task_id}/{name}",
@@ -72,7 +72,7 @@ def play_out(
     while True:
         action = choose()
         if action is None:
-            if whole:
+            if complete:
                 return None
             episode.reward = sum(turn.reward for turn in episode.turns)
             return episode
@@ -103,10 +103,8 @@ def play_out(
 
 
 def play(domain: Domain, environment: Environment, task: Task, noise: float, key: tuple[object, ...]) -> Episode | None:
-    """One episode of `task`; with probability `noise` per turn a random admissible action instead of the expert's.
-
-    `key` fixes the random draws. Returns None if the expert knows no action from where the episode got.
-    """
+    """One episode of `task`; with probability `noise` per turn a random admissible action instead of the expert's, drawn by
+    `key`. None if the expert has no action in some state."""
     rng = stream("demonstration", task.task_id, *key)
     random_actions = 0
 
@@ -123,7 +121,7 @@ def play(domain: Domain, environment: Environment, task: Task, noise: float, key
 
 
 def fault(episode: Episode | None, kept: Sequence[Episode], plan: DemonstrationPlan) -> str | None:
-    """Why a demonstration can't stay; None if it can."""
+    """The reason to reject a demonstration, or None."""
     if episode is None:
         return "no_expert_action"
     if not episode.success:
@@ -138,10 +136,8 @@ def fault(episode: Episode | None, kept: Sequence[Episode], plan: DemonstrationP
 
 
 def demonstrate(domain: Domain, environment: Environment, task: Task, plan: DemonstrationPlan) -> Demonstrations:
-    """The demonstrations of one task that stay, and the reasons of those that don't.
-
-    A noisy demonstration is drawn anew, at most `DRAWS` times, until one succeeds and differs from those kept before it.
-    """
+    """The accepted demonstrations of one task, and the reasons for rejecting others. A noisy demonstration is redrawn, at most
+    `DRAWS` times, until one succeeds and differs from the earlier ones."""
     result = Demonstrations()
     curate = plan.curate
     wanted = [("expert", index, 0.0, 1) for index in range(curate.expert_demonstrations)]
@@ -159,9 +155,8 @@ def demonstrate(domain: Domain, environment: Environment, task: Task, plan: Demo
 
 
 def check_expert(name: str, shown: Demonstrations, curate: Curate) -> list[str]:
-    """A line if the expert of domain `name` solved less than half of what it was asked to show, none if it did well or was not
-    asked. Raises ValueError if none of its demonstrations (of the noisy ones, where there are to be no others) can be learnt
-    from."""
+    """A warning if the expert of domain `name` solved less than half of the tasks. Raises ValueError if all its demonstrations
+    (all noisy ones, if no others were requested) were rejected."""
     if not curate.expert_demonstrations and not (curate.noisy_demonstrations and curate.noise):
         return []
     kind, policy = ("expert", EXPERT) if curate.expert_demonstrations else ("noisy", NOISY)
@@ -171,15 +166,15 @@ def check_expert(name: str, shown: Demonstrations, curate: Curate) -> list[str]:
     causes = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     if not kept:
         raise ValueError(
-            f"domain {name}: none of the expert's {tries} demonstrations can be learnt from ({causes}): mend the domain's "
-            f"expert() or per_domain.{name}.environment (too_long: raise model.max_length), or go without an expert by "
+            f"domain {name}: none of the expert's {tries} demonstrations is usable ({causes}): fix the domain's "
+            f"expert() or per_domain.{name}.environment (too_long: raise model.max_length), or train without an expert with "
             f"per_domain.{name}.curate: {{expert_demonstrations: 0, noisy_demonstrations: 0}}"
         )
-    if kind == "noisy" or 2 * unsolved <= tries:  # noisy ones are drawn anew until one succeeds
+    if kind == "noisy" or 2 * unsolved <= tries:  # noisy ones are redrawn until one succeeds
         return []
     return [
-        f"domain {name}: the expert solved {tries - unsolved} of {tries} tasks that it was to demonstrate ({causes}); what it "
-        "does not solve, nobody shows: see the domain's expert() and its settings"
+        f"domain {name}: the expert solved only {tries - unsolved} of {tries} tasks ({causes}); the others have no "
+        "demonstration: check the domain's expert() and its settings"
     ]
 
 
@@ -198,10 +193,8 @@ def _work(task: Task) -> Demonstrations:
 def demonstrate_all(
     domain: Domain, folder: Path, tasks: Sequence[Task], plan: DemonstrationPlan, workers: int
 ) -> Iterator[Demonstrations]:
-    """The demonstrations of each task, in the order of `tasks`, whatever the number of processes.
-
-    `folder` holds what `Domain.build` wrote. With more than one worker, the domain is loaded by its name in each.
-    """
+    """The demonstrations of each task, in the order of `tasks` for any number of `workers`, each of which loads the domain by
+    name. `folder`: the output of `Domain.build`."""
     if workers > 1 and len(tasks) > 1:
         arguments = (domain.name, domain.settings.model_dump(), folder, plan)
         with worker_pool(workers, _start_worker, arguments) as pool:

@@ -1,9 +1,9 @@
-"""Game records: what players of several strengths did, to learn from off-policy; failures belong to them.
+"""Game records: games by players of several strengths, failures included, for off-policy learning.
 
-One JSON object a line of data/raw/<domain>.games.jsonl: task_id, player, game (its number), actions, and settings, a hash of
-those of the domain's that a game depends on. Rewards and what is shown are those of today's settings, since records are played
-again. `python -m stages.curation games DOMAIN --count N --seed S > data/raw/DOMAIN.games.jsonl` lets a domain's players play the
-training tasks that curate takes of data/raw/DOMAIN.jsonl.
+Each line of data/raw/<domain>.games.jsonl is a JSON object: task_id, player, game (its number), actions, and settings, a hash of
+the domain settings that a game depends on. Records are replayed, so rewards and observations are those of the current settings.
+`python -m stages.curation games DOMAIN --count N --seed S > data/raw/DOMAIN.games.jsonl` has a domain's players play the training
+tasks that curate takes from data/raw/DOMAIN.jsonl.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from stages.records.task import Task
 from stages.seeding import stream
 
 PLAYER = "player:"
-"""`policy_hash` of a game record's episode is this and the player's name."""
+"""Prefix of the player's name in `policy_hash` of a game record's episode."""
 _FIELDS: dict[str, type] = {"task_id": str, "player": str, "game": int, "actions": list, "settings": str}
 
 
 @dataclass
 class Games:
-    """Episodes of the records that could be played again, and why the others were left out."""
+    """Episodes of the records that could be replayed, and the reasons for rejecting others."""
 
     episodes: list[Episode] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
     unused: int = 0
-    """Good records of tasks that are not among the training tasks."""
+    """Valid records of other tasks than the training tasks."""
 
     def report(self) -> dict[str, Any]:
-        """Plain JSON: per player the games, and the share of them that succeeded; what was left out."""
+        """Games and success rate per player, and rejections, for JSON."""
         players: dict[str, list[bool]] = {}
         for episode in self.episodes:
             players.setdefault(episode.policy_hash.removeprefix(PLAYER), []).append(episode.success)
@@ -59,10 +59,8 @@ def settings_hash(settings: DomainSettings) -> str:
 
 
 def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` records; tasks take turns, and players are drawn by their weights. `folder` holds what `Domain.build` wrote.
-
-    Raises ValueError for a domain that has no players.
-    """
+    """`count` records, cycling through the tasks, with players drawn by weight. `folder`: the output of `Domain.build`. Raises
+    ValueError for a domain without players."""
     if not hasattr(domain, "players"):
         raise ValueError(f"domain {domain.name} has no players: it lacks the methods players() and player_action()")
     weights: Mapping[str, float] = domain.players()
@@ -88,7 +86,7 @@ def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, see
 
 
 def check_game(line: bytes, domain: Domain) -> dict[str, Any]:
-    """A record from one line. Raises ValueError, whose message is a short reason, for one that is no game of these settings."""
+    """A record from one line. Raises ValueError, with a short reason, unless it is a game with the domain's settings."""
     try:
         record = parse_object(line)
     except ValueError as error:
@@ -103,7 +101,7 @@ def check_game(line: bytes, domain: Domain) -> dict[str, Any]:
 
 
 def read_games(path: Path, domain: Domain, folder: Path, tasks: Sequence[Task]) -> Games:
-    """Play the records of `path` again; only those of `tasks` (training tasks) are kept. `folder` as for `make_games`."""
+    """Replay the records of `path` that belong to `tasks` (training tasks). `folder`: as for `make_games`."""
     games, known = Games(), {task.task_id: task for task in tasks}
     environment = domain.make(folder)
     for line in path.read_bytes().splitlines():
@@ -120,7 +118,7 @@ def read_games(path: Path, domain: Domain, folder: Path, tasks: Sequence[Task]) 
 
 
 def replay(environment: Environment, task: Task, record: Mapping[str, Any]) -> Episode:
-    """The episode of a record. Raises ValueError where its actions do not end with the episode."""
+    """The episode of a record. Raises ValueError unless the episode ends with its last action."""
     left = iter(record["actions"])
     choose: Callable[[], str | None] = lambda: next(left, None)  # noqa: E731
     episode = play_out(environment, task, f"game-{record['game']:06d}", f"{PLAYER}{record['player']}", choose)

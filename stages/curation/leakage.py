@@ -1,5 +1,4 @@
-"""Whether a text tells a task of the frozen panel: its words and marks are compared, whatever their case and the white space
-between them."""
+"""Finds prompts of frozen panel tasks in texts, comparing words and marks regardless of case and white space."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ from collections.abc import Iterable
 from stages.curation.cleaning import pieces
 
 WHOLE_LINES = 8
-"""A prompt of fewer words and marks counts only where it fills whole lines: "what is 3+4?" is part of many a sentence."""
+"""A prompt of fewer words and marks must fill whole lines to match: "what is 3+4?" is part of many sentences."""
 
 
 def normalised(text: str) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Words and marks of a text, its compatibility characters (full width and the like) made plain and all in lower case, and the
-    places at which its lines begin, the end's among them."""
+    """Words and marks of a text (NFKC, lower case), and the positions where its lines begin, including the end."""
     found: list[str] = []
     starts = {0}
     for line in unicodedata.normalize("NFKC", text).casefold().splitlines():
@@ -25,8 +23,8 @@ def normalised(text: str) -> tuple[tuple[str, ...], frozenset[int]]:
 
 
 class PanelPrompts:
-    """The prompts that test tasks alone have. Some domains tell every task in the same words: a prompt that another split has as
-    well gives nothing away."""
+    """The prompts of test tasks that no other split shares; a shared prompt is not a leak, since some domains use one prompt for
+    all tasks."""
 
     def __init__(self, test: Iterable[str], others: Iterable[str]) -> None:
         common = {normalised(prompt)[0] for prompt in others}
@@ -36,8 +34,8 @@ class PanelPrompts:
             if words and words not in common:
                 self._by_first[words[0]].setdefault(words, prompt)
 
-    def told(self, text: str) -> str | None:
-        """The first prompt that stands in `text`: anywhere, or if it is short (WHOLE_LINES) on lines of its own; or None."""
+    def find(self, text: str) -> str | None:
+        """The first prompt found in `text`, anywhere or, if it is short (WHOLE_LINES), on its own lines; or None."""
         words, starts = normalised(text)
         for place, word in enumerate(words):
             for prompt, original in self._by_first.get(word, {}).items():

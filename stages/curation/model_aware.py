@@ -1,10 +1,9 @@
-"""Model-aware data selection (Yu et al., arXiv 2510.11701): which tasks teach a given policy something, and in what mix.
+"""Model-aware data selection (Yu et al., arXiv 2510.11701): selects and mixes tasks by a policy's success rates.
 
-Each task is tried several times by the SFT policy (the rollout stage, `rollout.attempts`; the paper's 8); what it always or never
-solves is dropped, the rest is dealt into easy, medium and hard, and drawn so that the mix is that of a model that trains well.
-This is curation by what a policy can do, and the curate stage comes before there is one: rollout measures, and rl draws by
-these functions (`rl.selection`). reports/rollout/<domain>.json holds the mix of its own policy (`buckets`), to be copied into
-`rl.selection.target` of another run.
+The SFT policy attempts each task several times (the rollout stage, `rollout.attempts`; 8 in the paper). Tasks that it always or
+never solves are dropped; the others are divided into easy, medium and hard and sampled to match a target mix. rollout measures,
+and rl samples with these functions (`rl.selection`). reports/rollout/<domain>.json has the mix of its own policy (`buckets`), to
+copy into `rl.selection.target` of another run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def bucket(success: float, easy_min: float, hard_max: float) -> str | None:
 
 
 def histogram(measured: Mapping[str, float], easy_min: float = 0.75, hard_max: float = 0.25) -> dict[str, int]:
-    """Number of tasks in each bucket and of those `dropped`, from success by task."""
+    """Number of tasks in each bucket and of those `dropped`, from success rates by task."""
     counts = dict.fromkeys((*BUCKETS, "dropped"), 0)
     for success in measured.values():
         counts[bucket(success, easy_min, hard_max) or "dropped"] += 1
@@ -32,7 +31,7 @@ def histogram(measured: Mapping[str, float], easy_min: float = 0.75, hard_max: f
 
 
 def shares(measured: Mapping[str, float], easy_min: float, hard_max: float, target: Mapping[str, float]) -> dict[str, float]:
-    """Drawing weights, of mean 1, of the tasks that are kept: each bucket that has tasks weighs in proportion to `target`."""
+    """Sampling weights, of mean 1, of the tasks that are not dropped; non-empty buckets are weighted by `target`."""
     places = {task: bucket(success, easy_min, hard_max) for task, success in sorted(measured.items())}
     counts = {name: sum(place == name for place in places.values()) for name in BUCKETS}
     weights = {

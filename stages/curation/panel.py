@@ -1,7 +1,5 @@
-"""Frozen evaluation panels: the test tasks of a domain, the settings and worlds they are played in, named by a hash.
-
-Results of different panels are never compared.
-"""
+"""Frozen evaluation panels: a domain's test tasks with their environment settings and worlds, identified by a hash. Results of
+different panels are never compared."""
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ from stages.records.task import Split, Task
 
 
 class PanelMismatchError(ValueError):
-    """Results of different panels were about to be compared, or a panel's tasks or worlds are not those it was frozen with."""
+    """Results of different panels would be compared, or a panel's tasks or worlds changed after it was frozen."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Test tasks in the order of their ids, and the environment settings and worlds in which they are played."""
+    """Test tasks in the order of their ids, with their environment settings and worlds."""
 
     domain: str
     tasks: tuple[Task, ...]
     environment: Mapping[str, Any]
     worlds: Mapping[str, str]
-    """SHA-256 of each file that the tasks are played in, by its path below the folder of worlds."""
+    """SHA-256 of each world file, by its path below the folder of worlds."""
 
     @property
     def hash(self) -> str:
@@ -42,7 +40,7 @@ class Panel:
 
 
 def _world_files(domain: Domain, tasks: Sequence[Task], worlds: Path) -> list[str]:
-    """Files below `worlds` that `tasks` are played in, sorted: what the domain names, or all files if it does not say."""
+    """Files below `worlds` that `tasks` use, sorted: the domain's `world_files`, or all files."""
     files_of = getattr(domain, "world_files", None)
     if files_of is None:
         return sorted(path.relative_to(worlds).as_posix() for path in worlds.rglob("*") if path.is_file())
@@ -50,9 +48,9 @@ def _world_files(domain: Domain, tasks: Sequence[Task], worlds: Path) -> list[st
 
 
 def make_panel(domain: Domain, tasks: Sequence[Task], worlds: Path, split: Split = "test") -> Panel:
-    """The panel of the test tasks among `tasks`, which `domain` has built below the folder `worlds`; or of another split's."""
+    """The panel of the tasks of `split`, which `domain` has built below the folder `worlds`."""
     test = sorted((task for task in tasks if task.split == split), key=lambda task: task.task_id)
-    # Through JSON, so that a panel just made equals the same panel read back (integer keys become strings).
+    # Through JSON, so that a new panel equals the same panel read back (integer keys become strings).
     environment = json.loads(json.dumps(domain.settings.model_dump(mode="json")))
     files = {file: _digest(worlds / file) for file in _world_files(domain, test, worlds)}
     return Panel(domain.name, tuple(test), environment, files)
@@ -78,16 +76,16 @@ def write_panel(path: Path, panel: Panel) -> None:
 def read_panel(folder: Path) -> Panel:
     """The panel of a curated folder (panel.json, tasks.parquet, worlds).
 
-    Raises PanelMismatchError if its tasks, settings or worlds are not those that it was frozen with.
+    Raises PanelMismatchError if its tasks, settings or worlds changed after it was frozen.
     """
-    frozen, again = read_json(folder / "panel.json"), "run the curate stage again and evaluate every model anew"
+    frozen, again = read_json(folder / "panel.json"), "run the curate stage again and re-evaluate every model"
     tasks, worlds = read_tasks(folder / "tasks.parquet", "test"), frozen.get("worlds", {})
     paths = {file: folder / "worlds" / file for file in worlds}
     changed = sorted(file for file, path in paths.items() if not path.is_file() or _digest(path) != worlds[file])
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise PanelMismatchError(
-            f"{folder / 'worlds'}: {', '.join(changed[:3])}{more} missing or not what panel.json was frozen with; {again}"
+            f"{folder / 'worlds'}: {', '.join(changed[:3])}{more} missing or changed since panel.json was frozen; {again}"
         )
     panel = Panel(frozen["domain"], tuple(sorted(tasks, key=lambda task: task.task_id)), frozen["environment"], worlds)
     if panel.hash != frozen["hash"]:

@@ -1,7 +1,7 @@
 """Raw records: one JSON object per line of data/raw/<domain>.jsonl. Nothing is dropped silently.
 
-`python -m stages.curation raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` makes such a file from a domain's recipes,
-with the settings that params.yaml has for it.
+`python -m stages.curation raw DOMAIN --count N --seed S > data/raw/DOMAIN.jsonl` generates such a file from a domain's recipes
+and its settings in params.yaml.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stages.runtime.validation import brief
 
 @dataclass(frozen=True)
 class RawRecord:
-    """A checked record and where it came from; `file` is relative to the repository."""
+    """A checked record and its source; `file` is relative to the repository."""
 
     record: Mapping[str, Any]
     file: str
@@ -37,7 +37,7 @@ class RawRecord:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why something was left out. `reason` is a short class that is counted, `detail` says what exactly was wrong."""
+    """A rejected record or task: `reason` is a short class that is counted, `detail` the explanation."""
 
     reason: str
     detail: str
@@ -57,7 +57,7 @@ class Rejection:
 
 
 def parse_line(line: bytes, domain: Domain) -> dict[str, Any]:
-    """A raw record from one line. Raises ValueError saying what is wrong with it."""
+    """A raw record from one line. Raises ValueError if it is invalid."""
     record = parse_object(line)
     for key in ("task_id", "split"):
         if not isinstance(record.get(key), str) or not record[key]:
@@ -85,16 +85,13 @@ def read_raw(path: Path, label: str, domain: Domain) -> tuple[list[RawRecord], l
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """A record as it stands in a raw file, without the line's end."""
+    """A record as a line of a raw file, without the line break."""
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 def make_raw(domain: Domain, asked: Mapping[Split, int], seed: int) -> tuple[list[RawRecord], list[Rejection]]:
-    """Records straight from a domain's recipes, enough for `asked` (split -> tasks) where the domain makes that many.
-
-    For domains that ship no raw file. `recipes` decides how splits share a count, so the count is doubled, at most twice,
-    until every split has what was asked.
-    """
+    """Records from the recipes of a domain without a raw file: `asked` tasks per split, if the domain makes that many. `recipes`
+    divides a count among the splits, so the count is doubled, at most twice, until every split has enough."""
     label = f"recipes of domain {domain.name}"
     records: list[RawRecord] = []
     rejections: list[Rejection] = []
@@ -107,10 +104,8 @@ def make_raw(domain: Domain, asked: Mapping[Split, int], seed: int) -> tuple[lis
 
 
 def unlike_settings(records: Sequence[RawRecord], domain: Domain, file: str) -> list[str]:
-    """A line if the kinds of `records` are not those that the domain's settings give, else none.
-
-    A domain may bring `record_kinds(record) -> set[str]` and `recipe_kinds() -> set[str]`; without them nothing is said.
-    """
+    """A warning if the kinds of `records` differ from those of the domain's settings. Needs the domain's optional methods
+    `record_kinds(record) -> set[str]` and `recipe_kinds() -> set[str]`."""
     kinds_of = getattr(domain, "record_kinds", None)
     if kinds_of is None or not records:
         return []
@@ -120,11 +115,11 @@ def unlike_settings(records: Sequence[RawRecord], domain: Domain, file: str) -> 
     if wanted - found:
         differences.append(f"no record has {', '.join(sorted(wanted - found))}")
     if found - wanted:
-        differences.append(f"records have {', '.join(sorted(found - wanted))}, which the settings do not name")
+        differences.append(f"records have {', '.join(sorted(found - wanted))}, which the settings lack")
     if not differences:
         return []
     command = f"python -m stages.curation raw {domain.name} --count {len(records)} --seed 0 > {file}"
     return [
-        f"{file} was made with other settings than those of per_domain.{domain.name}.environment in params.yaml: "
-        f"{'; '.join(differences)}; make it again with '{command}'"
+        f"{file} was made with other settings than per_domain.{domain.name}.environment in params.yaml: "
+        f"{'; '.join(differences)}; regenerate it with '{command}'"
     ]

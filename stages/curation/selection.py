@@ -1,4 +1,4 @@
-"""Which raw records become tasks: at most so many per split, with the wanted mix of difficulty."""
+"""Orders raw records by the target mix of difficulties."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from stages.environments.protocol import Domain
 
 
 def order_by_mix(records: Sequence[RawRecord], domain: Domain) -> list[RawRecord]:
-    """`records` so ordered that every prefix has about the difficulty mix the domain's settings ask for.
-
-    A domain may bring `record_difficulty(record) -> float` and `difficulty_weights() -> {difficulty: weight}`; levels of weight 0
-    are left out. A domain without them is taken in the order of its raw file.
-    """
+    """`records` in an order in which every prefix has about the difficulty mix of the domain's settings: its optional methods
+    `record_difficulty(record) -> float` and `difficulty_weights() -> {difficulty: weight}`. Levels of weight 0 are left out.
+    Without these methods the order is unchanged."""
     difficulty = getattr(domain, "record_difficulty", None)
     if difficulty is None:
         return list(records)

@@ -24,9 +24,9 @@ class Curate(Section):
     noisy_demonstrations: Annotated[int, Field(ge=0)] = 1
     """Per training task."""
     noise: Share = 0.25
-    """Chance that a noisy demonstration's action is a random admissible one."""
+    """Probability that an action of a noisy demonstration is a random admissible one."""
     near_duplicate: Share = 0.97
-    """Demonstrations of one task at least this similar (token sequence ratio) count as duplicates."""
+    """Demonstrations of one task at least this similar (token sequence ratio) are duplicates."""
     imports: list[str] = []
     """Demonstrations and preference pairs from elsewhere: files below data/raw (docs/exchange.md)."""
 
@@ -35,7 +35,7 @@ class Curate(Section):
     def _watched(cls, value: list[str]) -> list[str]:
         for name in value:
             if not watched(name) or PurePosixPath(name).suffix not in (".jsonl", ".parquet"):
-                raise ValueError(f"names {name}; imports are .jsonl or .parquet files below data/raw, where DVC sees them change")
+                raise ValueError(f"lists {name}; imports must be .jsonl or .parquet files below data/raw, which DVC tracks")
         if len(set(value)) != len(value):
             raise ValueError(f"lists a file twice: {value}")
         return value

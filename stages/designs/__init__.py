@@ -1,2 +1,1 @@
-"""Search over agent designs: what surrounds a trained model (workflow, memory, planning, decoding), chosen by measured
-success."""
+"""Search over agent designs: workflow, memory, planning and decoding around a trained model, chosen by measured success."""

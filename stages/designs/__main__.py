@@ -1,8 +1,8 @@
-"""design: one step of a search over agent designs; `python -m flows.design` takes all of them.
+"""design: one step of a search over agent designs; `python -m flows.design` runs all of them.
 
-Says, as JSON, what is to be evaluated next and in which folder `python -m stages.evaluate` is to do it; `--ended SECONDS` takes
-up what was evaluated there, `--failed WHY` that it could not be. In the end: reports/design/<method>.json, read by the report,
-and <method>.yaml, the best design, to be written into params.yaml by `python -m stages.params --apply`.
+Prints, as JSON, the next design and the folder in which to run `python -m stages.evaluate`; `--ended SECONDS` collects its
+result, `--failed WHY` records that the design was rejected. The last step writes reports/design/<method>.json, read by the
+report, and <method>.yaml, the best design, which `python -m stages.params --apply` writes into params.yaml.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stages.tracking import open_tracker
 
 
 def finish(root: Path, session: Session, params: SearchParams) -> dict[str, Any]:
-    """Write the results, and tell MLflow of them where they are new; what to say of them."""
+    """Write the results, and log them to MLflow if they are new; a summary of them."""
     results, path = session.results(), root / RESULTS / f"{params.design.method}.json"
     if not path.exists() or read_json(path) != results:
         write_json(path, results)
@@ -68,8 +68,8 @@ def main() -> int:
         metavar="KEY=VALUE",
         help="overrides for this search, such as design.budget=20",
     )
-    parser.add_argument("--ended", type=float, metavar="SECONDS", help="the evaluation under way has ended, after so long")
-    parser.add_argument("--failed", default="", metavar="WHY", help="... and the design could not be run")
+    parser.add_argument("--ended", type=float, metavar="SECONDS", help="the pending evaluation has ended after SECONDS")
+    parser.add_argument("--failed", default="", metavar="WHY", help="... because the stage rejected the design")
     options = parser.parse_args()
     die_with_parent()
     root = Path.cwd()

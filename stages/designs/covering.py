@@ -8,30 +8,29 @@ from itertools import combinations, product
 from stages.seeding import stream
 
 TRIES, CANDIDATES = 4, 10
-"""Arrays that are made, and rows tried for each row of one."""
+"""Arrays generated, and candidates per row."""
 Row = tuple[int, ...]
 Combination = tuple[tuple[int, ...], tuple[int, ...]]
-"""Places of factors, and an option of each."""
+"""Indices of factors, and an option of each."""
 
 
 def combinations_of(sizes: Sequence[int], strength: int) -> set[Combination]:
-    """All that an array of this strength must cover; factors of `sizes` options each."""
+    """All combinations that an array of this strength must cover, given the number of options per factor."""
     return {
-        (places, options)
-        for places in combinations(range(len(sizes)), min(strength, len(sizes)))
-        for options in product(*(range(sizes[place]) for place in places))
+        (factors, options)
+        for factors in combinations(range(len(sizes)), min(strength, len(sizes)))
+        for options in product(*(range(sizes[factor]) for factor in factors))
     }
 
 
 def uncovered(rows: Sequence[Row], sizes: Sequence[int], strength: int) -> set[Combination]:
-    """What no row has; empty for a covering array."""
-    left = combinations_of(sizes, strength)
-    return {one for one in left if not any(_has(row, one) for row in rows)}
+    """Combinations that no row has; empty for a covering array."""
+    return {one for one in combinations_of(sizes, strength) if not any(_has(row, one) for row in rows)}
 
 
 def _has(row: Row, combination: Combination) -> bool:
-    places, options = combination
-    return all(row[place] == option for place, option in zip(places, options, strict=True))
+    factors, options = combination
+    return all(row[factor] == option for factor, option in zip(factors, options, strict=True))
 
 
 def covering_array(sizes: Sequence[int], strength: int, seed: int) -> list[Row]:
@@ -42,8 +41,8 @@ def covering_array(sizes: Sequence[int], strength: int, seed: int) -> list[Row]:
 
 
 def _array(sizes: Sequence[int], strength: int, key: tuple[object, ...]) -> list[Row]:
-    """Greedily: each row is, of CANDIDATES that start from an open combination and take up the factors in a random order, the one
-    that covers most of what is open (AETG, Cohen et al. 1997)."""
+    """Greedy construction (AETG, Cohen et al. 1997): each row is the one of CANDIDATES that covers most uncovered combinations; a
+    candidate starts from an uncovered combination and sets the other factors in random order."""
     left = combinations_of(sizes, strength)
     rows: list[Row] = []
     while left:
@@ -58,12 +57,14 @@ def _array(sizes: Sequence[int], strength: int, key: tuple[object, ...]) -> list
 def _candidate(sizes: Sequence[int], left: Sequence[Combination], key: tuple[object, ...]) -> Row:
     rng = stream(*key)
     row = dict(zip(*rng.choice(left), strict=True))
-    others = [place for place in range(len(sizes)) if place not in row]
+    others = [factor for factor in range(len(sizes)) if factor not in row]
     rng.shuffle(others)
-    for place in others:
-        counts = [0] * sizes[place]
-        for places, options in left:
-            if place in places and all(row.get(other, option) == option for other, option in zip(places, options, strict=True)):
-                counts[options[places.index(place)]] += 1
-        row[place] = rng.choice([option for option, count in enumerate(counts) if count == max(counts)])
-    return tuple(row[place] for place in range(len(sizes)))
+    for factor in others:
+        counts = [0] * sizes[factor]
+        for factors, options in left:
+            if factor in factors and all(
+                row.get(other, option) == option for other, option in zip(factors, options, strict=True)
+            ):
+                counts[options[factors.index(factor)]] += 1
+        row[factor] = rng.choice([option for option, count in enumerate(counts) if count == max(counts)])
+    return tuple(row[factor] for factor in range(len(sizes)))

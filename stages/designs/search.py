@@ -1,7 +1,7 @@
-"""The next design to evaluate, as a function of those that were: so a search that was stopped goes on from its nodes.
+"""The next design to evaluate, as a pure function of those evaluated: a stopped search resumes from its nodes.
 
-agentswift: the design that params.yaml has; labels for the value model (a covering array over components, then by turns promising
-and poor designs); then the tree. unguided: the tree alone, its candidates drawn at random. random: any design not evaluated yet.
+agentswift: the design in params.yaml; labels for the value model (a covering array over components, then promising and poor
+designs in turn); then the tree. unguided: the tree only, with random candidates. random: any design not evaluated yet.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 from stages.designs.covering import covering_array
-from stages.designs.settings import Design as Settings
+from stages.designs.settings import DesignSettings
 from stages.designs.space import COMPONENTS, DECODING, FACTORS, Design, Space
 from stages.designs.tree import Node, node_probabilities
 from stages.designs.value_model import ValueModel, acquisition
 from stages.seeding import stream
 
 DUPLICATES = 40
-"""Proposals in a row that were evaluated already, before a design is drawn at random."""
+"""Known proposals in a row after which a design is drawn at random."""
 POOL = 2000
-"""Designs that the balanced labels are chosen from."""
-MANY = 0.2
-"""Share of refused turns, or of episodes that a limit cut, that refinement answers to."""
+"""Designs that balanced labels are chosen from."""
+FREQUENT = 0.2
+"""Share of rejected actions, or of truncated episodes, from which refinement reacts to them."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A design to evaluate next; the fields are those of the `Node` that it becomes."""
+    """The next design to evaluate; its fields become those of a `Node`."""
 
     design: Design
     parent: int
@@ -43,17 +43,15 @@ class Proposal:
 class Search:
     """Proposes designs of `space`. `value_model` is fitted on the nodes before each proposal; None for methods without one."""
 
-    def __init__(self, space: Space, settings: Settings, seed: int, value_model: ValueModel | None) -> None:
+    def __init__(self, space: Space, settings: DesignSettings, seed: int, value_model: ValueModel | None) -> None:
         if (value_model is None) == (settings.method == "agentswift"):
-            raise ValueError(
-                f"method {settings.method} and {'no' if value_model is None else 'a'} value model do not go together"
-            )
+            raise ValueError(f"method {settings.method} takes {'a' if value_model is None else 'no'} value model")
         self.space, self.settings, self.seed, self.value_model = space, settings, seed, value_model
         self.designs = space.all()
         self._covering = self._covering_designs()
 
     def _covering_designs(self) -> list[Design]:
-        """Rows of the covering array as designs, decoding as in the root, each once."""
+        """Unique designs from the rows of the covering array, with the root's decoding."""
         if self.value_model is None:
             return []
         axes, found = self.space.axes(), []
@@ -65,8 +63,7 @@ class Search:
         return list(dict.fromkeys(found))
 
     def propose(self, nodes: Sequence[Node]) -> Proposal | None:
-        """The next design after `nodes`, which came of earlier proposals in this order; None when all designs were evaluated or
-        the budget is spent."""
+        """The next design after `nodes`, the earlier proposals in order; None when the budget is spent or no design is left."""
         done = {node.design for node in nodes}
         left = [design for design in self.designs if design not in done]
         if not left or len(nodes) >= self.settings.budget:
@@ -86,7 +83,7 @@ class Search:
     # ---- labels -------------------------------------------------------------------------------------------------------------
 
     def _label(self, nodes: Sequence[Node], left: Sequence[Design], rng: Random) -> Proposal | None:
-        """The next of the value model's labels; None when it has them all."""
+        """The next label for the value model; None when it has all of them."""
         assert self.value_model is not None
         labels, open_ones = self.settings.labels, set(left)
         for design in self._covering:
@@ -120,8 +117,8 @@ class Search:
         return Proposal(design, 0, "random", *(self._predicted(design) if guided else ()), reused=DUPLICATES)
 
     def _expand(self, nodes: Sequence[Node], parent: int, done: set[Design], rng: Random) -> Design | None:
-        """Recombination, then mutation, then refinement; each passes the best of its candidates on, or what it was given where
-        none looks better. None if that leads to nothing new."""
+        """Recombination, then mutation, then refinement, each keeping the best of its input and its candidates. None if that
+        yields no new design."""
         pool = [node.design for node in nodes if not node.failed]
         design = nodes[parent].design
         design = self._best([design, *self.recombined(design, pool, rng)], rng)
@@ -131,7 +128,7 @@ class Search:
         return self._best(fresh, rng) if fresh else None
 
     def _best(self, candidates: Sequence[Design], rng: Random) -> Design:
-        """By the value model, ties in canonical order; at random without one."""
+        """The best by the value model, ties in canonical order; a random one without a value model."""
         ordered = sorted(dict.fromkeys(candidates), key=self.space.order)
         if self.value_model is None:
             return rng.choice(ordered)
@@ -140,46 +137,46 @@ class Search:
         return ordered[int(np.argmax(acquisition(mean, std, labels.kappa, 1) if tree.rank == "ucb" else mean))]
 
     def _some(self, candidates: list[Design], design: Design, rng: Random) -> list[Design]:
-        """At most `tree.proposals` different ones, other than `design`."""
+        """At most `tree.proposals` distinct candidates other than `design`."""
         different = [one for one in dict.fromkeys(map(self.space.canonical, candidates)) if one != design]
         return rng.sample(different, min(self.settings.tree.proposals, len(different)))
 
     def _with(self, design: Design, changes: dict[int, object]) -> Design:
-        return tuple(changes.get(place, value) for place, value in enumerate(design))
+        return tuple(changes.get(index, value) for index, value in enumerate(design))
 
     def recombined(self, design: Design, pool: Sequence[Design], rng: Random) -> list[Design]:
         """`design` with one component of another evaluated design."""
         found = []
-        for places in COMPONENTS.values():
-            for other in dict.fromkeys(tuple(one[place] for place in places) for one in pool):
-                found.append(self._with(design, dict(zip(places, other, strict=True))))
+        for indices in COMPONENTS.values():
+            for other in dict.fromkeys(tuple(one[index] for index in indices) for one in pool):
+                found.append(self._with(design, dict(zip(indices, other, strict=True))))
         return self._some(found, design, rng)
 
     def mutated(self, design: Design, rng: Random) -> list[Design]:
-        """`design` with another option of one factor that is no decoding."""
-        found = [self._with(design, {place: option}) for place in self.space.free() for option in self.space.options[place]]
+        """`design` with another option of one factor outside decoding."""
+        found = [self._with(design, {index: option}) for index in self.space.free() for option in self.space.options[index]]
         return self._some(found, design, rng)
 
     def refined(self, design: Design, parent: Node, rng: Random) -> list[Design]:
-        """`design` with one decoding factor a step up or down; first the steps that answer to how the parent failed."""
+        """`design` with one decoding factor a step up or down, remedies for the parent's failures first."""
         steps = {}
-        for place in self.space.free(DECODING):
-            options = self.space.options[place]
-            at = options.index(design[place])
+        for index in self.space.free(DECODING):
+            options = self.space.options[index]
+            at = options.index(design[index])
             for step in (-1, 1):
                 if 0 <= at + step < len(options):
-                    steps[FACTORS[place].name, step] = self.space.canonical(self._with(design, {place: options[at + step]}))
-        asked = [steps[step] for step in remedies(parent.failures) if step in steps]
-        first = [one for one in dict.fromkeys(asked) if one != design][: self.settings.tree.proposals]
+                    steps[FACTORS[index].name, step] = self.space.canonical(self._with(design, {index: options[at + step]}))
+        preferred = [steps[step] for step in remedies(parent.failures) if step in steps]
+        first = [one for one in dict.fromkeys(preferred) if one != design][: self.settings.tree.proposals]
         others = [one for one in self._some(list(steps.values()), design, rng) if one not in first]
         return [*first, *others][: self.settings.tree.proposals]
 
 
 def remedies(failures: Mapping[str, float]) -> list[tuple[str, int]]:
-    """Steps of decoding that answer to failures: cooler, narrower draws and more of them where actions are refused, warmer and
-    wider ones where episodes run into a limit with actions that are understood."""
-    if failures.get("refused", 0.0) >= MANY:
+    """Decoding steps against failures: cooler, narrower and more draws if actions are rejected, warmer and wider ones if episodes
+    are truncated although actions are valid."""
+    if failures.get("refused", 0.0) >= FREQUENT:
         return [("temperature", -1), ("top_p", -1), ("draws", 1), ("max_tokens", 1)]
-    if failures.get("cut", 0.0) >= MANY:
+    if failures.get("cut", 0.0) >= FREQUENT:
         return [("temperature", 1), ("top_p", 1), ("max_tokens", 1)]
     return []

@@ -1,7 +1,7 @@
-"""One search, step by step: what is to be evaluated next, what was found, and what came of it in the end.
+"""One search, step by step, and its results.
 
-Designs are chosen by validation tasks; the best few, and the design that params.yaml has, are played again on further ones; the
-best there and the one of params.yaml play the frozen panels, once, to be told side by side.
+Designs are scored on validation tasks. The best few and the default, the design in params.yaml, are confirmed on further
+validation tasks; the winner there and the default play the frozen panels once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from stages.agent.model_names import model_names
 from stages.designs.evaluations import DesignEvaluations, DesignScore
 from stages.designs.search import Proposal, Search
-from stages.designs.settings import Design as Settings
+from stages.designs.settings import DesignSettings
 from stages.designs.space import Design
 from stages.designs.tree import Node, visits
 from stages.designs.value_model import FittedValueModel
@@ -27,8 +27,8 @@ from stages.runtime.validation import ParamsError
 
 RESULTS = Path("reports") / "design"
 DIGITS = 6
-NOT_THE_SEARCH = {"budget", "confirm"}
-"""Settings that change only how long a search goes on, and what follows it."""
+NOT_SHAPING = {"budget", "confirm"}
+"""Settings that change only the length of a search, and what follows it."""
 
 
 def best_so_far(scores: Sequence[float]) -> list[float]:
@@ -36,17 +36,17 @@ def best_so_far(scores: Sequence[float]) -> list[float]:
     return [max(scores[: count + 1]) for count in range(len(scores))]
 
 
-def journal_key(settings: Settings, seed: int) -> str:
-    """16 hex digits over what shapes a search. Of searches without the factor `per_token` it is what it was before that one was
-    there, so that they go on."""
-    shaping = settings.model_dump(mode="json", exclude=NOT_THE_SEARCH)
+def journal_key(settings: DesignSettings, seed: int) -> str:
+    """16 hex digits over the settings that shape a search; without the factor `per_token`, equal to the key of searches from
+    before that factor, which so resume."""
+    shaping = settings.model_dump(mode="json", exclude=NOT_SHAPING)
     if settings.space.per_token is None:
         del shaping["space"]["per_token"]
     return params_hash({**shaping, "seed": seed})
 
 
 class Session:
-    """The search that `evaluations.params.design` describes, resumed where it was."""
+    """The search that, resumed from its journal."""
 
     def __init__(self, evaluations: DesignEvaluations) -> None:
         self.evaluations, self.settings, self.space = evaluations, evaluations.params.design, evaluations.space
@@ -64,12 +64,10 @@ class Session:
     def _write(self) -> None:
         write_json(self.path, {"nodes": [node.to_json() for node in self.nodes], "pending": self.pending})
 
-    # ---- what is to be done -------------------------------------------------------------------------------------------------
-
     def step(self, seconds: float | None = None, failed: str = "") -> dict[str, Any] | None:
-        """Take up the evaluation under way, if it has ended (after `seconds`; `failed`: that it could not be run, and why), and
-        say what to evaluate next: its `place`, `kind` and so on. None when all is done. Raises ParamsError if the design that
-        params.yaml has could not be run."""
+        """Collect the pending evaluation, if it ended after `seconds` (`failed`: why the design was rejected), and return the
+        next one with its `folder` and `kind`. None when the search is done. Raises ParamsError if the default design was
+        rejected."""
         if self.pending is not None and seconds is not None:
             kind, design = self.pending["kind"], self.space.restored(self.pending["design"])
             if failed and (kind == "panel" or design == self.space.root):
@@ -86,7 +84,7 @@ class Session:
         return None
 
     def _next(self) -> tuple[str, Proposal] | None:
-        """Kind and proposal of the next evaluation; those of finalists only where they were not made yet."""
+        """Kind and proposal of the next evaluation; finalists only if not evaluated before."""
         proposal = self.search.propose(self.nodes)
         if proposal is not None:
             return "search", proposal
@@ -117,22 +115,20 @@ class Session:
         self.pending = None
         self._write()
 
-    # ---- what came of it ----------------------------------------------------------------------------------------------------
-
     def finalists(self) -> list[Design]:
-        """The best so many by score, ties to the one evaluated first, and the root."""
-        living = [node for node in self.nodes if not node.failed]
-        best = sorted(living, key=lambda node: -node.score)[: self.settings.confirm.designs]
+        """The best `confirm.designs` by score, ties to the one evaluated first, and the default."""
+        valid = [node for node in self.nodes if not node.failed]
+        best = sorted(valid, key=lambda node: -node.score)[: self.settings.confirm.designs]
         return list(dict.fromkeys([*(node.design for node in best), self.space.root]))
 
     def winner(self) -> Design:
-        """The finalist that scored best on the confirming tasks; of equal ones the one that scored better before."""
+        """The finalist with the best confirmation score, ties to the better search score."""
         scores = {node.design: node.score for node in self.nodes}
         confirmed = {design: self.evaluations.result("confirm", design) for design in self.finalists()}
         return max(confirmed, key=lambda design: (confirmed[design].score if confirmed[design] else -1.0, scores[design]))
 
     def _panel(self, design: Design) -> dict[str, Any]:
-        """Winner beside default, paired."""
+        """Panel success of default and winner, with their paired comparison."""
         evaluate, rows = self.evaluations.params.evaluate, self.evaluations.rows
         domains = self.evaluations.params.domains
         sides = {name: rows("panel", one) for name, one in (("default", self.space.root), ("winner", design))}
@@ -152,7 +148,7 @@ class Session:
         return found
 
     def _rank_correlation(self) -> float | None:
-        """Spearman's, of predictions and scores of the tree's designs; None where there are too few to tell."""
+        """Spearman's correlation of predictions and scores of the tree's designs; None if there are too few."""
         pairs = [(node.predicted, node.score) for node in self.nodes if node.origin == "tree" and node.predicted is not None]
         if len({a for a, _ in pairs}) < 3 or len({b for _, b in pairs}) < 2:
             return None
@@ -160,14 +156,16 @@ class Session:
 
     def _node(self, number: int, visited: int) -> dict[str, Any]:
         node = self.nodes[number]
-        told = {key: getattr(node, key) for key in ("parent", "origin", "score", "error", "predicted", "std", "reused", "failed")}
+        fields = {
+            key: getattr(node, key) for key in ("parent", "origin", "score", "error", "predicted", "std", "reused", "failed")
+        }
         by_domain = {name: list(pair) for name, pair in node.by_domain.items()}
         named = {"name": self.space.name(node.design), "label": self.space.label(node.design)}
-        return {**told, **named, "by_domain": by_domain, "failures": dict(node.failures), "visits": visited}
+        return {**fields, **named, "by_domain": by_domain, "failures": dict(node.failures), "visits": visited}
 
     def overlay(self, design: Design) -> str:
-        """The design as YAML to be written over params.yaml: all models go on playing, and one that chooses does so beside
-        them."""
+        """The design as an overlay of params.yaml, as YAML: all models are still evaluated, and a design that chooses among
+        draws in addition."""
         values = self.space.overrides(design)
         (player,) = values["evaluate"]["models"]
         models = [*model_names(self.evaluations.params.domains), player] if "+" in player else None
@@ -175,25 +173,25 @@ class Session:
         return f"# {self.space.label(design)}; played by {player}\n{yaml.safe_dump(values, sort_keys=False)}"
 
     def results(self) -> dict[str, Any]:
-        """What reports/design/<method>.json holds, once `step` has said that all is done."""
+        """The content of reports/design/<method>.json, once `step` returns None."""
         winner = self.winner()
         counts = visits([node.parent for node in self.nodes])
         finalists = []
         for design in self.finalists():
             confirmed = self.evaluations.result("confirm", design)
             assert confirmed is not None
-            before = next(node for node in self.nodes if node.design == design)
+            node = next(one for one in self.nodes if one.design == design)
             finalists.append(
                 {
                     "name": self.space.name(design),
                     "label": self.space.label(design),
-                    "search": [before.score, before.error],
+                    "search": [node.score, node.error],
                     "confirm": [confirmed.score, confirmed.error],
                 }
             )
         return {
             "settings": {**self.settings.model_dump(mode="json", exclude={"space"}), "seed": self.seed},
-            "space": {name: list(options) for name, options in self.space.told.items()},
+            "space": {name: list(options) for name, options in self.space.factor_options.items()},
             "designs": len(self.search.designs),
             "default": self.space.name(self.space.root),
             "nodes": [self._node(number, count) for number, count in enumerate(counts)],

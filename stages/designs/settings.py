@@ -20,14 +20,14 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class DesignSpace(Section):
-    """Options of each factor; numbers in rising order, null behind them. What `evaluate` has is always one of them."""
+    """Options of each factor; ordered factors are sorted, null last. The option in `evaluate` is always added."""
 
     model: Annotated[list[str], Field(min_length=1)] | None = None
-    """Who plays: of sft, rl@<domain>, merged, merged_linear; null: all of them."""
+    """Of sft, rl@<domain>, merged, merged_linear; null: all of them."""
     choose: list[Literal["none", "logprob", "vote", "q", "value"]] = ["none", "logprob", "vote"]
     """How an action is chosen among several draws."""
     per_token: Annotated[list[bool], Field(min_length=1)] | None = None
-    """Whether logprob and value go by scores per token; null: no factor, but what evaluate.best_of.per_token is."""
+    """Whether logprob and value average scores over tokens; null: not a factor, evaluate.best_of.per_token applies."""
     think: list[Literal["none", "plan", "reflect", "both"]] = ["none", "plan"]
     window: list[Window] = [1, 2, 4, None]
     recall: list[Literal["none", "action", "task", "both"]] = ["none", "action", "task"]
@@ -49,49 +49,49 @@ class DesignSpace(Section):
 
 
 class Labels(Section):
-    """Designs that are evaluated for the value model to learn from, before the tree grows. They count towards the budget."""
+    """Designs that are evaluated to train the value model, before the tree grows. They are part of the budget."""
 
     strength: Annotated[int, Field(ge=0, le=3)] = 1
-    """Of the covering array over components: every combination of the options of so many factors occurs; 0: none."""
+    """Strength of the covering array: every combination of the options of this many factors occurs; 0: no array."""
     balanced: Annotated[int, Field(ge=0)] = 8
-    """Then so many by turns where the model finds a design promising, mean + kappa std, and poor, -mean + kappa std."""
+    """Further labels, alternately the most promising design by mean + kappa std and the poorest by -mean + kappa std."""
     kappa: NonNegative = 2.0
 
 
 class DesignTree(Section):
     lam: Share = 0.3
-    """Share of the selection probability that is the same for every evaluated design."""
+    """Share of the selection probability that is uniform over evaluated designs."""
     alpha: NonNegative = 20.0
     """Sharpness, per unit of success in [0, 1]."""
     beta: Share = 0.3
     """Weight of uncertainty in selection."""
     uncertainty: Literal["error", "std"] = "error"
-    """error: how far the prediction was from the score, beyond the score's own standard error; std: the prediction's."""
+    """error: the prediction error beyond the score's standard error; std: the prediction's standard deviation."""
     subtract_noise: bool = True
-    """error: leave out what is within one standard error of the score."""
+    """error: subtract the score's standard error."""
     backup: Literal["mean", "max", "none"] = "mean"
-    """What of its descendants' scores and uncertainties an evaluated design is selected by, its own among them."""
+    """How scores and uncertainties of a design and its descendants are combined for selection."""
     proposals: Count = 4
-    """Candidates of each operation."""
+    """Candidates per operation."""
     rank: Literal["mean", "ucb"] = "mean"
-    """What candidates are ranked by: the prediction, or that plus `labels.kappa` standard deviations."""
+    """Candidates are ranked by the predicted mean, or (ucb) by mean + labels.kappa std."""
 
 
 class DesignConfirm(Section):
-    """The best are played again on other validation tasks, since the best of many noisy scores is too high."""
+    """The best designs are evaluated again on other validation tasks, since the best of many noisy scores is biased upwards."""
 
     designs: Count = 3
     tasks: Annotated[int, Field(ge=2)] = 24
     """Per domain."""
 
 
-class Design(Section):
+class DesignSettings(Section):
     method: Literal["agentswift", "unguided", "random"] = "agentswift"
-    """unguided: the tree alone, without a value model; random: designs drawn at random."""
+    """unguided: the tree without a value model; random: random designs."""
     seed: Seed | None = None
     """null: `seed`."""
     budget: Count = 40
-    """Designs evaluated, the first one (what `evaluate` has) and labels included."""
+    """Designs evaluated, including the default and labels."""
     tasks: Annotated[int, Field(ge=2)] = 48
     """Validation tasks per domain."""
     attempts: Annotated[int, Field(ge=1, le=256)] = 2
@@ -105,26 +105,26 @@ class Design(Section):
     confirm: DesignConfirm = DesignConfirm()
 
     @model_validator(mode="after")
-    def _used(self) -> Design:
+    def _used(self) -> DesignSettings:
         if self.tree.uncertainty == "std" and self.method != "agentswift":
-            raise ValueError(f"tree.uncertainty: std is the value model's, and method {self.method} has none; set it to error")
+            raise ValueError(f"tree.uncertainty: std needs a value model, and method {self.method} has none; set it to error")
         return self
 
 
 class SearchParams(Params):
     """params.yaml, and the search's own settings as the section `design`."""
 
-    design: Design = Design()
+    design: DesignSettings = DesignSettings()
 
 
 def parse_search(values: Mapping[str, Any], source: str = "params.yaml") -> SearchParams:
-    """Check `values`: params.yaml with a section `design`. Raises ParamsError."""
+    """Validate `values`: params.yaml with a section `design`. Raises ParamsError."""
     return parse_as(SearchParams, values, source)
 
 
 def load_search(root: Path, changes: Sequence[str] = ()) -> tuple[dict[str, Any], SearchParams]:
-    """The values of params.yaml, and with SETTINGS as `design`, checked; both after overrides such as `design.budget=20`.
-    Raises ParamsError."""
+    """The values of params.yaml, and the validated parameters with SETTINGS as `design`, both after overrides such as
+    `design.budget=20`. Raises ParamsError."""
     path = root / SETTINGS
     load_params(root / "params.yaml")
     values: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
@@ -139,9 +139,9 @@ def load_search(root: Path, changes: Sequence[str] = ()) -> tuple[dict[str, Any]
         values = deep_merge(values, nested)
     changed = " with --set" if changes else ""
     try:
-        Design.model_validate(values["design"])
+        DesignSettings.model_validate(values["design"])
     except ValidationError as error:
-        raise ParamsError(explain(error, Design, f"{SETTINGS}{changed}")) from error
+        raise ParamsError(explain(error, DesignSettings, f"{SETTINGS}{changed}")) from error
     params = parse_search(values, f"params.yaml{changed}")
     check_domains(params)
     return {name: value for name, value in values.items() if name != "design"}, params

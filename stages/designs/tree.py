@@ -1,7 +1,7 @@
-"""AgentSwift's search tree over evaluated designs: which of them the next one is made from. Pure functions of numbers.
+"""AgentSwift's search tree over evaluated designs: selection of the next parent. Pure functions of numbers.
 
 E_i = alpha ((1 - beta) s_i + beta u_i - max_j s_j);  P(i) = lambda / n + (1 - lambda) exp(E_i) / sum_j exp(E_j)
-over all n evaluated designs; u_i is how far the value model's prediction was from the score.
+over all n evaluated designs; u_i is the error of the value model's prediction.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ CARD = Card(
 
 @dataclass(frozen=True)
 class Node:
-    """An evaluated design. Scores lie in [0, 1]; a design that could not be run has score 0 and says why in `failed`."""
+    """An evaluated design with a score in [0, 1]; a rejected design has score 0 and the reason in `failed`."""
 
     design: Design
     parent: int
-    """Number of the node that it was made from; -1 for the first."""
+    """Index of the node that it was derived from; -1 for the first."""
     origin: str
     """root | covering | promising | poor | tree | random."""
     score: float
     error: float
     """Standard error of the score."""
     by_domain: Mapping[str, tuple[float, float]]
-    """Domain -> its score there and the standard error."""
+    """Domain -> score and standard error."""
     predicted: float | None = None
-    """What the value model said before the design was evaluated, if there was one, and ..."""
+    """The value model's prediction before the evaluation, if there was a model, with standard deviation `std`."""
     std: float | None = None
-    """... its standard deviation."""
     failures: Mapping[str, float] = field(default_factory=dict)
-    """Shares: `refused` of its actions, `cut` of its episodes (by a limit)."""
+    """`refused`: share of its actions that were rejected; `cut`: share of its episodes that were truncated."""
     failed: str = ""
     reused: int = 0
-    """Proposals before it that had been evaluated already."""
+    """Proposals before it that had been evaluated before."""
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -66,12 +65,12 @@ class Node:
 
 
 def surprise(score: float, predicted: float, error: float = 0.0) -> float:
-    """u = |score - predicted|, less what the score's standard error `error` explains."""
+    """u = max(0, |score - predicted| - error), `error` being the score's standard error."""
     return max(0.0, abs(score - predicted) - error)
 
 
 def uncertainties(nodes: Sequence[Node], tree: DesignTree) -> list[float]:
-    """u of each node; 0 where nothing was predicted, or where the design could not be run."""
+    """u of each node; 0 without a prediction or for a rejected design."""
     found = []
     for node in nodes:
         if node.predicted is None or node.failed:
@@ -84,8 +83,7 @@ def uncertainties(nodes: Sequence[Node], tree: DesignTree) -> list[float]:
 
 
 def backed_up(values: Sequence[float], parents: Sequence[int], how: str) -> list[float]:
-    """Each value with those of its descendants: their mean, their largest, or (none) without them. A parent comes before its
-    children."""
+    """Each value combined with those of its descendants: mean, max, or none. Parents precede children."""
     if how == "none":
         return list(values)
     sums, counts, largest = list(values), [1] * len(values), list(values)
@@ -99,7 +97,7 @@ def backed_up(values: Sequence[float], parents: Sequence[int], how: str) -> list
 
 
 def visits(parents: Sequence[int]) -> list[int]:
-    """How many evaluated designs lie at or below each."""
+    """Number of designs in each subtree."""
     counts = [1] * len(parents)
     for child in range(len(parents) - 1, -1, -1):
         if parents[child] >= 0:
@@ -116,19 +114,19 @@ def selection_probabilities(
     beta: float,
     failed: Sequence[bool] | None = None,
 ) -> np.ndarray:
-    """P [n] (see the module). Failed designs have the uniform share alone. Raises ValueError without designs."""
+    """P [n] (see the module). Rejected designs have only the uniform share. Raises ValueError without designs."""
     s, u = np.asarray(scores, dtype=np.float64), np.asarray(uncertainty, dtype=np.float64)
     if not len(s):
-        raise ValueError("nothing to select from: no design was evaluated")
+        raise ValueError("no design was evaluated")
     weight = (1 - beta) * s + beta * u
-    living = ~np.asarray(failed, dtype=bool) if failed is not None and not all(failed) else np.ones(len(s), dtype=bool)
-    # The largest exponent is taken off in place of max s: it cancels all the same, and nothing overflows.
-    exponents = np.exp(alpha * (weight - weight[living].max())) * living
+    valid = ~np.asarray(failed, dtype=bool) if failed is not None and not all(failed) else np.ones(len(s), dtype=bool)
+    # The largest exponent is subtracted instead of max s: it cancels as well, and nothing overflows.
+    exponents = np.exp(alpha * (weight - weight[valid].max())) * valid
     return lam / len(s) + (1 - lam) * exponents / exponents.sum()
 
 
 def node_probabilities(nodes: Sequence[Node], tree: DesignTree, beta: float) -> np.ndarray:
-    """P [n] of evaluated designs, their scores and uncertainties backed up."""
+    """P [n] of evaluated designs, from backed-up scores and uncertainties."""
     parents = [node.parent for node in nodes]
     scores = backed_up([node.score for node in nodes], parents, tree.backup)
     known = backed_up(uncertainties(nodes, tree), parents, tree.backup)

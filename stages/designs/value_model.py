@@ -1,8 +1,8 @@
-"""Predicts what a design scores on a task family, with a standard deviation, from both their descriptions.
+"""Predicts a design's score on a task family, with a standard deviation, from descriptions of both.
 
-One row per (evaluated design, domain): the design's options and the domain's description go in, the score with its known
-standard error comes out. A Gaussian process (a linear kernel for what factors do by themselves, a Matérn kernel for how they
-go together) or Bayesian linear regression, by scikit-learn.
+One row per (evaluated design, domain): features are the design's options and the domain's description, the target is the score
+with its known standard error. A Gaussian process (a linear kernel for main effects, a Matérn kernel for interactions) or Bayesian
+linear regression, by scikit-learn.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from stages.designs.tree import Node
 from stages.records.task import Task
 
 FEWEST = 4
-"""Evaluated designs from which a model is fitted; with fewer, the mean and BROAD."""
+"""Smallest number of designs to fit a model; below it, predictions are the mean and BROAD."""
 BROAD = 0.25
 BLOCK = 128
-"""Designs predicted at once."""
+"""Designs per prediction batch."""
 LEAST_STD = 1e-3
 IDENTITY = 0.3
-"""Length of the one-hot part that says which domain a row is of, beside descriptions of unit spread: domains are alike as far as
-their descriptions are, until their scores say otherwise."""
+"""Weight of the one-hot domain feature beside descriptions of unit variance: a priori, domains are as similar as their
+descriptions."""
 GRID = ((0.03, 0.3, 3.0), (0.1, 1.0), (0.7, 1.5, 3.0))
-"""Of the Gaussian process: amplitude of what factors do by themselves, amplitude and length of how they go together."""
+"""Of the Gaussian process: amplitude of main effects, amplitude and length scale of interactions."""
 MISFIT = 0.02
-"""Variance that no kernel explains, of scores of unit variance."""
+"""Unexplained share of the scores' variance."""
 
 Description = Mapping[str, float]
-"""What is known of a domain's tasks: see `describe`."""
+"""Features of a domain's tasks; see `describe`."""
 
 
 class ValueModel(Protocol):
@@ -46,7 +46,7 @@ class ValueModel(Protocol):
 
 
 def describe(tasks: Sequence[Task], max_turns: int) -> dict[str, float]:
-    """Numbers that a task family is told by: its tasks' difficulty, their prompts' words, the turn limit."""
+    """Features of a task family: mean difficulty, mean number of words in prompts, turn limit."""
     words = [len(task.prompt.split()) for task in tasks]
     return {
         "difficulty": round(float(np.mean([task.difficulty for task in tasks])), 6),
@@ -56,14 +56,13 @@ def describe(tasks: Sequence[Task], max_turns: int) -> dict[str, float]:
 
 
 def acquisition(mean: np.ndarray, std: np.ndarray, kappa: float, sign: int) -> np.ndarray:
-    """sign * mean + kappa * std: +1 looks for promising designs, -1 for poor ones, both where little is known."""
+    """sign * mean + kappa * std: +1 prefers promising designs, -1 poor ones, both uncertain ones."""
     return sign * mean + kappa * std
 
 
-def _told_apart(domains: Mapping[str, Description]) -> dict[str, list[float]]:
-    """Domain -> its task as features: the description's numbers; of several domains, which one it is and the numbers of zero mean
-    and unit spread over them."""
-    logs = np.array([[math.log1p(told[name]) for name in sorted(told)] for told in domains.values()])
+def _domain_features(domains: Mapping[str, Description]) -> dict[str, list[float]]:
+    """Domain -> features: the description's numbers; with several domains, standardised over them, and a one-hot identity."""
+    logs = np.array([[math.log1p(one[name]) for name in sorted(one)] for one in domains.values()])
     if len(domains) == 1:
         return dict(zip(domains, (logs / 4).tolist(), strict=True))
     spread = logs.std(axis=0)
@@ -77,7 +76,7 @@ class FittedValueModel:
 
     def __init__(self, space: Space, domains: Mapping[str, Description], kind: str) -> None:
         self.space, self.domains, self.kind = space, domains, kind
-        self._tasks = _told_apart(domains)
+        self._tasks = _domain_features(domains)
         self._model: Any = None
         self._mean, self._scale = 0.5, BROAD
 
@@ -86,16 +85,14 @@ class FittedValueModel:
         return np.array([self._row(design, domain) for design, domain in zip(designs, domains, strict=True)])
 
     def _row(self, design: Design, domain: str) -> list[float]:
-        """What the design is, what the task is, and, of several domains, how they go together: the design once more for each
-        number of the task, so that what helps in one domain and hurts in another is told apart, and helps in a third that is
-        described like the one."""
+        """Features of design and task and, with several domains, their products, so that the effect of an option may depend on
+        the domain."""
         own, task = features(self.space, design), self._tasks[domain]
         together = [value * number for number in task for value in own] if len(self.domains) > 1 else []
         return [*own, *task, *together]
 
     def fit(self, nodes: Sequence[Node]) -> None:
-        """Designs that could not be run are left out: their score says nothing of how good they are. Where a design was not
-        played there is no row."""
+        """Fit on (design, domain) pairs that were evaluated, without rejected designs, whose score 0 means nothing."""
         nodes = [node for node in nodes if not node.failed]
         pairs = [
             (node.design, domain, *node.by_domain[domain])
@@ -112,17 +109,18 @@ class FittedValueModel:
         x = self.rows([design for design, *_ in pairs], [domain for _, domain, *_ in pairs])
         self._model = _gaussian_process((errors / self._scale) ** 2) if self.kind == "gp" else _ridge()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a hyperparameter at its bound, or a constant score, is no reason to stop
+            warnings.simplefilter("ignore")  # of hyperparameters at their bounds and constant scores
             self._model.fit(x, (y - self._mean) / self._scale)
 
     def predict(self, designs: Sequence[Design], domains: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-        """Of the mean over `domains`, all if none is named, whose errors go together (gp) or are taken to (ridge)."""
+        """Mean and standard deviation of the score averaged over `domains` (default: all), whose errors are correlated (gp) or
+        assumed to be (ridge)."""
         if self._model is None:
             return np.full(len(designs), self._mean), np.full(len(designs), BROAD)
         names = list(domains or self.domains)
         parts = [self._block(designs[start : start + BLOCK], names) for start in range(0, len(designs), BLOCK)]
         mean, std = (np.concatenate(part) for part in zip(*parts, strict=True))
-        # Rounded, so that designs that the model cannot tell apart tie, and the first in canonical order is taken.
+        # Rounded, so that designs with equal features tie, and the first in canonical order is taken.
         return np.round(self._mean + self._scale * mean, 9), np.round(np.maximum(self._scale * std, LEAST_STD), 9)
 
     def _block(self, designs: Sequence[Design], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -139,8 +137,8 @@ class FittedValueModel:
 
 
 def _gaussian_process(noise: np.ndarray) -> Any:
-    """`noise` [rows]: known variance of each target. Amplitudes and length are those of GRID with the largest marginal
-    likelihood, which is quick and, for so few rows, as good as climbing to its top."""
+    """`noise` [rows]: known variance of each target. Hyperparameters are the point of GRID with the largest marginal
+    likelihood: for so few rows as good as gradient ascent, and faster."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
@@ -151,7 +149,8 @@ def _gaussian_process(noise: np.ndarray) -> Any:
 
 
 def _likeliest(objective: Callable[..., float], start: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, float]:
-    """scikit-learn's interface: the logarithms of GRID's point where `objective`, minus the log marginal likelihood, is least."""
+    """scikit-learn's optimiser interface: log of the GRID point that minimises `objective`, the negative log marginal
+    likelihood."""
     found = [(float(objective(theta, eval_gradient=False)), theta) for theta in map(np.log, product(*GRID))]
     least = min(found, key=lambda one: one[0])
     return least[1], least[0]

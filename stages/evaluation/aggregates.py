@@ -1,6 +1,6 @@
-"""Statistics over runs: the paired difference of two settings over seeds, and what "Deep RL at the edge of the statistical
-precipice" (Agarwal et al., arXiv 2108.13264; the library rliable) reports: interquartile mean, stratified bootstrap, probability
-of improvement. Scores are [R runs, T tasks].
+"""Statistics over runs: the paired difference of two settings over seeds, and those of rliable (Agarwal et al., "Deep RL at the
+edge of the statistical precipice", arXiv 2108.13264): interquartile mean, stratified bootstrap, probability of improvement.
+Scores are [R runs, T tasks].
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PairedDifference:
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
-    """`a[i]` and `b[i]` come from the same seed. Student's t, since a bootstrap over five seeds is far too narrow.
+    """`a[i]` and `b[i]` are of the same seed. Student's t, since a bootstrap over five seeds is far too narrow.
 
-    Seeds that all differ by the same amount have an interval of no width. Raises StatisticsError for fewer than two seeds,
-    unequal numbers of them, or values that are not finite.
+    Equal differences give an interval of width 0. Raises StatisticsError for fewer than two seeds, unequal numbers of seeds, or
+    values that are not finite.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1 or len(first) < 2:
@@ -58,9 +58,9 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
 
 
 def claim_verdict(found: PairedDifference, threshold: float) -> ClaimVerdict:
-    """`reproduced`: the interval is above 0 and the difference at least `threshold`; for a threshold below 0, which asks for no
-    more than not to be behind by that, the interval is above the threshold. `not reproduced`: the whole interval is below
-    `threshold` (below or at 0 for a threshold of 0). `undecided`: more seeds or episodes would be needed."""
+    """`reproduced`: the interval is above 0 and the difference at least `threshold`; for a negative threshold (non-inferiority)
+    the interval is above the threshold. `not reproduced`: the interval is below `threshold` (at most 0 for a threshold of 0).
+    `undecided`: more seeds or episodes are needed."""
     if found.low > min(0.0, threshold) and found.difference >= threshold:
         return "reproduced"
     if found.high < threshold or (threshold == 0.0 and found.high <= 0.0):
@@ -71,13 +71,12 @@ def claim_verdict(found: PairedDifference, threshold: float) -> ClaimVerdict:
 def _scores(scores: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
     array = np.asarray(scores, dtype=np.float64)
     if array.ndim != 2 or 0 in array.shape or not np.isfinite(array).all():
-        raise StatisticsError(f"scores must be finite, [runs, tasks], and hold at least one of each, not {array.shape}")
+        raise StatisticsError(f"scores must be finite, [runs, tasks], with at least one of each, not {array.shape}")
     return array
 
 
 def iqm(scores: np.ndarray) -> float:
-    """Interquartile mean: of all R * T scores together, the mean of those left when the lowest and the highest quarter (each
-    rounded down) are cut off."""
+    """Interquartile mean: the mean of all R * T scores without the lowest and the highest quarter (each rounded down)."""
     return float(scipy.stats.trim_mean(_scores(scores), proportiontocut=0.25, axis=None))
 
 
@@ -100,8 +99,8 @@ def stratified_bootstrap(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Bounded:
-    """`statistic` of `scores` ([R, T] each) with its percentile interval when runs are drawn with replacement, for every task and
-    every array on its own."""
+    """`statistic` of `scores` ([R, T] each) with its percentile interval; runs are resampled separately for every task and
+    array."""
     arrays = [_scores(one) for one in scores]
     rng = np.random.default_rng(key64("stratified-bootstrap", seed))
     drawn = np.empty(resamples)

@@ -1,7 +1,7 @@
 """Plays frozen panels: every model makes the same attempts at the same tasks with the same random keys.
 
-What an attempt draws depends on (seed, "evaluate", task, attempt, turn) and not on the model, so that models are compared on
-common random numbers. On a CPU, (model, panel) pairs are played by several processes, each with its share of the threads.
+An attempt's random stream depends on (seed, "evaluate", task, attempt, turn) and not on the model, so models are compared with
+common random numbers. On a CPU, (model, panel) pairs run in several processes, each with its share of the threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STREAM = "evaluate"
 SAMPLES = 2
-"""Successes and failures, of each, that are kept as sample episodes per job."""
+"""Sample episodes per job: so many successes and so many failures."""
 EVALUATION_SCHEMA = pa.schema(
     [
         ("model", pa.string()),
@@ -53,14 +53,14 @@ EVALUATION_SCHEMA = pa.schema(
         ("solution", pa.string()),
     ]
 )
-"""One row per (model, task, attempt). `tokens` are the policy's own; `accepted`: share of actions the environment understood;
-`answer`: what the attempt's last action gave for one, in domains that tell answers from other actions; `solution`: of a success,
-the same for attempts that solved the task in the same way (see `solution_of`), null for a failure."""
+"""One row per (model, task, attempt). `tokens`: sampled by the policy; `accepted`: share of actions the environment understood;
+`answer`: that of the attempt's last action, in domains with answers; `solution`: equal for attempts that solved the task in the
+same way (see `solution_of`), null for a failure."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for every job of an evaluation."""
+    """Settings of all jobs of an evaluation."""
 
     seed: int
     sampling: Sampling
@@ -69,7 +69,7 @@ class Settings:
 
     @property
     def in_one_process(self) -> bool:
-        """Whether jobs come one after the other: a GPU, which one engine fills, or a server, which does the work."""
+        """Whether jobs run sequentially: on a GPU, which one engine fills, or on a server."""
         return self.engine.kind != "torch" or not self.engine.device.startswith("cpu")
 
 
@@ -112,7 +112,7 @@ class Job:
 
     folder: Path
     policy_hash: str
-    """Of the model, and of how it chooses, if it does."""
+    """Of the model, including its selection of actions, if any."""
     best_of: BestOf | None
     panel: str
     domain: str
@@ -134,7 +134,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What a job gave: rows of EVALUATION_SCHEMA but for `model`, and rows of EPISODE_SCHEMA for a few episodes to look at."""
+    """A job's rows of EVALUATION_SCHEMA, without `model`, and rows of EPISODE_SCHEMA for a few sample episodes."""
 
     rows: list[dict[str, Any]]
     samples: list[dict[str, Any]]
@@ -178,11 +178,11 @@ def jobs_of(
 
 
 _loaded: dict[tuple[Path, EngineSettings], Player] = {}
-"""The last model played, since its next panel mostly follows."""
+"""The last model, since its next panel usually follows."""
 
 
 def _player(folder: Path, settings: EngineSettings) -> Player:
-    """The model in `folder`, ready to play; the one before it is given up first."""
+    """The model in `folder`, ready to play; the previous one is closed first."""
     if (folder, settings) not in _loaded:
         _unload()
         _loaded[folder, settings] = open_player(folder, settings, text=True)
@@ -196,17 +196,17 @@ def _unload() -> None:
 
 
 def solution_of(episode: Episode, task: Task, domain: Domain, acted: Sequence[TurnRecord]) -> str | None:
-    """16 hex digits that name how an episode solved its task, as the domain tells solutions apart, or by the actions `acted`
-    (lower case, single spaces); None for a failure."""
+    """Hash (16 hex digits) of an episode's solution, as defined by the domain or else by the actions `acted` (lower case, single
+    spaces); None for a failure."""
     if not episode.success:
         return None
-    told = getattr(domain, "solution", None)
-    named = told(task, [turn.action for turn in acted]) if told is not None else "\n".join(turn.action_key for turn in acted)
-    return hashlib.sha256(named.encode()).hexdigest()[:16]
+    solution = getattr(domain, "solution", None)
+    name = solution(task, [turn.action for turn in acted]) if solution else "\n".join(turn.action_key for turn in acted)
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def row_of(episode: Episode, task: Task, attempt: int, panel: str, domain: Domain, scaffold: Scaffold) -> dict[str, Any]:
-    """An episode as an evaluation row, but for the model's name. Thoughts are turns, and no actions."""
+    """An episode as an evaluation row, without the model's name. Thoughts are turns but not actions."""
     acted, answer = scaffold.acted(episode.turns), getattr(domain, "answer", None)
     return {
         "domain": task.domain,

@@ -1,4 +1,4 @@
-"""Whether a model takes the alias `champion`: the paired test on the frozen panels, against the champion.
+"""Whether a model takes the alias `champion`: the paired test against the champion on the frozen panels.
 
 Rule: better on at least one panel and worse on none, by `compare` (the confidence interval of the difference excludes zero and
 the sign-flip test is significant). Without a champion, the model is compared with the SFT policy (`sft`) it was trained from.
@@ -30,7 +30,7 @@ def rows_of(rows: Rows, model: str) -> list[Mapping[str, Any]]:
     """Raises ValueError if there are none."""
     found = [row for row in rows if row["model"] == model]
     if not found:
-        raise ValueError(f"the evaluation holds no rows of model {model!r}; it has {sorted({row['model'] for row in rows})}")
+        raise ValueError(f"the evaluation has no rows of model {model!r}, only of {sorted({row['model'] for row in rows})}")
     return found
 
 
@@ -47,8 +47,10 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
     if ours != theirs:
         differ = sorted(domain for domain in {*ours, *theirs} if ours.get(domain) != theirs.get(domain))
         none = "not played"
-        told = ", ".join(f"{domain} {ours.get(domain, none)} here, {theirs.get(domain, none)} there" for domain in differ)
-        return Decision(False, (f"not promoted: {name} was played on other panels ({told}), so the two cannot be compared",))
+        details = ", ".join(f"{domain} {ours.get(domain, none)} here, {theirs.get(domain, none)} there" for domain in differ)
+        return Decision(
+            False, (f"not promoted: {name} was evaluated on other panels ({details}), so the two cannot be compared",)
+        )
     verdicts, lines, tests = [], [], []
     for domain in ours:
         pair = [[row for row in rows if row["domain"] == domain] for rows in (challenger, holder)]

@@ -1,8 +1,8 @@
-"""Numbers with intervals: cluster bootstrap, pass@k, Wilson, and the paired comparison of two models on the same tasks.
+"""Confidence intervals: cluster bootstrap, pass@k, Wilson, and the paired comparison of two models on the same tasks.
 
-Rows are attempts: `tasks[r]` names the task of `values[r]`. A task counts once, by the mean of its attempts, and attempts stay
-together when tasks are resampled. `clusters` maps tasks that belong together (one game, one set of pages) to a common name; whole
-clusters are resampled then. Every random draw is keyed by the caller's seed.
+Rows are attempts: `tasks[r]` is the task of `values[r]`. A task's value is the mean of its attempts; tasks are resampled with all
+their attempts. `clusters` maps related tasks (one game, one set of pages) to a common name; then whole clusters are resampled.
+Every random draw is keyed by the caller's seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Verdict = Literal["better", "worse", "undecided"]
 
 
 class StatisticsError(ValueError):
-    """Samples that do not allow the question asked; the message says why."""
+    """Samples for which a statistic is undefined."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _bootstrap(sums: np.ndarray, sizes: np.ndarray, confidence: float, resamples
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson score interval of a proportion: (low, high). Raises StatisticsError for n = 0."""
     if n < 1:
-        raise StatisticsError("a proportion of no trials has no interval")
+        raise StatisticsError("a proportion needs at least one trial")
     found = scipy.stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
     return float(found.low), float(found.high)
 
@@ -115,12 +115,11 @@ def mean_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Mean over tasks with its cluster bootstrap interval. `proportion`: whether values are shares, in [0, 1] by their nature.
+    """Mean over tasks with its cluster bootstrap interval. `proportion`: whether values are proportions.
 
-    Where every attempt failed or every attempt succeeded there is nothing to resample: a proportion's interval is Wilson's then,
-    with the clusters as trials. Of numbers of other kinds (turns, tokens, costs) that are all alike nothing is known beyond the
-    number itself, and the interval is that point. Raises StatisticsError for fewer than two clusters, and for a proportion
-    outside [0, 1].
+    If all attempts fail or all succeed, a bootstrap is degenerate: a proportion's interval is then Wilson's, with clusters as
+    trials. For other constant values (turns, tokens, costs) the interval is that point. Raises StatisticsError for fewer than two
+    clusters, and for a proportion outside [0, 1].
     """
     names, means = task_means(values, tasks)
     sums, sizes = _cluster_sums(names, means, clusters)
@@ -138,7 +137,7 @@ def mean_interval(
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
-    """Unbiased estimate of the chance that k attempts hold a success: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
+    """Unbiased estimate of the probability of a success among k attempts: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
 
     Raises StatisticsError unless 1 <= k <= n and 0 <= successes <= n.
     """
@@ -158,10 +157,10 @@ def pass_at_k_by_task(successes: Sequence[bool] | np.ndarray, tasks: Sequence[st
 
 
 def distinct_at_k(n: int, counts: Sequence[int], k: int) -> float:
-    """Expected number of different solutions in k of a task's n attempts; `counts`: how many of them came to each solution.
+    """Expected number of different solutions in k of a task's n attempts; `counts`: attempts per solution.
 
-    sum_j 1 - C(n - c_j, k) / C(n, k), unbiased as `pass_at_k`, which it is where all successes are one solution. Raises
-    StatisticsError unless 1 <= k <= n and the counts fit.
+    sum_j 1 - C(n - c_j, k) / C(n, k), unbiased; equal to `pass_at_k` if all successes are one solution. Raises StatisticsError
+    unless 1 <= k <= n and the counts add up to at most n.
     """
     if sum(counts) > n:
         raise StatisticsError(f"{sum(counts)} successes in {n} attempts is impossible")
@@ -169,8 +168,8 @@ def distinct_at_k(n: int, counts: Sequence[int], k: int) -> float:
 
 
 def chance_of_differing(counts: Sequence[int]) -> float | None:
-    """Chance that two of a task's successes are different solutions, 1 - sum_j c_j (c_j - 1) / (c (c - 1)) (Simpson's index,
-    unbiased); None for fewer than two. More successes alone do not raise it."""
+    """Probability that two of a task's successes are different solutions, 1 - sum_j c_j (c_j - 1) / (c (c - 1)) (Simpson's index,
+    unbiased); None for fewer than two. Independent of the number of successes."""
     total = sum(counts)
     if total < 2:
         return None
@@ -178,8 +177,8 @@ def chance_of_differing(counts: Sequence[int]) -> float | None:
 
 
 def majority(answers: Sequence[str | None], successes: Sequence[bool]) -> float:
-    """Success of the answer that most of one task's attempts give; attempts without an answer (None) have no vote, tied answers
-    count in equal parts, and 0 stands for no answer at all. An answer's success is the mean of its attempts'."""
+    """Success rate of the most frequent answer of a task's attempts. Attempts without an answer (None) are ignored, ties are
+    averaged, and without any answer it is 0. An answer's success rate is the mean over its attempts."""
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0
@@ -191,7 +190,7 @@ def majority(answers: Sequence[str | None], successes: Sequence[bool]) -> float:
 
 
 def maj_at_k(answers: Sequence[str | None], successes: Sequence[bool], k: int, seed: int = 0, subsets: int = 500) -> float:
-    """Mean of `majority` over the k-subsets of a task's attempts: all of them, or `subsets` drawn ones where there are more.
+    """Mean of `majority` over the k-subsets of a task's attempts: all of them, or `subsets` random ones if there are more.
 
     Raises StatisticsError unless 1 <= k <= n.
     """
@@ -207,32 +206,30 @@ def maj_at_k(answers: Sequence[str | None], successes: Sequence[bool], k: int, s
 
 
 def sign_flip_p(differences: np.ndarray, resamples: int, seed: int) -> float:
-    """Two-sided p of sum(differences) [C] when each cluster's sign is a fair coin; exact where 2**C <= resamples.
-
-    Clusters without a difference change nothing and are left out; p is 1 if fewer than two differ.
-    """
-    moving = differences[differences != 0.0]
-    if len(moving) < 2:
+    """Two-sided p of sum(differences) [C] under random signs of the clusters; exact if 2**C <= resamples. Clusters without a
+    difference are left out; p is 1 if fewer than two differ."""
+    nonzero = differences[differences != 0.0]
+    if len(nonzero) < 2:
         return 1.0
 
     def total(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.asarray(drawn.sum(axis=axis))
 
     found = scipy.stats.permutation_test(
-        (moving,),
+        (nonzero,),
         total,
         permutation_type="samples",
         vectorized=True,
         n_resamples=resamples,
         alternative="two-sided",
-        batch=max(1, 4_000_000 // len(moving)),
+        batch=max(1, 4_000_000 // len(nonzero)),
         rng=np.random.default_rng(key64("sign-flip", seed)),
     )
     return float(min(1.0, found.pvalue))
 
 
 def _difference(a: tuple[list[str], np.ndarray], b: tuple[list[str], np.ndarray]) -> np.ndarray:
-    """Per-task difference a - b, [T]. Raises StatisticsError unless both have the very same tasks."""
+    """Per-task difference a - b, [T]. Raises StatisticsError unless both have the same tasks."""
     if a[0] != b[0]:
         only_a, only_b = sorted(set(a[0]) - set(b[0])), sorted(set(b[0]) - set(a[0]))
         lacking = [
@@ -269,7 +266,7 @@ def compare(
         raise StatisticsError(f"a comparison needs at least two clusters of tasks, and {len(sums)} was given; enlarge the panel")
     low, high = _bootstrap(sums, sizes, confidence, resamples, seed)
     p = sign_flip_p(sums, resamples, seed)
-    # The bootstrap's interval is short of tails where few clusters differ; the exact test is not.
+    # With few differing clusters the bootstrap interval is too narrow; the exact test is not.
     significant = p <= 1.0 - confidence
     verdict: Verdict = "better" if low > 0.0 and significant else "worse" if high < 0.0 and significant else "undecided"
     return Comparison(float(sums.sum() / sizes.sum()), low, high, p, verdict, len(difference), len(sums))

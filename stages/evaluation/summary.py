@@ -48,7 +48,7 @@ def _maj_at_k(rows: Rows, k: int, seed: int) -> float:
 
 
 def _solutions(rows: Rows) -> list[tuple[int, list[int]]]:
-    """(attempts, how many of them came to each of its solutions) of every task."""
+    """(attempts, attempts per solution) of every task."""
     by_task: dict[str, list[str | None]] = {}
     for row in rows:
         by_task.setdefault(row["task_id"], []).append(row["solution"])
@@ -56,21 +56,21 @@ def _solutions(rows: Rows) -> list[tuple[int, list[int]]]:
 
 
 def _distinct(rows: Rows, ks: Sequence[int]) -> dict[str, Any]:
-    """How different the solutions of one task are: by number among k attempts, and, whatever the number of successes, by the
-    chance that two of them differ (mean over the `n` tasks that have two)."""
+    """Diversity of a task's solutions: their number among k attempts, and the probability that two successes differ (mean over
+    the `n` tasks with two successes)."""
     tasks = _solutions(rows)
-    apart = [chance for _, counts in tasks if (chance := chance_of_differing(counts)) is not None]
+    differ = [chance for _, counts in tasks if (chance := chance_of_differing(counts)) is not None]
     return {
         "distinct_at_k": {
             str(k): round(sum(distinct_at_k(n, counts, k) for n, counts in tasks) / len(tasks), DIGITS) for k in ks
         },
-        "solutions_differ": {"mean": round(sum(apart) / max(len(apart), 1), DIGITS), "n": len(apart)},
+        "solutions_differ": {"mean": round(sum(differ) / max(len(differ), 1), DIGITS), "n": len(differ)},
     }
 
 
 def proportions(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Which columns are proportions on a panel, given all rows that were played on it: success, the share of accepted actions,
-    and the reward if it is nothing but success (1 or 0) in every episode. A graded reward, turns, tokens and cost are none."""
+    """Which columns are proportions on a panel, given all its rows: success, the share of accepted actions, and the reward if it
+    equals success in every episode."""
     binary = all(row["reward"] == float(row["success"]) for row in rows)
     return frozenset({"success", "accepted", *(["reward"] if binary else [])})
 
@@ -78,10 +78,10 @@ def proportions(rows: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 def summarise(
     rows: Rows, attempts: int, confidence: float, resamples: int, seed: int, shares: frozenset[str] | None = None
 ) -> dict[str, Any]:
-    """One model on one panel: means over tasks with cluster-bootstrap intervals, pass@k for k = 1, 2, 4 ... up to `attempts`,
-    different solutions likewise, and maj@k where the domain tells answers. Success is average@k with k = `attempts`.
+    """One model on one panel: means over tasks with cluster-bootstrap intervals; pass@k and distinct@k for k = 1, 2, 4 ... up to
+    `attempts`, and maj@k if the domain has answers. Success is average@k with k = `attempts`.
 
-    `shares`: the columns that are proportions, as `proportions` has them for all models; None: for this one alone.
+    `shares`: `proportions` over all models' rows; None: over these.
     """
     shares = proportions(rows) if shares is None else shares
     options: dict[str, Any] = {"clusters": _clusters(rows), "confidence": confidence, "resamples": resamples, "seed": seed}
@@ -112,8 +112,7 @@ def summarise(
 
 def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
     """(a, b): every model against sft, specialists against the merge, the merge against the linear average, sft against base;
-    models that choose among their actions against those that do not, and choosing by values against choosing by
-    log-probability."""
+    best-of-n models against the plain model, and selection by values against selection by log-probability."""
     choosers = [name.partition("+") for name in models if "+" in name]
     models = [name for name in models if "+" not in name] + [name for name in models if "+" in name]
     specialists = [name for name in models if name.startswith("rl@") and "+" not in name]
@@ -126,7 +125,7 @@ def pairs_to_compare(models: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def compare_models(a: Rows, b: Rows, confidence: float, resamples: int, seed: int) -> dict[str, Any]:
-    """Success of a minus success of b, paired by task. Raises PanelMismatchError if they were not played on one panel."""
+    """Success of a minus success of b, paired by task. Raises PanelMismatchError if their panels differ."""
     require_same_hash({"a": a[0]["panel"], "b": b[0]["panel"]}, a[0]["domain"])
     found = compare(
         _column(a, "success"),
@@ -151,8 +150,8 @@ def report(
     resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """`rows[model][domain]` -> what reports/evaluation.json holds; a model is compared where both were played. Models equal in
-    hash share one summary's computation."""
+    """Content of reports/evaluation.json from `rows[model][domain]`; models are compared on the domains they share. Models of
+    equal hash share one summary."""
     done: dict[tuple[str, str], dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     shares = {domain: proportions(row for by_domain in rows.values() for row in by_domain.get(domain, ())) for domain in panels}
@@ -173,10 +172,8 @@ def report(
 
 
 def headline(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Domain -> success of the warmed-up policy, of the domain's specialist and of the merge: the columns of `dvc exp show`.
-
-    The rest is in reports/evaluation.json; here every number costs each experiment a column.
-    """
+    """Domain -> success of the SFT policy, the domain's specialist and the merge: the columns of `dvc exp show`. Everything else
+    is in reports/evaluation.json only, since every number here is a column."""
     numbers: dict[str, dict[str, float]] = {}
     for domain in evaluation["panels"]:
         models = {"sft": "sft", "rl": f"rl@{domain}", "merged": "merged"}

@@ -1,10 +1,10 @@
-"""What records of other tools say: demonstrations and preference pairs, told by their keys as TRL names them.
+"""Parses records of other tools as demonstrations or preference pairs, by TRL's keys:
 
   messages                      a conversation whose assistant turns are all to be learnt
   prompt, completion            the same, without the assistant turns of the prompt
-  prompt, chosen, rejected      two continuations of one conversation; without a prompt, what both begin with is the prompt
+  prompt, chosen, rejected      two continuations of one conversation; without a prompt, it is their common beginning
 Each is a list of messages (`role`, `content`); prompt, completion, chosen and rejected may also be texts: a user's message and
-answers to it. `task_id` and `domain` say what a record is about, where it is about a task of this project.
+answers to it. `task_id` and `domain` optionally name a task of this project.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Demonstration:
     messages: Messages
     given: int
     task_id: str | None = None
-    asked: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Texts of the system and user messages as they were given, before a system message is joined to the user's."""
+    inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Texts of the original system and user messages, before a system message is joined to the user's."""
 
 
 @dataclass(frozen=True)
@@ -38,45 +38,45 @@ class Preference:
     rejected: Messages
     weight: float = 1.0
     values: tuple[float, float] = (1.0, 0.0)
-    """What the two are worth, in [0, 1]."""
+    """Values of chosen and rejected, in [0, 1]."""
     task_id: str | None = None
-    asked: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """As of `Demonstration`, of the prompt and both sides."""
+    inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """As in `Demonstration`, of the prompt and both sides."""
 
 
-def said(value: Any, role: str) -> Any:
-    """A text as the only message of `role`; a list as it is."""
+def as_messages(value: Any, role: str) -> Any:
+    """A text as a single message of `role`; a list unchanged."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
-def asked(*parts: tuple[Any, str]) -> tuple[str, ...]:
-    """Texts of all system and user messages in parts of a record (value, role of a text), which have been understood before."""
-    messages = [message for value, role in parts if value is not None for message in said(value, role)]
+def input_texts(*parts: tuple[Any, str]) -> tuple[str, ...]:
+    """Texts of all system and user messages in parsed parts of a record: (value, role of a text)."""
+    messages = [message for value, role in parts if value is not None for message in as_messages(value, role)]
     return tuple(plain_text(message["content"], "content") for message in messages if message["role"] != ROLES[1])
 
 
-def followed(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
-    """The whole of a conversation given in two parts, and how many messages of it are the first part.
+def join_parts(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
+    """A conversation given in two parts, and the number of messages in the first part.
 
-    Raises ValueError if the prompt does not end with the user's turn or the answer, called `key`, not begin with an assistant's.
+    Raises ValueError unless the prompt ends with a user's turn and the answer, called `key`, begins with an assistant's.
     """
-    before = plain_messages(said(prompt, "user"), "prompt")
+    before = plain_messages(as_messages(prompt, "user"), "prompt")
     if len(before) % 2 == 0:
-        raise ValueError("prompt ends with the assistant's turn; it must end with what the assistant answers")
-    after = said(answer, "assistant")
+        raise ValueError("prompt ends with an assistant turn; it must end with a user turn")
+    after = as_messages(answer, "assistant")
     if not isinstance(after, list) or not after:
-        raise ValueError(f"{key} must be a text or a list of messages, one at least")
+        raise ValueError(f"{key} must be a text or a non-empty list of messages")
     try:
         whole = plain_messages([*before, *after], key)
     except ValueError as error:
-        raise ValueError(f"{error}; {key} is counted from the prompt's first message") from error
+        raise ValueError(f"{error}; messages of {key} are numbered from the prompt's first message") from error
     return whole, len(before)
 
 
 def common_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """prompt, chosen and rejected of two whole conversations: the prompt is what both begin with, up to a user's turn."""
+    """prompt, chosen and rejected of two full conversations: the prompt is their common beginning, up to a user's turn."""
     if isinstance(chosen, str) or isinstance(rejected, str):
-        raise ValueError("chosen and rejected are texts without a prompt; add it, so that it is known what they answer")
+        raise ValueError("chosen and rejected are texts without a prompt; add the prompt")
     sides = plain_messages(chosen, "chosen"), plain_messages(rejected, "rejected")
     count = next((place for place, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides)))
     count -= (count + 1) % 2
@@ -86,46 +86,44 @@ def common_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """A value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def number(values: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
-    """A number in [low, high] of a record; `default` where it has none. Raises ValueError."""
+    """A record's number in [low, high], or `default` if it has none. Raises ValueError."""
     value = values.get(key)
     if value is None:
         return default
-    # The comparison leaves out NaN, infinities, and integers that no float holds.
+    # The comparison excludes NaN, infinities, and integers too large for a float.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ValueError(f"{key} must be a number from {low:g} to {high:g}, not {_shown(value)}")
     return float(value)
 
 
 def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
-    """What a record says. Raises ValueError saying what is wrong with it."""
+    """A parsed record. Raises ValueError if it is invalid."""
     held = {key: value for key, value in values.items() if value is not None}
     task_id = held.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
         raise ValueError(f"task_id must be text, not {_shown(task_id)}")
     if held.get("label") is False:
-        raise ValueError(
-            "label is false: an answer not to give, without one to give in its place; only pairs of both are understood"
-        )
+        raise ValueError("label is false: a rejected answer without a chosen one; only pairs of both are supported")
     if "chosen" in held or "rejected" in held:
         return _preference(held, task_id)
     if "messages" in held:
         messages, given = plain_messages(held["messages"]), 0
-        told = asked((held["messages"], "user"))
+        inputs = input_texts((held["messages"], "user"))
     elif "prompt" in held and "completion" in held:
-        messages, before = followed(held["prompt"], held["completion"], "completion")
+        messages, before = join_parts(held["prompt"], held["completion"], "completion")
         given = before // 2
-        told = asked((held["prompt"], "user"), (held["completion"], "assistant"))
+        inputs = input_texts((held["prompt"], "user"), (held["completion"], "assistant"))
     else:
         raise ValueError(f"a record must have {SHAPES}; this one has {', '.join(sorted(held)) or 'nothing'}")
     if len(messages) < 2:
-        raise ValueError("the assistant says nothing in it; there is nothing to learn")
-    return Demonstration(messages, given, task_id, told)
+        raise ValueError("it has no assistant message, so there is nothing to learn")
+    return Demonstration(messages, given, task_id, inputs)
 
 
 def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
@@ -138,11 +136,11 @@ def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
         prompt, *sides = common_prompt(*sides)  # type: ignore[assignment]
     parts = []
     for key, side in zip(("chosen", "rejected"), sides, strict=True):
-        whole, before = followed(prompt, side, key)
-        parts.append(whole[before : len(whole) // 2 * 2])  # what answers the last assistant turn is nobody's choice
+        whole, before = join_parts(prompt, side, key)
+        parts.append(whole[before : len(whole) // 2 * 2])  # without messages after the last assistant turn
     if parts[0] == parts[1]:
         raise ValueError("chosen and rejected are the same")
     weight = number(held, "weight", 1.0, 1e-6, 1e6)
     values = number(held, "chosen_value", 1.0, 0.0, 1.0), number(held, "rejected_value", 0.0, 0.0, 1.0)
-    given = plain_messages(said(prompt, "user"), "prompt")
-    return Preference(given, parts[0], parts[1], weight, values, task_id, asked(*texts))
+    given = plain_messages(as_messages(prompt, "user"), "prompt")
+    return Preference(given, parts[0], parts[1], weight, values, task_id, input_texts(*texts))

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
-from stages.runtime.validation import RENAMED
-
 if TYPE_CHECKING:
     from stages.params import Params
     from stages.runtime.validation import Section
@@ -46,7 +44,7 @@ def seed_of(params: Params, section: Seeded) -> int:
     return params.seed if section.seed is None else section.seed
 
 
-HASHED_AS = {new.rpartition(".")[2]: former.rpartition(".")[2] for former, new in RENAMED.items()}
+HASHED_AS = {"group_resampling": "filling"}
 """Renamed keys are hashed under their first name, so that renaming a key does not change what outputs and results refer to."""
 
 

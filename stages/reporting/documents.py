@@ -46,7 +46,7 @@ FAMILIES = (
     "Policy gradients with a critic",
     "Step credit and branching",
     "Preference learning",
-    "Learning from recorded episodes",
+    "Offline learning",
 )
 """Families of RL methods, in the order of the page."""
 METHODS_PAGE = Path("docs/methods.md")

@@ -3,8 +3,8 @@
 Checkpoints live outside DVC's outputs (DVC deletes those before a stage runs), in a folder named by the hash of the stage's
 inputs: changed inputs never resume from old state. They are removed when the stage succeeds.
 
-Reading one runs no code: files hold tensors, plain containers and the dataclasses that their reader names, and nothing else is
-made from them. Whoever may write to a shared file system can spoil a run, but not take over the account that resumes it.
+Loading one executes no code: files contain only tensors, plain containers and the dataclasses that the reader allows, so that a
+file written by another user can spoil a run, but not take over the account that resumes it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stages.runtime.stage import StageContext
 
 
 class Checkpoints:
-    """Named checkpoints of one stage with its present inputs; `more` names inputs that dvc.yaml's entry of the stage does not.
+    """Named checkpoints of one stage with its current inputs; `more`: hashes of inputs that are not in dvc.yaml.
 
-    classes: the dataclasses that checkpoints hold beside tensors, numbers, text, lists, tuples, sets and dicts.
+    classes: dataclasses allowed in checkpoints besides tensors, numbers, strings, lists, tuples, sets and dicts.
     """
 
     def __init__(self, context: StageContext, more: Mapping[str, str] | None = None, classes: Sequence[type] = ()) -> None:
@@ -37,11 +37,8 @@ class Checkpoints:
         return self.folder / f"{name}.pt"
 
     def save(self, name: str, value: Any) -> None:
-        """Write `value` so that a reader sees the old or the new, never a part.
-
-        Raises OSError naming the file, the space it needs and what to do, and TypeError for a value that `load` would refuse; an
-        earlier checkpoint is left as it was.
-        """
+        """Write `value` atomically. Raises OSError naming the file and the free space, TypeError for a value that `load`
+        refuses; an earlier checkpoint then stays."""
         import torch
 
         path = self.path(name)
@@ -58,7 +55,7 @@ class Checkpoints:
             ) from error
 
     def _check(self, name: str, written: Path) -> None:
-        """Raises TypeError, and removes the file, if it holds what `load` would refuse: else only the next resume would tell."""
+        """Raise TypeError and remove the file if it contains a type that `load` would refuse."""
         import torch
 
         with torch.serialization.safe_globals(self.classes):
@@ -66,13 +63,13 @@ class Checkpoints:
         if strangers:
             written.unlink()
             raise TypeError(
-                f"checkpoint '{name}' holds {', '.join(sorted(strangers))}, which is not read back; save tensors, numbers, text "
-                f"and containers of these, or name the dataclass in Checkpoints(classes=...)"
+                f"checkpoint '{name}' holds {', '.join(sorted(strangers))}, which can't be loaded; save tensors, numbers, "
+                f"strings and containers of these, or name the dataclass in Checkpoints(classes=...)"
             )
 
     def load(self, name: str) -> Any | None:
-        """What was saved under `name` with the same inputs, or None. A file that is damaged, or holds anything but data of
-        `classes`, is reported and counts as absent."""
+        """The value saved under `name` with the same inputs, or None. A damaged file, or one with other types than `classes`, is
+        reported and ignored."""
         import torch
 
         path = self.path(name)
@@ -81,11 +78,11 @@ class Checkpoints:
         try:
             with torch.serialization.safe_globals(self.classes):
                 return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever bytes there are, the stage can do without them
+        except Exception as error:  # any damage: the stage can start this part again
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             print(f"checkpoint {path} cannot be read ({reason}); starting this part again", flush=True)
             return None
 
     def clear(self) -> None:
-        """The stage is done: remove its checkpoints, those of earlier inputs too."""
+        """Remove all checkpoints of the stage, also of earlier inputs."""
         shutil.rmtree(self.parent, ignore_errors=True)

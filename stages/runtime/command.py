@@ -1,6 +1,6 @@
-"""How a command (`python -m stages.*`, `python -m flows.*`) ends when nobody reads its output any more, as under `| head`.
+"""Ends commands (`python -m stages.*`, `python -m flows.*`) cleanly when their output is closed, as by `| head`.
 
-It ends at the next line that it prints, without a message, with the exit code that shells give a program which SIGPIPE ended.
+The command ends at the next line that it prints, without a message, with the exit code of a program ended by SIGPIPE.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class OutputClosed(SystemExit):
-    """Nobody reads standard output or standard error any more.
-
-    A SystemExit, so that handlers of OSError, which are meant for files and for the pipes of workers, let it pass.
-    """
+    """Standard output or standard error was closed. A SystemExit, so that handlers of OSError let it pass."""
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or error that raises OutputClosed in place of BrokenPipeError, once; what comes after that is dropped."""
+    """An output stream that raises OutputClosed once in place of BrokenPipeError, and discards later output."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         stream.flush()
@@ -49,14 +46,14 @@ class _Output(io.TextIOWrapper):
             raise self._closed() from None
 
     def _closed(self) -> OutputClosed:
-        logging.disable(logging.CRITICAL)  # what Prefect and others would say of an interrupted run
+        logging.disable(logging.CRITICAL)  # messages of Prefect and others about an interrupted run
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
         return OutputClosed(OUTPUT_CLOSED)
 
     def release(self) -> None:
-        """Leave the stream below open when this one goes."""
+        """Detach from the underlying stream without closing it."""
         with suppress(OutputClosed):
             self.flush()
         self.detach()
@@ -64,9 +61,9 @@ class _Output(io.TextIOWrapper):
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Have standard output and error raise OutputClosed."""
+    """Make standard output and error raise OutputClosed."""
     before = sys.stdout, sys.stderr
-    # None: closed before this process began, and what is printed is dropped. Other kinds: a notebook, a test, a cluster's worker.
+    # None: closed before this process started. Other types: in a notebook, a test, a cluster's worker.
     now = [_Output(stream) if isinstance(stream, io.TextIOWrapper) else stream for stream in before]
     sys.stdout, sys.stderr = now
     try:
@@ -79,7 +76,7 @@ def _watched() -> Iterator[None]:
 
 
 def command(main: Callable[P, int]) -> Callable[P, int]:
-    """Decorate what a command begins with and whose result is its exit code: OUTPUT_CLOSED where its output was closed."""
+    """Decorator of a command's main function: its exit code is OUTPUT_CLOSED if its output was closed."""
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:

@@ -1,7 +1,6 @@
-"""What running a stage cost this machine: seconds, processor seconds, peak memory.
+"""Cost of running a stage on this machine: wall-clock time, CPU time and peak memory.
 
-Measured by whoever starts a stage and kept in `.bellwether/costs`, outside DVC's outputs, which must be the same bytes however
-long they took. A run that was interrupted and taken up again counts as one.
+Written to `.bellwether/costs`, outside DVC's outputs, which must not depend on timing. A resumed run counts as one run.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ FOLDER = Path(".bellwether") / "costs"
 
 @dataclass(frozen=True)
 class Cost:
-    """`inputs` names what the stage was run on (see `lineage.identity`); `runs`: how often it was started until it was done."""
+    """`inputs`: the stage's inputs (see `lineage.identity`); `runs`: number of starts until it finished."""
 
     inputs: str
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of the stage and of the worker processes it ended, user and system."""
+    """User and system time of the stage and its finished worker processes."""
     peak_bytes: int = 0
-    """The largest resident memory of any one of its processes."""
+    """Largest resident memory of any of its processes."""
     peak_gpu_bytes: int = 0
-    """The most that tensors took on the GPU, where there is one."""
+    """Peak memory of tensors on the GPU."""
     machine: str = ""
     runs: int = 0
     done: bool = False
@@ -45,7 +44,7 @@ def cost_file(root: Path, title: str) -> Path:
 
 
 def read_cost(root: Path, title: str) -> Cost | None:
-    """The cost of the last run of stage `title` (`rl@search`) in checkout `root`; None if there is none that can be read."""
+    """Cost of the last run of stage `title` (`rl@search`) in checkout `root`; None if there is no readable one."""
     try:
         return Cost(**json.loads(cost_file(root, title).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -53,14 +52,14 @@ def read_cost(root: Path, title: str) -> Cost | None:
 
 
 def _usage() -> tuple[float, int]:
-    """(processor seconds, peak bytes) of this process and of its children that have ended."""
+    """(CPU seconds, peak bytes) of this process and its finished children."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     unit = 1 if sys.platform == "darwin" else 1024
     return sum(use.ru_utime + use.ru_stime for use in found), max(use.ru_maxrss for use in found) * unit
 
 
 def _gpu() -> tuple[str, int]:
-    """(name, peak bytes) of the GPU that this process has used; ("", 0) if it has used none."""
+    """(name, peak bytes) of the GPU that this process used; ("", 0) if none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return "", 0
@@ -68,7 +67,7 @@ def _gpu() -> tuple[str, int]:
 
 
 def machine() -> str:
-    """What the numbers are measured on: processor, cores that this process may use, GPU if it has used one."""
+    """The processor, the number of cores available to this process, and the GPU if one was used."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -80,7 +79,7 @@ def machine() -> str:
 
 @contextmanager
 def measured(root: Path, title: str, inputs: str) -> Iterator[None]:
-    """Measure what runs inside. Never raises on its own account: a disk that is full costs the numbers, not the stage."""
+    """Measure the block. If the cost can't be written (e.g. a full disk), the stage still succeeds."""
     before = read_cost(root, title)
     if before is None or before.done or before.inputs != inputs:
         before = Cost(inputs)
@@ -104,4 +103,4 @@ def measured(root: Path, title: str, inputs: str) -> Iterator[None]:
         try:
             atomic_text(cost_file(root, title), json.dumps(asdict(cost)))
         except OSError as error:
-            print(f"{title}: what it cost could not be written to {FOLDER}: {error}", file=sys.stderr)
+            print(f"{title}: cannot write its cost to {FOLDER}: {error}", file=sys.stderr)

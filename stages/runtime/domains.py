@@ -1,4 +1,4 @@
-"""Keeps folders of domains that `domains` no longer lists out of what the joining stages read, and so out of their hashes."""
+"""Removes folders of unlisted domains from the inputs of stages that join domains, and so from their hashes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 
 def keep_only(root: Path, domains: Sequence[str], folders: Iterable[str]) -> list[Path]:
-    """Remove what belongs to no listed domain from `folders` (relative to `root`), saying so; returns what was removed.
+    """Remove and print entries of `folders` (relative to `root`) that belong to no listed domain; returns their paths.
 
-    A stage that joins the domains has their common folder as its DVC dependency, since DVC cannot loop over dependencies; what a
-    domain that is gone left there would change that folder's hash. Nothing is lost: DVC's cache holds it, and listing the
-    domain again brings it back. A domain's entries are the folder `<domain>` and the files `<domain>.*` and `<domain>_history.*`.
+    DVC cannot loop over dependencies, so a stage that joins domains depends on their common folder, whose hash a removed domain's
+    files would change. They stay in DVC's cache and return when the domain is listed again. A domain's entries are the folder
+    `<domain>` and the files `<domain>.*` and `<domain>_history.*`.
     """
     removed = []
     for folder in folders:
         for path in sorted((root / folder).glob("*")):
-            folder_like = path.is_dir() and not path.is_symlink()
-            if (path.name if folder_like else path.stem.removesuffix("_history")) in domains:
+            is_folder = path.is_dir() and not path.is_symlink()
+            if (path.name if is_folder else path.stem.removesuffix("_history")) in domains:
                 continue
-            if folder_like:
+            if is_folder:
                 shutil.rmtree(path)
             else:
                 path.unlink()

@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, and are still there after a power cut.
+"""Atomic, durable writes of files and folders.
 
-Everything that a later step reads (outputs, checkpoints, reports, what is left to send) is written under a name that ends in
-`.partial`, flushed to the disk (fsync) and renamed. Whoever reads sees the old content or the new, never a part. What a killed
-process leaves is overwritten by the next write; DVC and `stages/runtime/lineage.py` do not count it.
+Everything that a later step reads (outputs, checkpoints, reports, queues) is written to a name ending in `.partial`, flushed to
+the disk (fsync) and renamed, so that readers see the old content or the new, never a part. The next write replaces what a killed
+process left; DVC and `stages/runtime/lineage.py` ignore it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 PARTIAL = ".partial"
 AT_ONCE = 16
-"""Files of a folder that are flushed at the same time."""
+"""Files that are flushed concurrently."""
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-"""What file systems answer that cannot flush a folder."""
+"""Errors of file systems that cannot flush a folder."""
 
 
 def _partial_of(path: Path) -> Path:
@@ -52,8 +52,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _sync_tree(path: Path) -> None:
-    """Flush all below `path`. File systems write what is asked for at the same time together: many small files take a tenth of
-    the time that they take one by one."""
+    """Flush everything below `path`. File systems batch concurrent requests, which is ten times faster for many small files."""
     found = [(Path(folder), names) for folder, _, names in os.walk(path, topdown=False)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(_sync_file, [folder / name for folder, names in found for name in names]))
@@ -63,10 +62,10 @@ def _sync_tree(path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path | str, *, durable: bool = True) -> Iterator[Path]:
-    """Give a path to write to; at the end of the block the file takes the place of `path`. The folder is made if need be.
+    """Yield a path to write to, which replaces `path` at the end of the block. Creates the folder if needed.
 
-    An exception leaves `path` as it was. durable: flush to the disk before the rename; not worth it for what matters only while
-    this process runs. Raises OSError.
+    An exception leaves `path` unchanged. durable: flush to the disk before the rename; unnecessary for files that matter only
+    while this process runs. Raises OSError.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,16 +90,16 @@ def atomic_bytes(path: Path | str, data: bytes, *, durable: bool = True) -> None
 
 
 def atomic_text(path: Path | str, text: str, *, durable: bool = True) -> None:
-    """Write `text` as UTF-8 to `path` as `atomic_file` does, line ends as they are."""
+    """Write `text` as UTF-8 to `path` as `atomic_file` does, without converting line ends."""
     atomic_bytes(path, text.encode(), durable=durable)
 
 
 @contextmanager
 def atomic_folder(path: Path | str) -> Iterator[Path]:
-    """Give an empty folder to write to; at the end of the block it takes the place of `path`, whatever was there.
+    """Yield an empty folder to write to, which replaces `path` at the end of the block.
 
-    An exception leaves `path` as it was. No system call exchanges two folders everywhere, so for the moment between two renames
-    there is neither the old one nor the new. Raises OSError.
+    An exception leaves `path` unchanged. Folders can't be exchanged atomically on all systems: `path` is missing briefly
+    between two renames. Raises OSError.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +122,9 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: Path | str) -> Iterator[Path]:
-    """Give an empty folder to write files to; at the end of the block each takes its place in `folder`, whose other files stay.
+    """Yield an empty folder to write files to; at the end of the block each is moved to `folder`, whose other files stay.
 
-    For folders that hold more than what is written. Each file is whole; an exception leaves all as they were. Raises OSError.
+    Each file is replaced atomically; an exception leaves all unchanged. Raises OSError.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,8 +143,8 @@ def atomic_files(folder: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold an exclusive lock on `path` (made if need be, a link is not followed); yields False at once if `wait` is off and
-    another holds it."""
+    """Hold an exclusive lock on `path`, which is created if needed and must not be a link. Without `wait`, yields False
+    if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "w") as handle:
         try:

@@ -1,4 +1,4 @@
-"""One stage at a time on a GPU."""
+"""A lock per GPU: one stage at a time."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ if TYPE_CHECKING:
 
 
 def user_folder() -> Path:
-    """The folder of this user for what all checkouts on this machine share; made if need be, for the user alone.
+    """This user's private folder for files that all checkouts on this machine share; created if needed.
 
-    Raises PermissionError, saying what to do, where the name is taken by something that others may write to or read.
+    Raises PermissionError if the path exists and is not a private folder of this user.
     """
     folder = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # a link that somebody else has put there is not followed
+    found = folder.lstat()  # lstat: do not follow another user's link
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(
-            f"{folder} is not a folder of yours alone (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}), so its locks "
-            f"can't be trusted; remove it, or set TMPDIR to a folder of your own"
+            f"{folder} is not a private folder of yours (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}), so its "
+            f"locks can't be trusted; remove it, or set TMPDIR to a folder of your own"
         )
     return folder
 
 
 @contextmanager
 def own_gpu(device: str, title: str) -> Iterator[None]:
-    """Hold the GPU that `device` (`cuda`, `cuda:1`) is on this machine, against other stages of this user, in whatever checkout
-    and however started. While another holds it, wait, after saying so. Of a launcher's processes (LOCAL_RANK) the first holds it
-    for all."""
+    """Lock the GPU that `device` (`cuda`, `cuda:1`) denotes against other stages of this user in any checkout. Prints a message
+    and waits while another stage holds it. Of a launcher's processes, only the first (LOCAL_RANK 0) takes the lock."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     number = int(device.partition(":")[2] or 0)
     name = visible[number] if number < len(visible) else str(number)
@@ -47,8 +46,8 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
         yield
         return
     path = user_folder() / f"gpu-{name.replace('/', '_')}.lock"
-    with locked(path, wait=False) as mine:
-        if mine:
+    with locked(path, wait=False) as acquired:
+        if acquired:
             yield
             return
     print(f"{title}: GPU {name} is in use by another stage; waiting until it is free ({path})", flush=True)
@@ -57,5 +56,5 @@ def own_gpu(device: str, title: str) -> Iterator[None]:
 
 
 def uses_gpu(root: Path, name: str, params: Params) -> bool:
-    """Whether the stage computes on a GPU: params.yaml names one, and dvc.yaml lists resources.device for the stage."""
+    """Whether the stage uses a GPU: params.yaml sets one, and dvc.yaml lists resources.device for the stage."""
     return params.resources.device.startswith("cuda") and "resources.device" in stage_entry(root, name, None).get("params", [])

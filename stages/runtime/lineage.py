@@ -1,7 +1,6 @@
-"""What DVC knows of a stage: its entry in dvc.yaml and dvc.lock, the hashes of what goes in and comes out, what it came after.
+"""A stage in DVC: its entries in dvc.yaml and dvc.lock, the hashes of its inputs and outputs, and the stages before it.
 
-Hashes of files and folders are DVC's own (`md5` in dvc.lock), so that MLflow, dvc.lock, the cache and a remote have one name for
-the same bytes.
+Hashes are DVC's own (`md5` in dvc.lock), so that MLflow, dvc.lock, the cache and a remote agree on them.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import yaml
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 IGNORED_FOLDER, IGNORED_SUFFIXES = "__pycache__", (".pyc", ".partial")
-"""What .dvcignore keeps out of folders' hashes."""
+"""What .dvcignore excludes from folders' hashes."""
 
 
 def stage_entry(root: Path, name: str, domain: str | None) -> dict[str, Any]:
-    """This stage's entry in dvc.yaml with `${item.domain}` filled in; {} where there is none (a stage run by hand)."""
+    """The stage's entry in dvc.yaml with `${item.domain}` filled in; {} if there is none."""
     path = root / "dvc.yaml"
     if not path.exists():
         return {}
@@ -47,19 +46,19 @@ def _md5(path: str, size: int, changed_ns: int) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """MD5 of a file; read once per process as long as its size and time stay the same."""
+    """MD5 of a file, cached until its size or modification time changes."""
     stat = path.stat()
     return _md5(str(path), stat.st_size, stat.st_mtime_ns)
 
 
 def tracked_files(folder: Path) -> list[Path]:
-    """All files below `folder` but those that .dvcignore names, in the order of their names."""
+    """All files below `folder` except those in .dvcignore, sorted."""
     files = (item for item in folder.rglob("*") if item.is_file() and item.suffix not in IGNORED_SUFFIXES)
     return sorted(item for item in files if IGNORED_FOLDER not in item.relative_to(folder).parts)
 
 
 def dvc_hash(path: Path) -> str:
-    """`md5` as dvc.lock has it: of a file's bytes; of a folder, over its files' names and hashes, with `.dir` behind."""
+    """`md5` as in dvc.lock: of a file's bytes, or of a folder's file names and hashes with the suffix `.dir`."""
     if not path.is_dir():
         return file_hash(path)
     listed = [{"md5": file_hash(item), "relpath": item.relative_to(path).as_posix()} for item in tracked_files(path)]
@@ -68,12 +67,12 @@ def dvc_hash(path: Path) -> str:
 
 
 def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
-    """Hash of every dependency that dvc.yaml lists for the stage and of its parameters; the stage's identity for resuming."""
+    """Hashes of the stage's dependencies and parameters in dvc.yaml: its identity for resuming."""
     entry = stage_entry(root, name, domain)
     hashes = {dep: dvc_hash(root / dep) for dep in entry.get("deps", []) if (root / dep).exists()}
     values = yaml.load((root / "params.yaml").read_text(encoding="utf-8"), _LOADER)
     for key in entry.get("params", []):
-        if isinstance(key, dict):  # a whole file
+        if isinstance(key, dict):  # an entire file
             hashes.update({f"params:{file}": dvc_hash(root / file) for file in key})
             continue
         node: Any = values
@@ -84,12 +83,12 @@ def input_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
 
 
 def identity(hashes: Mapping[str, str]) -> str:
-    """16 hex digits over `input_hashes`: what a stage was run on."""
+    """16 hex digits that identify a stage's inputs (`input_hashes`)."""
     return hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()[:16]
 
 
 def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
-    """Hash of every output the stage has written."""
+    """Hashes of the outputs that the stage has written."""
     outputs: list[str] = []
     entry = stage_entry(root, name, domain)
     for kind in ("outs", "metrics", "plots"):
@@ -100,7 +99,7 @@ def output_hashes(root: Path, name: str, domain: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Locked:
-    """A stage as dvc.lock has it: path -> hash of what went in and of what came out when DVC last saw it finish."""
+    """A stage in dvc.lock: path -> hash of its inputs and outputs when it last finished."""
 
     title: str
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +115,7 @@ class Locked:
 
 
 def locked_stages(root: Path, domains: Sequence[str]) -> dict[str, Locked]:
-    """Title -> stage, for all of dvc.lock but domains that are no longer listed; {} where there is no readable dvc.lock."""
+    """Title -> stage in dvc.lock, except for unlisted domains; {} without a readable dvc.lock."""
     path = root / "dvc.lock"
     try:
         entries = yaml.load(path.read_text(encoding="utf-8"), _LOADER)["stages"]
@@ -135,7 +134,7 @@ def _within(path: str, other: str) -> bool:
 
 
 def came_before(stages: Mapping[str, Locked], dependencies: Sequence[str]) -> list[Locked]:
-    """The locked stages whose outputs `dependencies` lie in or hold, and what those came after in turn, in dvc.lock's order."""
+    """The locked stages whose outputs overlap `dependencies`, and the stages before them in turn, in dvc.lock's order."""
     found: set[str] = set()
     waiting = list(dependencies)
     while waiting:

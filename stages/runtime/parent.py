@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it (Linux): a killed `dvc repro` leaves no stage behind."""
+"""Ends this process with its parent (Linux), so that a killed `dvc repro` leaves no stage behind."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SHELLS = frozenset({"sh", "dash", "bash", "zsh", "ksh", "fish"})
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process (SIGTERM) when its parent goes, or DVC does that started it by a shell.
+    """Ask the kernel to send SIGTERM to this process when its parent ends, or when DVC ends that started it through a shell.
 
-    DVC runs a stage by `$SHELL -c`. bash puts the stage in its own place; dash, the /bin/sh of Debian, stays between the two and
-    outlives DVC.
+    DVC runs a stage with `$SHELL -c`. bash replaces itself with the stage; dash (Debian's /bin/sh) stays in between and outlives
+    DVC.
     """
     if sys.platform != "linux":
         return
@@ -28,7 +28,7 @@ def die_with_parent() -> None:
 
 
 def _name_and_parent(process: int) -> tuple[str, int]:
-    """What `process` is called, and its parent's process id; nothing and 0 if it is gone."""
+    """The name of `process` and its parent's id; "" and 0 if it has ended."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -38,10 +38,10 @@ def _name_and_parent(process: int) -> tuple[str, int]:
 
 
 def _end_with(process: int) -> None:
-    """Wait for the end of `process`, which costs nothing, then end this one."""
+    """Wait until `process` ends, then end this one."""
     try:
         handle = os.pidfd_open(process)
-    except OSError:  # gone, or a kernel before 5.3
+    except OSError:  # it has ended, or the kernel is older than 5.3
         return
     select.select([handle], [], [])
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines where it is not one; and a file, for who watches from outside."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere, and a file for other processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stages.runtime.files import atomic_text
 PLAIN_EVERY_S = 10.0
 FILE_EVERY_S = 1.0
 FOLDER = Path(".bellwether") / "progress"
-"""Below the project's root; one JSON file for each stage that is at work."""
+"""Below the project's root; one JSON file per running stage."""
 
 
 class Progress:
-    """Plain lines: one every few seconds, and one at the end."""
+    """Prints a line every few seconds and one at the end."""
 
     def __init__(self, label: str, total: int, unit: str, file: Path | None = None) -> None:
         self.label, self.total, self.unit, self.file = label, total, unit, file
@@ -29,24 +29,24 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second since the work began; units from a checkpoint do not count."""
+        """Units per second, without those from a checkpoint."""
         return (self.done - self.restored) / max(time.monotonic() - self.started, 1e-9)
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """`count` more units are done; `note` (a loss, a success rate) is shown beside the rate."""
+        """Add `count` finished units; `note` (a loss, a success rate) is shown next to the rate."""
         self.done += count
         self._show(count, note)
         self._write()
 
     def restore(self, count: int) -> None:
-        """`count` units came from a checkpoint."""
+        """Add `count` units from a checkpoint."""
         self.done += count
         self.restored += count
         self._show(count, "from a checkpoint" if count else "")
         self._write()
 
     def _write(self) -> None:
-        """Tell the file, at most once a second: {"label", "done", "total", "unit"}. A full disk is no reason to stop the work."""
+        """Write {"label", "done", "total", "unit"} to the file, at most once a second; ignores errors such as a full disk."""
         now = time.monotonic()
         if self.file is None or now - self.written < FILE_EVERY_S:
             return
@@ -56,7 +56,7 @@ class Progress:
             atomic_text(self.file, json.dumps(state), durable=False)
 
     def close(self) -> None:
-        """The work has ended, and with it the file."""
+        """Remove the file."""
         if self.file is not None:
             with suppress(OSError):
                 self.file.unlink()
@@ -93,7 +93,7 @@ class _Bar(Progress):
 
     def restore(self, count: int) -> None:
         super().restore(count)
-        self.bar.reset(self.task, completed=self.done)  # so that the time left is guessed from what comes now
+        self.bar.reset(self.task, completed=self.done)  # estimate the time left from new units only
 
     def close(self) -> None:
         super().close()
@@ -111,7 +111,7 @@ class _Silent(Progress):
 
 @contextmanager
 def progress(label: str, total: int, unit: str = "step", file: Path | None = None, shown: bool = True) -> Iterator[Progress]:
-    """Show `total` units of work as they are done, in `file` too if one is given; not where another process shows the same."""
+    """Show progress on `total` units of work, and write it to `file` if given; `shown`: False if another process shows it."""
     kind = (_Bar if sys.stdout.isatty() else Progress) if shown else _Silent
     bar = kind(label, total, unit, file)
     try:

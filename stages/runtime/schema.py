@@ -47,9 +47,10 @@ def _docstrings(path: Path) -> dict[str, dict[str, str]]:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, text in zip(node.body, node.body[1:], strict=False):
-            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found.setdefault(node.name, {})[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found.setdefault(node.name, {})[field.target.id] = " ".join(str(text.value.value).split())
     return found
 
 
@@ -184,7 +185,8 @@ def page(root: type[BaseModel]) -> str:
 
 def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | None]:
     """Place and section of `key`, and the field's name where `key` is no section itself. Raises ParamsError."""
-    section, passed, parts = root, [], key.split(".")
+    section, parts = root, key.split(".")
+    passed: list[str] = []
     if parts[0] == "per_domain" and len(parts) > 2 and parts[2] in root.model_fields:
         parts = parts[2:]  # a domain's overrides have the section's own keys
     for number, part in enumerate(parts):

@@ -1,8 +1,8 @@
-"""A stage's work divided by task over processes and machines.
+"""Divides a stage's tasks over processes and machines.
 
-A shard does its share of the stage's chunks and leaves them as checkpoints, as a stage that was killed would. The stage itself,
-started when the shards are done, takes them up and writes its outputs: the same bytes as without shards, since no chunk depends
-on another. All processes need the same checkout, on one machine or through a shared file system.
+A shard computes some of the stage's chunks and leaves them as checkpoints. The stage itself, started when the shards are done,
+resumes from these and writes its outputs: the same bytes as without shards, since chunks are independent. All processes need the
+same checkout, on one machine or on a shared file system.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stages.runtime.resources import ShardParams
 from stages.runtime.validation import ParamsError
 
 BAD_PARAMETERS = 2
-"""A stage's exit code that trying again does not change (stages/runtime/stage.py)."""
+"""Exit code of a stage that cannot succeed on a retry (stages/runtime/stage.py)."""
 BESIDE = "LOCAL_WORLD_SIZE"
-"""In the environment: processes of this stage on this machine, which share its threads. torchrun's name for it."""
+"""Environment variable (torchrun's): number of this stage's processes on this machine, which share its threads."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Share `index` of `count`, from 1."""
+    """Shard `index` of `count`, from 1."""
 
     index: int
     count: int
@@ -44,7 +44,7 @@ class Shard:
 
 
 def _processes(command: list[str], root: Path, count: int) -> int:
-    """All shards as processes on this machine; the largest of their exit codes."""
+    """Run all shards as processes on this machine; returns their largest exit code."""
     environment = {**os.environ, BESIDE: str(count)}
     running: list[subprocess.Popen] = []
     try:
@@ -59,8 +59,8 @@ def _processes(command: list[str], root: Path, count: int) -> int:
 
 
 def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) -> None:
-    """Run all shards of a stage, and wait for them. If one fails, raises ValueError where its parameters are wrong, else
-    ChildProcessError; what others finished is kept."""
+    """Run all shards of a stage. If one fails, raises ValueError for invalid parameters, else ChildProcessError;
+    finished chunks are kept."""
     of_domain = ["--domain", domain] if domain else []
     print(f"{stage}: {params.count} shards, runner {params.runner}", flush=True)
     if params.runner == "processes":
@@ -74,6 +74,6 @@ def run_shards(root: Path, stage: str, domain: str | None, params: ShardParams) 
         raise OutputClosed(code)
     if code:
         raise (ValueError if code == BAD_PARAMETERS else ChildProcessError)(
-            f"a shard of {stage} failed (exit code {code}); what it said stands above. What the others finished is kept: start "
+            f"a shard of {stage} failed (exit code {code}); see its message above. Finished chunks are kept: run "
             "the stage again, or set resources.shards.count to 1"
         )

@@ -1,4 +1,4 @@
-"""Pools of processes that end with the process that made them, however that one ends."""
+"""Process pools that end with their parent process, however that ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 def worker_pool(workers: int, setup: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
     """A pool whose processes first call `setup(*arguments)`; both must be picklable.
 
-    Spawned, not forked: a fork would copy the locks of whatever threads (tracking, progress, a training library's) run here.
+    Spawned, not forked: a fork would copy locks held by threads of this process (tracking, progress, training libraries).
     """
     return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (setup, arguments))
 
 
 def _start(setup: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    # A pool's processes outlive a parent that was killed, since they wait on a queue whose other end they hold themselves.
+    # Workers would outlive a killed parent: they wait on a queue whose other end they also hold.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from stages.runtime.parent import die_with_parent
 
-    die_with_parent()  # at once, where the kernel offers it, and with it what the worker started (a compiler, say)
+    die_with_parent()  # at once where the kernel supports it, also ending the worker's own children
     if setup is not None:
         setup(*arguments)
 
@@ -37,10 +37,10 @@ def _end_with_parent() -> None:
 
 
 def quiet_environment(threads: int, local_model: bool = True) -> None:
-    """Thread counts and offline switches; must come before torch or transformers are imported."""
+    """Set thread counts and offline mode; call it before torch or transformers are imported."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads cost six times the CPU where cores are shared
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take six times the CPU time on shared cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -272,8 +272,8 @@ def test_policy_gradient_on_stored_programs() -> None:
         ({"loss": {"entropy_coef": 0.1}}, "learns from an offline dataset"),
         ({"critic": {"learning_rate": 0.1}}, "learns from an offline dataset"),
         ({"preference": {"beta": 0.1}}, "such as dpo"),
-        ({"environment_steps": 100}, "plays nothing"),
-        ({"stop_at_success": 0.5}, "plays nothing"),
+        ({"environment_steps": 100}, "plays no episodes"),
+        ({"stop_at_success": 0.5}, "plays no episodes"),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from stages.annotation.labels import label_rows
 from stages.annotation.nodes import trees_of
 from stages.annotation.pooling import pooled_values, strength
 from stages.annotation.settings import Annotate
-from stages.claims.label_bias import differences, grow, summed_up
+from stages.claims.label_bias import differences, grow, pooled
 
 
 def test_labels_of_lazy_trees_are_unbiased() -> None:
@@ -24,7 +24,7 @@ def test_labels_of_lazy_trees_are_unbiased() -> None:
     forests = [grow(params, range(start, start + 48), seed=0) for start in range(0, 480, 48)]
     for visits, too_high in ((2, {3: 0.01, 4: 0.02}), (4, {2: 0.1, 3: 0.15, 4: 0.08})):
         gated = params.model_copy(update={"labels": params.labels.model_copy(update={"min_visits": visits})})
-        found = summed_up([differences(rows, gated) for rows in forests])
+        found = pooled([differences(rows, gated) for rows in forests])
         for depth, least in too_high.items():
             assert found["counted", depth].mean - found["counted", depth].half > least
         for depth in range(1, 5):

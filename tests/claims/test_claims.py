@@ -67,7 +67,7 @@ def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
     ("changes", "message"),
     [
         ({"seeds": [0, 1, 2, 3]}, r"seeds.*at least 5"),
-        ({"seeds": [0, 1, 2, 3, 3]}, "lists one twice"),
+        ({"seeds": [0, 1, 2, 3, 3]}, "lists a seed twice"),
         ({"arms": {"rloo": {}}}, "arms"),
         ({"claims": []}, "claims"),
         ({"budget": {}}, r"budget\.environment_steps"),
@@ -153,7 +153,7 @@ def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: 
     assert len(again.missing(spelled)) == 6, "nor is a setting that says what holds without it"
     other = planned_runs(one, {**PARAMS, "rl": {"learning_rate": 0.002}})
     assert len(again.missing(other)) == 10
-    again.keep_only(other)
+    again.drop_others(other)
     assert again.outcomes == {}
 
 
@@ -164,12 +164,12 @@ def test_runs_of_another_experiment_are_taken_over() -> None:
     theirs, there = planned_runs(experiment(), PARAMS), Results(starts={"grpo": 0.3, "rloo": 0.3})
     fill(there, theirs, [0.5], [0.4, 0.6])
     runs, here = planned_runs(mine, PARAMS), Results()
-    assert here.take_over([there], runs) == 4, "GRPO is the default: arms a and b are both theirs"
+    assert here.reuse([there], runs) == 4, "GRPO is the default: arms a and b are both theirs"
     assert [here.outcomes[name]["metrics"]["panel.success"] for name in ("a/0", "a/1", "b/1")] == [0.4, 0.6, 0.6]
     assert here.starts == {"a": 0.3, "b": 0.3}
-    assert here.take_over([there], runs) == 0
+    assert here.reuse([there], runs) == 0
     other = experiment(claims=[{**SPEC["claims"][0], "metric": "history.success.mean"}])
-    assert Results().take_over([there], planned_runs(other, PARAMS)) == 0
+    assert Results().reuse([there], planned_runs(other, PARAMS)) == 0
 
 
 def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_an_unknown_experiment_names_those_there_are(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
     assert stage.main() == 2
-    assert "no experiment lite-ppo in reports/claims" in capsys.readouterr().err
+    assert "unknown experiment lite-ppo" in capsys.readouterr().err
 
 
 OFFLINE: dict[str, Any] = {
@@ -453,9 +453,9 @@ def test_an_arm_of_rl_may_say_who_plays() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({**OFFLINE, "budget": {"environment_steps": 5}}, "lane offline_q trains on no episodes"),
-        ({**CHOICE, "environment": "guessing"}, "is the game of lane offline_q"),
-        ({**SPEC, "budget": None}, "runs of lane rl end with it"),
+        ({**OFFLINE, "budget": {"environment_steps": 5}}, "lane offline_q plays no episodes"),
+        ({**CHOICE, "environment": "guessing"}, "lane offline_q, and no other, plays"),
+        ({**SPEC, "budget": None}, "it ends the runs of lane rl"),
     ],
 )
 def test_lanes_are_not_mixed(changes: dict, message: str) -> None:

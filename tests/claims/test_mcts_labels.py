@@ -13,7 +13,7 @@ from stages.annotation.settings import Annotate
 from stages.claims import mcts_labels
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
-from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, judge, rank_correlation
+from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, rank_correlation, score_labels
 from stages.claims.results import metrics_of
 from stages.claims.runner import ExperimentRunner
 from stages.params import ROOT
@@ -38,7 +38,7 @@ def test_the_numbers_by_hand() -> None:
         row(5, 2, 2, 0, True),
     ]
     worth = {1: (0.7, 0.4), 2: (0.5, 0.9), 3: (1.0, 1.0), 4: (1.0, 1.0), 5: (0.0, 0.0)}
-    found = judge(tree, Annotate(labels={"pool": False}), lambda tree, node: worth[node], tokens=500)
+    found = score_labels(tree, Annotate(labels={"pool": False}), lambda tree, node: worth[node], tokens=500)
     assert tuple(found) == METRICS
     assert found["rmse_policy"] == pytest.approx((0.09 / 2) ** 0.5)
     assert found["rmse_best"] == pytest.approx(((0.36 + 0.16) / 2) ** 0.5)
@@ -116,9 +116,9 @@ def test_arms_share_a_start_and_runs_a_seed() -> None:
 
 def test_a_lane_without_training_has_no_budget_of_it() -> None:
     values = yaml.safe_load((ROOT / FOLDER / "mcts_annotation.yaml").read_text(encoding="utf-8"))
-    with pytest.raises(ValueError, match="lane labels trains on no episodes"):
+    with pytest.raises(ValueError, match="lane labels plays no episodes"):
         Experiment.model_validate({**values, "budget": {"environment_steps": 5}})
-    with pytest.raises(ValueError, match="runs of lane rl end with it"):
+    with pytest.raises(ValueError, match="it ends the runs of lane rl"):
         Experiment.model_validate({**values, "lane": "rl"})
 
 

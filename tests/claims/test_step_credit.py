@@ -1,4 +1,4 @@
-"""Step credit judged by exact advantages: the comparison on numbers worked out by hand, and the page made from the files."""
+"""Step credit scored by exact advantages: the comparison on numbers worked out by hand, and the page made from the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.settings import Rl
 from stages.claims.experiment import FOLDER, load_experiment
 from stages.claims.results import result_path
-from stages.claims.step_credit import RESULT, SLUG, Judged, exact_values, judge, policy_table
+from stages.claims.step_credit import RESULT, SLUG, StepAdvantages, exact_values, policy_table, step_advantages
 from stages.environments.keydoor import KeydoorDomain
 from stages.environments.keydoor.settings import KeydoorSettings, WeightedLevel
 from stages.params import ROOT
@@ -19,12 +19,12 @@ from stages.training.batches import trajectory_batch
 
 
 def test_correlation_interval_and_signs() -> None:
-    judged = Judged(np.array([1.0, 1.0, 0.0, -1.0]), np.array([0.5, -0.5, 0.5, -0.5]), np.array([0, 0, 1, 1]))
-    assert judged.correlation() == pytest.approx(float(np.corrcoef(judged.given, judged.exact)[0, 1]))
-    assert judged.same_sign() == 0.5
-    low, high = judged.interval()
-    assert -1.0 <= low <= judged.correlation() <= high <= 1.0
-    assert Judged(np.zeros(3), np.arange(3.0), np.zeros(3)).correlation() == 0.0
+    scored = StepAdvantages(np.array([1.0, 1.0, 0.0, -1.0]), np.array([0.5, -0.5, 0.5, -0.5]), np.array([0, 0, 1, 1]))
+    assert scored.correlation() == pytest.approx(float(np.corrcoef(scored.given, scored.exact)[0, 1]))
+    assert scored.same_sign() == 0.5
+    low, high = scored.interval()
+    assert -1.0 <= low <= scored.correlation() <= high <= 1.0
+    assert StepAdvantages(np.zeros(3), np.arange(3.0), np.zeros(3)).correlation() == 0.0
 
 
 @pytest.fixture
@@ -68,12 +68,12 @@ def test_exact_advantages_beside_a_methods(played) -> None:
     for name in ("grpo", "salt"):
         algorithm = resolve(Rl(algorithm=name, group_size=4))
         batch = algorithm.prepare(trajectory_batch(episodes))
-        judged = judge(batch, episodes, exact)
-        assert len(judged.given) == sum(len(episode.turns) for episode in episodes)
-        assert judged.given[0] == pytest.approx(float(batch.advantages[0][batch.mask[0]][0]))
+        scored = step_advantages(batch, episodes, exact)
+        assert len(scored.given) == sum(len(episode.turns) for episode in episodes)
+        assert scored.given[0] == pytest.approx(float(batch.advantages[0][batch.mask[0]][0]))
         values = exact[task.task_id].episode([turn.action_key for turn in episodes[1].turns])
-        assert judged.exact[len(episodes[0].turns) :][:4] == pytest.approx([step.advantage for step in values])
-        found[name] = judged.correlation()
+        assert scored.exact[len(episodes[0].turns) :][:4] == pytest.approx([step.advantage for step in values])
+        found[name] = scored.correlation()
     assert found["salt"] > found["grpo"]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from stages.control import offline_q
 from stages.control.guessing import Games, Guessing
-from stages.control.offline_q import Learner, pairs_of
+from stages.control.offline_q import Trainer, pairs_of
 from stages.control.settings import Game, OfflineQ
 from stages.environments.wordle.rules import code_of, marks_of
 
@@ -56,28 +56,28 @@ def test_returns_by_hand() -> None:
 
 
 def test_states_do_not_depend_on_the_order_of_guesses_nor_on_what_comes_later() -> None:
-    learner = Learner(OfflineQ(**SMALL))
-    torch.nn.init.normal_(learner.network.output.weight)
+    trainer = Trainer(OfflineQ(**SMALL))
+    torch.nn.init.normal_(trainer.network.output.weight)
     guess, answer = np.array([[2, 4, 1], [4, 2, 1], [2, 4, 3]]), np.array([[5, 0, 1], [0, 5, 1], [5, 0, 8]])
     with torch.no_grad():
-        q = learner.network.values(pairs_of(learner.game, guess, answer))
+        q = trainer.network.values(pairs_of(trainer.game, guess, answer))
     torch.testing.assert_close(q[0, 2], q[1, 2])
     assert not torch.allclose(q[0, 1], q[1, 1])
     torch.testing.assert_close(q[0], q[2])
-    every = {int(pairs_of(learner.game, np.array([[g]]), np.array([[a]]))) for g in range(6) for a in range(9)}
+    every = {int(pairs_of(trainer.game, np.array([[g]]), np.array([[a]]))) for g in range(6) for a in range(9)}
     assert every == set(range(1, 55)), "each guess with each answer is told apart"
 
 
-def fixed(learner: Learner) -> torch.Tensor:
+def fixed(trainer: Trainer) -> torch.Tensor:
     """Give the target network values that are easy to follow: Q = -(number of the word) / 10 everywhere, by its output's bias."""
-    head = learner.target.head
-    values = -torch.arange(len(learner.game.words)) / 10
+    head = trainer.target.head
+    values = -torch.arange(len(trainer.game.words)) / 10
     with torch.no_grad():
         encoded = head.encode(values)
         bias = encoded[:, None] if head.outputs == 1 else encoded.clamp(min=1e-9).log()
-        learner.target.output.bias.copy_(bias.flatten())
-        learner.target.output.weight.zero_()
-    return head.decode(learner.target.output.bias.detach().view(len(values), -1))
+        trainer.target.output.bias.copy_(bias.flatten())
+        trainer.target.output.weight.zero_()
+    return head.decode(trainer.target.output.bias.detach().view(len(values), -1))
 
 
 @pytest.mark.parametrize("loss", ["mse", "two_hot", "hl_gauss"])
@@ -85,31 +85,31 @@ def fixed(learner: Learner) -> torch.Tensor:
 def test_targets_by_brute_force(loss: str, target: str) -> None:
     """Contract: r + gamma max_a Q(s', a), r + gamma Q(s', a') or the return, with noise; nothing after a game's end."""
     head = {"loss": loss, "v_min": -6.0, "v_max": 2.0, "bins": 161}
-    learner = Learner(OfflineQ(**{**SMALL, "target": target, "noise": 0.5, "head": head, "conservative": 0.0}))
-    q = fixed(learner)
+    trainer = Trainer(OfflineQ(**{**SMALL, "target": target, "noise": 0.5, "head": head, "conservative": 0.0}))
+    q = fixed(trainer)
     rows = np.arange(10)
-    games, gamma = learner.games, learner.settings.gamma
+    games, gamma = trainer.games, trainer.settings.gamma
     expected = torch.zeros(10, 3)
     for row, place in itertools.product(rows, range(3)):
         if not games.real[row, place]:
             continue
         following = games.guess[row, min(place + 1, 2)]
         after = {"max": q.max(), "sarsa": q[following], "monte_carlo": 0.0}[target]
-        expected[row, place] = learner.rewards[row, place] + gamma * (0.0 if games.last[row, place] else float(after))
+        expected[row, place] = trainer.rewards[row, place] + gamma * (0.0 if games.last[row, place] else float(after))
         if target == "monte_carlo":
             left = range(int(games.real[row, place:].sum()))
-            expected[row, place] = sum(gamma**k * learner.rewards[row, place + k] for k in left)
+            expected[row, place] = sum(gamma**k * trainer.rewards[row, place + k] for k in left)
     seen = {}
-    head_of = learner.network.head
+    head_of = trainer.network.head
     original = head_of.loss
     head_of.loss = lambda logits, y: seen.setdefault("target", y) is None or original(logits, y)
-    learner.loss(rows)
+    trainer.loss(rows)
     real = torch.from_numpy(games.real[rows])
     torch.testing.assert_close(seen["target"][real], expected[real], atol=1e-4, rtol=0)
 
 
 def test_noise_is_uniform_and_added_once() -> None:
-    plain, noisy = (Learner(OfflineQ(**{**SMALL, "games": 2000, "noise": noise})) for noise in (0.0, 1.0))
+    plain, noisy = (Trainer(OfflineQ(**{**SMALL, "games": 2000, "noise": noise})) for noise in (0.0, 1.0))
     added = (noisy.rewards - plain.rewards)[plain.games.real]
     assert (added.min() >= 0.0, added.max() <= 1.0) == (True, True)
     assert added.mean() == pytest.approx(0.5, abs=0.02)
@@ -143,7 +143,7 @@ def test_runs_are_reproducible_and_the_command_writes_them(tmp_path: Any, monkey
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"game": {"letters": 1, "alphabet": 3, "words": 4}}, "there are 3; lower words"),
+        ({"game": {"letters": 1, "alphabet": 3, "words": 4}}, "makes only 3; lower words"),
         ({"head": {"loss": "hl_gauss", "v_min": -2.0, "v_max": 2.0}}, "discounted returns are in"),
         ({"noise": 3.0}, "v_max to at least"),
     ],

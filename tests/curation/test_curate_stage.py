@@ -120,9 +120,7 @@ def test_an_expert_that_never_succeeds_ends_curate(
     solves less than half, the terminal and the data report say so."""
     solve = SearchDomain.expert
     monkeypatch.setattr(SearchDomain, "expert", lambda domain, environment: "answer nobody")
-    with pytest.raises(
-        ValueError, match=r"domain search: none of the expert's 10 demonstrations can be learnt from \(failed 10\)"
-    ):
+    with pytest.raises(ValueError, match=r"domain search: none of the expert's 10 demonstrations is usable \(failed 10\)"):
         curate_here(tmp_path / "a", lines)
     none = {**PARAMS["curate"], "expert_demonstrations": 0, "noisy_demonstrations": 0}
     assert curate_here(tmp_path / "b", lines, curate=none)["curate/demonstrations"] == 0

@@ -108,7 +108,7 @@ def test_an_expert_that_solves_too_little_is_told(domain: SearchDomain, train: l
 
     assert lines(8) == lines(5, failed=3, turn_limit=2) == lines(4, failed=5, near_duplicate=2) == []
     (line,) = lines(2, failed=2, no_expert_action=1)
-    assert "domain search: the expert solved 2 of 5 tasks that it was to demonstrate (failed 2, no_expert_action 1)" in line
+    assert "domain search: the expert solved only 2 of 5 tasks (failed 2, no_expert_action 1)" in line
     with pytest.raises(
         ValueError, match=r"none of the expert's 9 demonstrations.*\(failed 8, too_long 1\).*expert_demonstrations: 0"
     ):

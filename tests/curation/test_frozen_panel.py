@@ -90,7 +90,7 @@ def test_changed_or_missing_worlds_and_settings_are_refused(panel: Panel, tasks:
     first, second, *_ = sorted(panel.worlds)
     (tmp_path / "worlds" / first).write_text("{}")
     (tmp_path / "worlds" / second).unlink()
-    with pytest.raises(PanelMismatchError, match=f"{first}, {second} missing or not what panel.json was frozen with; run"):
+    with pytest.raises(PanelMismatchError, match=f"{first}, {second} missing or changed since panel.json was frozen; run"):
         read_panel(tmp_path)
 
 

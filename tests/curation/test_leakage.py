@@ -82,7 +82,7 @@ def test_short_prompts_count_on_lines_of_their_own() -> None:
     """Contract: a short prompt that is part of another task's is not taken for it."""
     prompts = PanelPrompts(["what is 3+4?", "take the key", "open  the door"], ["Open the door"])
     for text in ("what is 3 + 4?", "Be brief.\nWhat is 3+4 ?\nThink.", "TAKE\nTHE KEY", "x\n\n  take the key  "):
-        assert prompts.told(text) is not None, text
+        assert prompts.find(text) is not None, text
     for text in ("what is 13+4?", "what is 3+4*5?", "what is 3+4? + 1", "now take the key", "take the keys", "open the door", ""):
-        assert prompts.told(text) is None, text
-    assert PanelPrompts(["", " \n"], []).told("") is None
+        assert prompts.find(text) is None, text
+    assert PanelPrompts(["", " \n"], []).find("") is None

@@ -52,16 +52,16 @@ def test_recipes_are_made_with_the_settings_of_params() -> None:
     assert configured_domain("textworld", params).settings == TextWorldSettings()
 
 
-def test_records_of_other_settings_are_told(domain: SearchDomain, records: list[RawRecord]) -> None:
-    """Contract: a raw file whose levels are not those of the settings is told, with what differs and what to do."""
+def test_records_of_other_settings_are_reported(domain: SearchDomain, records: list[RawRecord]) -> None:
+    """Contract: a raw file whose levels are not those of the settings is reported, with what differs and what to do."""
     file = "data/raw/search.jsonl"
     assert unlike_settings(records, domain, file) == []
     (line,) = unlike_settings(records, SearchDomain(SearchSettings(hops={1: 1.0, 2: 1.0, 3: 0.0})), file)
-    assert "records have hops 3, which the settings do not name" in line
-    assert line.endswith("make it again with 'python -m stages.curation raw search --count 120 --seed 0 > data/raw/search.jsonl'")
+    assert "records have hops 3, which the settings lack" in line
+    assert line.endswith("regenerate it with 'python -m stages.curation raw search --count 120 --seed 0 > data/raw/search.jsonl'")
     easy = [record for record in records if record.record["hops"] == 1]
     (line,) = unlike_settings(easy, domain, file)
-    assert "no record has hops 2, hops 3; make it again" in line
+    assert "no record has hops 2, hops 3; regenerate it" in line
 
 
 def test_the_shipped_files_fit_the_settings() -> None:

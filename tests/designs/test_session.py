@@ -28,7 +28,7 @@ from stages.designs import __main__ as command
 from stages.designs.evaluations import DesignEvaluations, standard_error, summarise
 from stages.designs.session import Session, best_so_far
 from stages.designs.settings import SETTINGS, SearchParams, parse_search
-from stages.designs.space import PLACE, Space
+from stages.designs.space import INDEX, Space
 from stages.designs.tasks import choose_tasks, split_tasks
 from stages.designs.tree import Node
 from stages.environments.search import SearchDomain
@@ -293,7 +293,7 @@ def test_searches_are_judged_on_a_table() -> None:
     space = Space.of(params)
     table = {}
     for place, design in enumerate(space.all()):
-        warm, recall = design[PLACE["temperature"]], design[PLACE["recall"]] == "task"
+        warm, recall = design[INDEX["temperature"]], design[INDEX["recall"]] == "task"
         score = round(0.3 + 0.4 * warm + 0.1 * recall + 0.001 * place, 6)
         of = {"error": 0.05, "failures": {}, "failed": "", "seconds": 0.0}
         table[space.name(design)] = {

@@ -16,7 +16,7 @@ from stages.designs.covering import combinations_of, covering_array, uncovered
 from stages.designs.search import Search, remedies
 from stages.designs.session import journal_key
 from stages.designs.settings import parse_search
-from stages.designs.space import COMPONENTS, DECODING, FACTORS, PLACE, Design, Space
+from stages.designs.space import COMPONENTS, DECODING, FACTORS, INDEX, Design, Space
 from stages.designs.tree import (
     Node,
     backed_up,
@@ -52,7 +52,7 @@ def test_selection_in_its_limits() -> None:
         assert (found >= 0.1 - 1e-12).all()
     sharp = selection_probabilities([0.9, 0.1], [0, 0], lam=0.0, alpha=1e6, beta=0.0)
     assert sharp.tolist() == [1.0, 0.0], "greedy, and nothing overflows"
-    with pytest.raises(ValueError, match="nothing to select from"):
+    with pytest.raises(ValueError, match="no design was evaluated"):
         selection_probabilities([], [], lam=0.3, alpha=20, beta=0)
 
 
@@ -124,7 +124,7 @@ def test_acquisition_by_hand() -> None:
 
 def test_designs_that_play_alike_are_one() -> None:
     space = Space.of(settings())
-    names = {name: space.all()[0][PLACE[name]] for name in PLACE}
+    names = {name: space.all()[0][INDEX[name]] for name in INDEX}
     assert names["model"] == "sft"
     designs = space.all()
     # greedy: 3 windows * 3 recalls; one draw: twice that; votes: twice that for each number of draws.
@@ -132,7 +132,7 @@ def test_designs_that_play_alike_are_one() -> None:
     assert space.root in designs
     assert all(space.canonical(design) == design for design in designs)
     assert len({space.name(design) for design in designs}) == len(designs)
-    vote = next(d for d in designs if d[PLACE["choose"]] == "vote")
+    vote = next(d for d in designs if d[INDEX["choose"]] == "vote")
     values = space.overrides(vote)["evaluate"]
     assert values["models"] == ["sft+vote"]
     assert set(values) == {"models", "best_of", "sampling", "scaffold"}
@@ -149,17 +149,17 @@ def test_scores_per_token_are_a_factor_of_the_choices_that_have_scores() -> None
     space = Space.of(settings(SCORING))
     by_choice: dict[str, set[bool]] = {}
     for design in space.all():
-        by_choice.setdefault(design[PLACE["choose"]], set()).add(design[PLACE["per_token"]])
+        by_choice.setdefault(design[INDEX["choose"]], set()).add(design[INDEX["per_token"]])
         values = space.overrides(design)["evaluate"]
-        assert values["best_of"]["per_token"] is design[PLACE["per_token"]]
+        assert values["best_of"]["per_token"] is design[INDEX["per_token"]]
     assert by_choice == {"none": {False}, "logprob": {False, True}, "vote": {False}}
     assert len(space.all()) == 9 * (1 + 2 + 2 * 2 + 2 * 2 * 2)
     for strength in (1, 2):
         labels = run(search(settings(SCORING, labels={"strength": strength, "balanced": 0}), seed=3))
-        made = {(one.design[PLACE["choose"]], one.design[PLACE["per_token"]]) for one in labels if one.origin == "covering"}
+        made = {(one.design[INDEX["choose"]], one.design[INDEX["per_token"]]) for one in labels if one.origin == "covering"}
         assert made | {("none", False)} == {("none", False), ("logprob", False), ("logprob", True), ("vote", False)}
     without = Space.of(settings({**SCORING, "choose": ["none", "vote"]}))
-    assert without.options[PLACE["per_token"]] == (False,), "votes have no scores"
+    assert without.options[INDEX["per_token"]] == (False,), "votes have no scores"
 
 
 def test_a_space_that_does_not_name_scores_per_token_is_what_it_was() -> None:
@@ -167,12 +167,12 @@ def test_a_space_that_does_not_name_scores_per_token_is_what_it_was() -> None:
     with the factor knows what was evaluated in one without it."""
     space = Space.of(settings())
     assert space.name(space.root) == "7cd9b54df606"
-    assert space.name(next(design for design in space.all() if design[PLACE["choose"]] == "vote")) == "029b386d924a"
-    assert set(space.told) == set(PLACE) - {"per_token"}
+    assert space.name(next(design for design in space.all() if design[INDEX["choose"]] == "vote")) == "029b386d924a"
+    assert set(space.factor_options) == set(INDEX) - {"per_token"}
     assert "per_token" not in space.overrides(space.root)["evaluate"]["best_of"]
     old, new = Space.of(settings({**SCORING, "per_token": None})), Space.of(settings(SCORING))
     names = {old.name(design) for design in old.all()}
-    assert names == {new.name(design) for design in new.all() if not design[PLACE["per_token"]]}
+    assert names == {new.name(design) for design in new.all() if not design[INDEX["per_token"]]}
     assert len({new.name(design) for design in new.all()}) == len(new.all())
     assert old.restored(list(old.root)[:-1]) == old.root
     shaping = settings().design.model_dump(mode="json", exclude={"budget": True, "confirm": True, "space": {"per_token"}})
@@ -189,7 +189,7 @@ def test_values_of_tokens_choose_where_rl_learns_them() -> None:
         }
     )
     space = Space.of(given)
-    chosen = {design[PLACE["per_token"]]: design for design in space.all() if design[PLACE["choose"]] == "value"}
+    chosen = {design[INDEX["per_token"]]: design for design in space.all() if design[INDEX["choose"]] == "value"}
     assert set(chosen) == {False, True}
     assert space.overrides(chosen[True])["evaluate"]["models"] == ["sft+value"]
 
@@ -232,7 +232,7 @@ def test_one_factor_is_a_bandit_over_its_options() -> None:
     few = {**SPACE, "choose": ["none"], "recall": ["none"], "temperature": [0.5]}
     for method in ("agentswift", "unguided"):
         nodes = run(search(settings(few, method=method, labels={"strength": 0, "balanced": 0})))
-        assert Counter(item.design[PLACE["window"]] for item in nodes) == Counter([1, 2, None])
+        assert Counter(item.design[INDEX["window"]] for item in nodes) == Counter([1, 2, None])
 
 
 class Perfect:
@@ -357,17 +357,17 @@ def test_operations_change_what_they_say() -> None:
         assert len(differing(design)) == 1
         assert not differing(design) & {"temperature", "draws", "top_p"}
     steps = one.refined(space.root, node(0.5, failures={"refused": 0.5}), rng)
-    assert steps[0][PLACE["temperature"]] == 0.0, "cooler first, where actions are refused"
-    assert one.refined(space.root, node(0.5, failures={"cut": 0.5}), rng)[0][PLACE["temperature"]] == 1.0
+    assert steps[0][INDEX["temperature"]] == 0.0, "cooler first, where actions are refused"
+    assert one.refined(space.root, node(0.5, failures={"cut": 0.5}), rng)[0][INDEX["temperature"]] == 1.0
     assert remedies({"refused": 0.1, "cut": 0.1}) == []
 
 
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"space\.model names \['rl@shop'\]"),
+        ({"space": {**SPACE, "model": ["sft", "rl@shop"]}}, r"space\.model: unknown \['rl@shop'\]"),
         ({"space": {**SPACE, "choose": ["q"]}}, r"q needs a Q-model"),
-        ({"space": {**SPACE, "choose": ["value"]}}, r"rl\.algorithm b_coder, and in search that is grpo"),
+        ({"space": {**SPACE, "choose": ["value"]}}, r"rl\.algorithm b_coder, but in search it is grpo"),
         (
             {"space": {**SPACE, "max_tokens": list(range(1, 2000)), "top_p": [i / 1000 for i in range(1, 1000)]}},
             r"has [\d,]+ designs",
@@ -384,5 +384,5 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         settings({**SPACE, "draws": [3, 3]})
     with pytest.raises(ValueError, match="method random has none"):
         settings(method="random", tree={"uncertainty": "std"})
-    with pytest.raises(ValueError, match="do not go together"):
+    with pytest.raises(ValueError, match="takes a value model"):
         Search(Space.of(settings()), settings().design, 0, None)

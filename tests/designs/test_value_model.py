@@ -9,7 +9,7 @@ import pytest
 from searches import SPACE, TASKS, run, search, settings, worth
 
 from stages.designs.settings import parse_search
-from stages.designs.space import PLACE, Space
+from stages.designs.space import INDEX, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FEWEST, FittedValueModel, describe
 from stages.records.task import Task
@@ -60,14 +60,14 @@ def test_the_model_reads_the_task_as_well_as_the_design() -> None:
     assert domains["shop"] == {"difficulty": 3.0, "prompt_words": 4.0, "max_turns": 10.0}
     nodes = []
     for number, design in enumerate(space.all()[::2]):
-        warm = design[PLACE["temperature"]]
+        warm = design[INDEX["temperature"]]
         by = {"search": (0.2 + 0.6 * warm, 0.01), "shop": (0.7 - 0.2 * warm, 0.01)}
         nodes.append(Node(design, -1 + (number > 0), "random", sum(s for s, _ in by.values()) / 2, 0.01, by))
     model = FittedValueModel(space, domains, "gp")
     model.fit(nodes)
     designs = space.all()[1::2]
     mean, _ = model.predict(designs)
-    assert mean == pytest.approx([0.45 + 0.2 * design[PLACE["temperature"]] for design in designs], abs=0.03)
+    assert mean == pytest.approx([0.45 + 0.2 * design[INDEX["temperature"]] for design in designs], abs=0.03)
     rows = model.rows([designs[0]] * 2, ["search", "shop"])
     assert not np.array_equal(rows[0], rows[1])
 
@@ -78,7 +78,7 @@ def test_a_domain_that_is_described_alike_is_predicted_alike(kind: str) -> None:
     described so, their level and what helps there, and not those of the other; without descriptions there is no telling."""
     names = ["search", "shop", "textworld"]
     space = Space.of(parse_search({"domains": names, "per_domain": {name: {} for name in names}, "design": {"space": SPACE}}))
-    designs, place = space.all(), PLACE["temperature"]
+    designs, place = space.all(), INDEX["temperature"]
     nodes = [
         Node(one, -1, "random", 0.0, 0.01, {"search": (0.2 + 0.4 * one[place], 0.01), "shop": (0.9 - 0.4 * one[place], 0.01)})
         for one in designs[::2]

@@ -161,7 +161,7 @@ def test_episodes_come_back_exactly(
         assert trained(chat, back) == trained(chat, distinct)
 
 
-def test_what_cannot_stay_is_told_with_file_line_and_reason(
+def test_rejected_records_are_reported_with_file_line_and_reason(
     source: Path, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = {task.task_id: task for task in read_tasks(source / "data/curated/search/tasks.parquet")}
@@ -200,15 +200,15 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
     bad += [answer.join("{}").replace("Nobody", "\\ud83d"), f'{{{answer}, "deep": {"[" * 200}{"]" * 200}}}']
     file.write_text("\n".join([*map(json.dumps, rows), *bad]) + "\n", encoding="utf-8")
     folder = curated(tmp_path, lines, ["data/raw/mine.jsonl"])
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for line, reason in [
         (2, "duplicate: the same as data/raw/mine.jsonl:1"),
-        (3, "panel_task: it tells a task of the frozen panel"),
-        (4, "unknown_task: task_id search-train-nowhere names none"),
+        (3, "panel_task: it has the prompt of a task"),
+        (4, "unknown_task: task_id search-train-nowhere is not a curated task"),
         (5, f"wrong_split: {test.task_id} is a test task"),
         (6, f"unlike_environment: message 2 of {train.task_id} is 'Another page.'"),
-        (7, "unlike_environment: it goes on after"),
-        (8, "failed: played to its end it does not solve"),
+        (7, "unlike_environment: it continues after"),
+        (8, "failed: replayed to its end, it does not solve"),
         (10, "too_long: it has 702 words and marks"),
         (13, "malformed: not JSON"),
         (14, "malformed: a number is too long"),
@@ -216,8 +216,8 @@ def test_what_cannot_stay_is_told_with_file_line_and_reason(
         (16, "malformed: text that is not Unicode"),
         (17, "malformed: values are nested too deeply"),
     ]:
-        assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in told
-    assert "1 imported conversations have names of panel tasks in them, data/raw/mine.jsonl:11 first" in told
+        assert f"curate@search: rejected data/raw/mine.jsonl:{line}: {reason}" in printed
+    assert "1 imported conversations have names of panel tasks in them (the first: data/raw/mine.jsonl:11)" in printed
     report = read_json(tmp_path / "reports/curate/search.json")
     assert report["imports"]["mention_panel_names"] == 1
     counts = report["imports"]["files"]["data/raw/mine.jsonl"]
@@ -258,13 +258,13 @@ def test_thoughts_come_in_with_what_they_led_to(source: Path, lines: list[str], 
 
 
 def test_a_file_that_is_not_there_and_one_that_dvc_does_not_see(lines: list[str], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"curate\.imports names data/raw/none\.jsonl, which does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"curate\.imports lists data/raw/none\.jsonl, which does not exist"):
         curated(tmp_path, lines, ["data/raw/none.jsonl"])
     for name in ("data/mine.jsonl", "/tmp/a.jsonl", "data/raw/../a.jsonl", "data/raw/a.csv"):
-        with pytest.raises(ParamsError, match=r"'curate\.imports' names .* below data/raw"):
+        with pytest.raises(ParamsError, match=r"'curate\.imports' lists .* below data/raw"):
             parse_params({**PARAMS, "curate": {"imports": [name]}})
     pairs = {"algorithm": "dpo", "preference": {"source": "imported"}}
-    with pytest.raises(ParamsError, match=r"rl\.preference\.source is imported, and curate\.imports names no file"):
+    with pytest.raises(ParamsError, match=r"curate\.imports is empty"):
         parse_params({**PARAMS, "rl": pairs})
 
 

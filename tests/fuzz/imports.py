@@ -102,7 +102,7 @@ def check_import(name: str, content: bytes, good: int) -> Outcome:
             raise LostError("an episode came back with other words")
         if read_rows(root / "pairs.parquet") != found.pairs:
             raise LostError("a pair came back otherwise")
-        for line in found.told():
+        for line in found.warnings():
             line.encode("utf-8")
             if "rejected" in line and (outcome := clear(line, f"{name}:")).kind == LOST:
                 return outcome

@@ -97,7 +97,7 @@ def check_plays(name: str, settings: Mapping[str, Any]) -> None:
         environment = domain.make(Path(folder))
         for task in tasks[:2]:
             environment.reset(task)
-            play_out(environment, task, "expert", "expert", lambda: domain.expert(environment), whole=False)
+            play_out(environment, task, "expert", "expert", lambda: domain.expert(environment), complete=False)
         environment.close()
     _PLAYED.add(key)
 

@@ -122,7 +122,7 @@ def check_lines(name: str, lines: Sequence[bytes], good: Sequence[bytes]) -> Out
         environment = domain.make(root / "data/curated" / name / "worlds")
         for task in tasks:
             if task.split == "test" and task.task_id not in {json.loads(line)["task_id"] for line in good} and name != "code":
-                play_out(environment, task, "fuzz", "expert", lambda: domain.expert(environment), whole=False)
+                play_out(environment, task, "fuzz", "expert", lambda: domain.expert(environment), complete=False)
         environment.close()
     for line in said.splitlines():
         if "rejected" in line and (outcome := clear(line, f"data/raw/{name}.jsonl:")).kind == LOST:

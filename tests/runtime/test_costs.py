@@ -43,7 +43,7 @@ def test_a_place_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: 
     (tmp_path / ".bellwether").write_text("a file where the folder should be")
     with measured(tmp_path, "sft", "a"):
         pass
-    assert "sft: what it cost could not be written" in capsys.readouterr().err
+    assert "sft: cannot write its cost" in capsys.readouterr().err
 
 
 def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ TAKEN = {
     "stages.runtime.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
     "stages.runtime.installed.place": "a message",
     "stages.runtime.progress.Progress": "shows",
+    "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",
     "stages.runtime.stage.StageContext": "paths, and what it tells of a run",
     "stages.runtime.workers.quiet_environment": "threads and offline switches",
     "stages.runtime.stage.stage_run": "starts a stage",

@@ -194,7 +194,7 @@ def test_a_folder_that_others_have_laid_out_is_refused(trap: str, tmp_path: Path
     else:
         name.mkdir()
         name.chmod(0o777 if trap == "open" else 0o700)
-    with pytest.raises(PermissionError, match=r"is not a folder of yours alone .*; remove it, or set TMPDIR"):
+    with pytest.raises(PermissionError, match=r"is not a private folder of yours .*; remove it, or set TMPDIR"):
         held(tmp_path, monkeypatch)
     assert not list(victim.iterdir())
 

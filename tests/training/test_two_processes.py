@@ -13,9 +13,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from stages import sft
+from stages import params, sft
 from stages.runtime import stage as runtime
 from stages.runtime.stage import stage_run
+from stages.tracking import open_tracker
 from training.toys import store_pairs
 
 pytestmark = pytest.mark.long(30)
@@ -24,21 +25,22 @@ SCRIPT = f"""
 import os, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "training")!r}]
 from types import SimpleNamespace
-from stages import rl, sft
+from stages import params, rl, sft
 from stages.runtime.stage import stage_run
+from stages.tracking import open_tracker
 from toys import FirstLetterEnvironment
 
 toy = SimpleNamespace(make=lambda folder: FirstLetterEnvironment(), settings=SimpleNamespace(max_turns=2))
 rl.load_domain = rl.open_domain = lambda name, settings: toy
 sys.argv = ["sft"]
-code = stage_run("sft", sft.run, launched=True)
+code = stage_run("sft", sft.run, params, open_tracker, launched=True)
 if int(os.environ.get("WORLD_SIZE", "1")) > 1:
     import torch
     torch.distributed.barrier()
 sys.argv = ["rl", "--domain", "toy"]
 for folder in (".", "pairs"):
     os.chdir(folder)
-    code = code or stage_run("rl", rl.run, per_domain=True, launched=True)
+    code = code or stage_run("rl", rl.run, params, open_tracker, per_domain=True, launched=True)
 sys.exit(code)
 """
 # Micro-batches so small that the processes get different numbers of them.
@@ -149,7 +151,7 @@ def test_resources_launch_starts_a_training_stage_under_accelerate(make_context,
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "argv", ["sft"])
     monkeypatch.setattr(runtime, "die_with_parent", lambda: None)
-    assert stage_run("sft", sft.run, launched=True) == 2
+    assert stage_run("sft", sft.run, params, open_tracker, launched=True) == 2
     assert "resources.launch: ddp.yaml does not exist" in capsys.readouterr().err
 
     (root / "ddp.yaml").write_text("num_processes: 2\n")
@@ -161,5 +163,5 @@ def test_resources_launch_starts_a_training_stage_under_accelerate(make_context,
 
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
-        stage_run("sft", sft.run, launched=True)
+        stage_run("sft", sft.run, params, open_tracker, launched=True)
     assert started[0][1:] == ["-m", "accelerate.commands.launch", "--config_file", str(root / "ddp.yaml"), "-m", "stages.sft"]

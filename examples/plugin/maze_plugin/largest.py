@@ -1,4 +1,4 @@
-"""largest: of all models' changes to an entry, the largest one."""
+"""largest: each entry takes the largest of all models' changes."""
 
 from __future__ import annotations
 

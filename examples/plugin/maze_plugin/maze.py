@@ -1,4 +1,4 @@
-"""A grid with a goal: an environment whose tasks are made by seed."""
+"""A grid with a goal: an environment whose tasks are made from a seed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MOVES = {"east": (1, 0), "north": (0, 1), "south": (0, -1), "west": (-1, 0)}
 class MazeSettings(DomainSettings):
     """per_domain.maze.environment in params.yaml."""
 
-    size: Count = 4
+    size: Count = 7
 
 
 @dataclass(frozen=True)
 class MazeState:
-    """Everything that changes while a task is played."""
+    """Everything that changes during an episode."""
 
     task_id: str
     x: int = 0
@@ -56,7 +56,7 @@ class MazeEnvironment(ValueEnvironment[MazeState]):
         won = (after.x, after.y) == self._goal
         truncated = not won and after.turns >= self._max_turns
         self._state = replace(after, over=won or truncated)
-        text = "You are there." if won else f"You are at {after.x} {after.y}."
+        text = "You have arrived." if won else f"You are at {after.x} {after.y}."
         return Step(Observation(text), float(won), accepted, terminated=won, truncated=truncated)
 
     def state_key(self) -> str:
@@ -65,8 +65,8 @@ class MazeEnvironment(ValueEnvironment[MazeState]):
     def admissible(self) -> Sequence[str]:
         if self._state.over:
             return []
-        inside = range(self._size)
-        return [move for move, (x, y) in MOVES.items() if self._state.x + x in inside and self._state.y + y in inside]
+        grid = range(self._size)
+        return [move for move, (x, y) in MOVES.items() if self._state.x + x in grid and self._state.y + y in grid]
 
     def next_action(self) -> str | None:
         if self._state.over:
@@ -75,7 +75,7 @@ class MazeEnvironment(ValueEnvironment[MazeState]):
 
 
 class MazeDomain(RecipeDomain[MazeSettings]):
-    """Goals of training, validation and test tasks lie on maps of their own, named after the split."""
+    """Each split has its own goals."""
 
     name = "maze"
     Settings = MazeSettings
@@ -89,7 +89,7 @@ class MazeDomain(RecipeDomain[MazeSettings]):
     def check(self, record: Mapping[str, Any]) -> None:
         check_fields(record, {"task_id": str, "split": str, "size": int, "goal": int})
         if not 0 < record["goal"] < record["size"] ** 2:
-            raise ValueError(f"'goal' must lie between 1 and {record['size'] ** 2 - 1}, not {record['goal']}")
+            raise ValueError(f"'goal' must be between 1 and {record['size'] ** 2 - 1}, not {record['goal']}")
 
     def task(self, record: Mapping[str, Any], worlds: dict[str, Any]) -> Task:
         y, x = divmod(record["goal"], record["size"])

@@ -11,7 +11,7 @@ class Settings(Section):
 
 
 def advantage(batch, rl):
-    """`advantages` [B, T]: share of the group's other episodes that an episode beats, minus the share that beat it."""
+    """`advantages` [B, T]: the share of the group that an episode beats, minus the share that beats it."""
     same = batch.group[:, None] == batch.group[None, :]
     beats = (batch.rewards[:, None] > batch.rewards[None, :]) & same
     others = (same.sum(1) - 1).clamp(min=1)

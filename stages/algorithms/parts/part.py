@@ -1,7 +1,7 @@
-"""What the parts of section `rl` have in common: keys that the method chooses unless the user does, and when a key applies.
+"""Base classes of the parts of section `rl`: keys that the method chooses unless the user sets them, and conditions for keys.
 
-A key nobody set is null in params.yaml, and in a dump of what the user gave: the method chooses it, or else its default holds.
-`model_fields_set` of a part that the user gave is what he set. Light to import.
+`model_fields_set` of a part as given has the keys that the user set; any other key is null in params.yaml and in a dump of the
+part, and takes the method's choice, or its default. Light to import.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Layered(Section):
-    """A section with keys that are laid over a method's own choices; null is a key that was not set."""
+    """A section whose keys override a method's choices; null means not set."""
 
     layered: ClassVar[frozenset[str] | None] = None
-    """Those keys; None: all."""
+    """The keys of which this is true; None: all."""
 
     @classmethod
     def layered_keys(cls) -> list[str]:
@@ -45,34 +45,34 @@ class Layered(Section):
                 if name in found:
                     found[name] = None
             elif info.exclude_defaults and name not in found:
-                # A default that the user asked for goes before the method's choice, so it is no default.
+                # A default value that the user set overrides the method's choice, so it must stay in the dump.
                 found |= self.model_dump(mode=info.mode, include={name})
         return found
 
-    def _asked(self) -> set[str]:
+    def _set_keys(self) -> set[str]:
         return self.model_fields_set & set(self.layered_keys())
 
     def __eq__(self, other: object) -> bool:
-        """Equal values, set by the same hand: a default that was set goes before a method's choice."""
-        return super().__eq__(other) and isinstance(other, Layered) and self._asked() == other._asked()
+        """Equal values and the same keys set: a default value that was set overrides a method's choice."""
+        return super().__eq__(other) and isinstance(other, Layered) and self._set_keys() == other._set_keys()
 
 
 class Part(Layered):
-    """A part of an algorithm. Its defaults hold where neither the method nor the user says anything."""
+    """A part of an algorithm. Its defaults apply where neither the method nor the user sets a key."""
 
     switch: ClassVar[str] = "kind"
-    """The key that is `own` where a method brings a function of its own for the part."""
+    """The key that is `own` where a method replaces the part by a function of its own."""
     data: ClassVar[tuple[str, ...]] = ("episodes", "offline_replay")
-    """What methods that have this part learn from (stages.algorithms.card.Composition.data)."""
+    """Which methods have this part, by `Composition.data`."""
     applies: ClassVar[Condition | None] = None
     """When any key of the part has an effect; None: always."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
-        """Fill in keys of the section's `values` that follow from others; `given`: the user's; max_length: model.max_length."""
+        """Set keys of the section's `values` that follow from others; given: as the user set it; max_length: model.max_length."""
 
     def check(self, rl: Rl, method: Composition) -> None:
-        """Raise ParamsError for what can't be combined; `rl`: the resolved section."""
+        """Raise ParamsError for invalid combinations; `rl`: the resolved section."""
 
 
 def get(rl: Rl, key: str) -> Any:
@@ -83,14 +83,14 @@ def get(rl: Rl, key: str) -> Any:
 
 @dataclass(frozen=True)
 class Condition:
-    """When a key has an effect. `holds`: of a resolved section; `words`: what it needs, for a message. Conditions of one key must
-    all hold. Keys without a dot are of the part itself."""
+    """When a key has an effect: `holds` for a resolved section; `words` describe it in messages. All conditions of a key must
+    hold. Keys without a dot are of the part itself."""
 
     holds: Callable[[Rl, str], bool]
     words: Callable[[str], str]
 
 
-def _whole(part: str, key: str) -> str:
+def _dotted(part: str, key: str) -> str:
     return key if "." in key else f"{part}.{key}"
 
 
@@ -101,22 +101,22 @@ def _a(noun: str) -> str:
 def AppliesTo(key: str, *values: Any) -> Condition:  # noqa: N802 - reads as a type in an annotation
     """Where `key` has one of `values`."""
     named = [str(value) for value in values if value != "own"]
-    told = " or ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
-    return Condition(lambda rl, part: get(rl, _whole(part, key)) in values, lambda part: f"{_whole(part, key)}: {told}")
+    choices = " or ".join([", ".join(named[:-1]), named[-1]] if named[1:] else named)
+    return Condition(lambda rl, part: get(rl, _dotted(part, key)) in values, lambda part: f"{_dotted(part, key)}: {choices}")
 
 
 def AppliesAboveZero(key: str) -> Condition:  # noqa: N802
     """Where the number `key` is above 0."""
-    return Condition(lambda rl, part: get(rl, _whole(part, key)) > 0, lambda part: f"{_a(_whole(part, key))} above 0")
+    return Condition(lambda rl, part: get(rl, _dotted(part, key)) > 0, lambda part: f"{_a(_dotted(part, key))} above 0")
 
 
 def AppliesIf(holds: Callable[[Rl], bool], words: str) -> Condition:  # noqa: N802
-    """Where `holds` is true of the resolved section; `words` say what that takes."""
+    """Where `holds` is true of the resolved section; `words` describe it."""
     return Condition(lambda rl, _: holds(rl), lambda _: words)
 
 
 def conditions(part: type[Part], key: str) -> list[Condition]:
-    """All that must hold for `key` of `part` to have an effect."""
+    """The conditions for `key` of `part` to have an effect."""
     own = [item for item in part.model_fields[key].metadata if isinstance(item, Condition)]
     return [*([part.applies] if part.applies else []), *own]
 
@@ -127,11 +127,11 @@ def parts_of(rl: Rl) -> dict[str, Part]:
 
 
 SOURCES = {"pairs": "preference pairs", "offline": "an offline dataset"}
-"""Of methods with losses of a kind of their own, by stages.algorithms.card.Composition.data."""
+"""What methods without `pieces` for played episodes learn from, by `Composition.data`."""
 
 
 def refuse_idle_parts(given: Rl, method: Composition) -> None:
-    """Raise ParamsError for a key that the user set of a part that the method does without."""
+    """Raise ParamsError for a key that the user set of a part that the method does not have."""
     slug = method.card.slug
     for name, part in parts_of(given).items():
         if method.data in part.data:
@@ -147,13 +147,13 @@ def refuse_idle_parts(given: Rl, method: Composition) -> None:
 
 
 def refuse_idle_keys(given: Rl, resolved: Rl, method: Composition) -> None:
-    """Raise ParamsError for a key that the user set and that has no effect as the other keys are."""
+    """Raise ParamsError for a key that the user set and that has no effect with the other keys as they are."""
     for name, part in parts_of(given).items():
         for key in (key for key in type(part).model_fields if key in part.model_fields_set):
-            lacking = [condition for condition in conditions(type(part), key) if not condition.holds(resolved, name)]
-            if not lacking:
+            unmet = [condition for condition in conditions(type(part), key) if not condition.holds(resolved, name)]
+            if not unmet:
                 continue
-            words = " and ".join(condition.words(name) for condition in lacking)
+            words = " and ".join(condition.words(name) for condition in unmet)
             raise ParamsError(
                 f"rl.{name}.{key} has no effect here: it needs {words} (algorithm {method.card.slug}); set it to null, or change "
                 f"that"

@@ -28,6 +28,7 @@ OFFLINE = "guessing"
 MIN_SEEDS = 5
 BEFORE_RL = ("seed", "domains", "model", "curate", "sft", "rollout", "annotate")
 """Sections that shape the start of rl, beside the environment's settings."""
+_TEXT = ("method", "paper", "switch")
 _PER_DOMAIN = ("curate", "rollout", "annotate", "rl")
 
 
@@ -35,10 +36,10 @@ Metric = Annotated[str, Field(pattern=r"^(panel|history|report|annotate|labels|o
 
 
 class Claim(Section):
-    """`arm` exceeds `against` in `metric`."""
+    """The metric of `arm` exceeds that of `against` by at least `threshold`."""
 
     says: str
-    """The claim in one sentence."""
+    """The claim in one sentence, for readers."""
     arm: str
     against: str
     metric: Metric = "panel.success"
@@ -115,10 +116,9 @@ class Experiment(Section):
 
     @property
     def fixed(self) -> str:
-        """16 hex digits over everything fixed before the runs; `checked` is written later."""
-        values = self.model_dump(mode="json")
-        for claim in values["claims"]:
-            del claim["checked"]
+        """Hash (16 hex digits) of everything fixed before the run. Free text is excluded, so claims can be reworded."""
+        values = self.model_dump(mode="json", exclude={*_TEXT, "claims"})
+        values["claims"] = [claim.model_dump(mode="json", exclude={"says", "checked"}) for claim in self.claims]
         if self.lane == "rl":
             del values["lane"]
         if not self.measured:

@@ -1,8 +1,8 @@
 """Whether a model takes the alias `champion`: the paired test against the champion on the frozen panels.
 
-Rule: better on at least one panel and worse on none, by `compare` (the interval of the difference excludes zero and the sign-flip
-test agrees). Without a champion, the model is compared with the SFT policy it was made from. Models evaluated on different panels
-are not compared.
+Rule: better on at least one panel and worse on none, by `compare` (the confidence interval of the difference excludes zero and
+the sign-flip test is significant). Without a champion, the model is compared with the SFT policy (`sft`) it was trained from.
+Models evaluated on different panels are not compared.
 """
 
 from __future__ import annotations
@@ -51,22 +51,23 @@ def decide(challenger: Rows, holder: Rows, name: str, settings: Mapping[str, Any
         return Decision(
             False, (f"not promoted: {name} was evaluated on other panels ({details}), so the two cannot be compared",)
         )
-    verdicts, lines = [], []
+    verdicts, lines, tests = [], [], []
     for domain in ours:
         pair = [[row for row in rows if row["domain"] == domain] for rows in (challenger, holder)]
         found = compare_models(*pair, settings["confidence"], settings["resamples"], settings["seed"])
         verdicts.append(found["verdict"])
+        interval = f"{100 * settings['confidence']:g} % CI {100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+        tests.append(f"{domain}: p = {found['p']:.3f}, {interval} points")
         lines.append(
             f"{domain}: {100 * found['difference']:+.1f} points against {name}, {found['verdict']} "
-            f"({100 * settings['confidence']:g} % interval {100 * found['low']:+.1f} to {100 * found['high']:+.1f}, "
-            f"p = {found['p']:.3f}, n = {found['n']} tasks)"
+            f"({interval}, p = {found['p']:.3f}, n = {found['n']} tasks)"
         )
     if "worse" in verdicts:
         return Decision(False, (*lines, f"not promoted: worse than {name} on {_where(ours, verdicts, 'worse')}"))
     if "better" in verdicts:
         where = _where(ours, verdicts, "better")
         return Decision(True, (*lines, f"promoted: better than {name} on {where} and worse on no panel"))
-    return Decision(False, (*lines, f"not promoted: no significant difference from {name}"))
+    return Decision(False, (*lines, f"not promoted: no significant difference from {name} on any panel ({'; '.join(tests)})"))
 
 
 def _where(panels: Mapping[str, str], verdicts: Sequence[str], which: str) -> str:

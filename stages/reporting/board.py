@@ -176,7 +176,7 @@ def experiment_page(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | No
 INTRODUCTION = (
     "`make claims` runs what is missing; `make claims METHOD=lite_ppo` runs one experiment. Each `<slug>.yaml` was fixed before "
     "its first run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and threshold. "
-    "`python -m stages.reporting.documents` writes these pages.\n\n"
+    "Only wording may change later. `python -m stages.reporting.documents` writes these pages.\n\n"
     "A claim is *reproduced* if the 95 % confidence interval of the paired difference over seeds (Student's t) lies above zero "
     "and the difference is at least the threshold (for a negative threshold, a test of non-inferiority: if the interval lies "
     "above it), *not reproduced* if the whole interval lies below the threshold, and *undecided* otherwise."

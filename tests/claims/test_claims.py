@@ -467,9 +467,17 @@ def test_lanes_do_not_change_the_name_of_what_was_fixed_before() -> None:
     """Contract: results of experiments that say nothing of lanes, or of metrics beside the claims', stay valid."""
     values = experiment().model_dump(mode="json")
     for one in values["claims"]:
-        del one["checked"]
-    del values["lane"], values["measured"]
+        del one["says"], one["checked"]
+    for name in ("method", "paper", "switch", "lane", "measured"):
+        del values[name]
     assert experiment().fixed == digest(values)
+
+
+def test_rewording_a_claim_keeps_its_results() -> None:
+    claim = SPEC["claims"][0]
+    reworded = experiment(method="Another title", claims=[{**claim, "says": "Reworded.", "checked": "By hand."}])
+    assert reworded.fixed == experiment().fixed
+    assert experiment(claims=[{**claim, "threshold": 0.07}]).fixed != experiment().fixed
 
 
 def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:

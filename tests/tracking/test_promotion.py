@@ -51,14 +51,14 @@ def played(model: str, successes: dict[str, int], panel: str = "p1") -> list[dic
     [
         ({"a": 30, "b": 20}, {"a": 10, "b": 20}, True, "better than X on a and worse on no panel"),
         ({"a": 30, "b": 5}, {"a": 10, "b": 25}, False, "worse than X on b"),
-        ({"a": 21, "b": 20}, {"a": 20, "b": 20}, False, "no significant difference from X"),
+        ({"a": 21, "b": 20}, {"a": 20, "b": 20}, False, "no significant difference from X on any panel"),
         ({"a": 10}, {"a": 30}, False, "worse than X on a"),
     ],
 )
 def test_better_somewhere_and_worse_nowhere(challenger: dict, holder: dict, promoted: bool, why: str) -> None:
     decision = decide(played("m", challenger), played("n", holder), "X", SETTINGS)
     assert decision.promoted is promoted
-    assert decision.conclusion.endswith(why)
+    assert why in decision.conclusion
     assert len(decision.lines) == len(challenger) + 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from stages.runtime.command import OutputClosed, command
 from stages.runtime.costs import measured
@@ -192,7 +192,7 @@ def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) ->
         run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
         team.wait()
         if team.index:
-            raise SystemExit(0)
+            _end(0)
 
 
 @command
@@ -215,7 +215,17 @@ def stage_run(
         except ParamsError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return BAD_PARAMETERS
-        return _tracked(context, run, kind)
+        code = _tracked(context, run, kind)
+        if context.team and context.team.index:
+            _end(code)
+    return code
+
+
+def _end(code: int) -> NoReturn:
+    """End a fork, which shares no exit handlers with the process that made it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _tracked(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -38,16 +39,20 @@ class Team:
 
     def gather(self, own: Any) -> list[Any]:
         """What each process passes, in their order; the same in every process. Every process must make this call."""
+        # Plain pickle: what torch registers with multiprocessing would send handles of tensors instead of their values.
+        message = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
         try:
             if self.index:
-                self._links[0].send(own)
-                return self._links[0].recv()
-            found = [own, *(link.recv() for link in self._links)]
-            for link in self._links:
-                link.send(found)
+                self._links[0].send_bytes(message)
+                messages = pickle.loads(self._links[0].recv_bytes())
+            else:
+                messages = [message, *(link.recv_bytes() for link in self._links)]
+                together = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
+                for link in self._links:
+                    link.send_bytes(together)
         except (EOFError, ConnectionError) as error:
             raise TeamError("a process of this stage has ended early; its message is above") from error
-        return found
+        return [pickle.loads(item) for item in messages]
 
     def wait(self) -> None:
         """Until every process has made this call."""

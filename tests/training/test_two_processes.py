@@ -44,7 +44,7 @@ for folder in (".", "pairs"):
 sys.exit(code)
 """
 # Micro-batches so small that the processes get different numbers of them.
-RESOURCES = {"slots": 16, "threads": 1, "tokens_per_batch": 256}
+RESOURCES = {"slots": 16, "threads": 1, "workers": 1, "tokens_per_batch": 256}
 SECTIONS = {
     "resources": RESOURCES,
     "sft": {"epochs": 3.0, "batch_tokens": 512, "eval_every": 2, "checkpoint_every": 2},
@@ -125,6 +125,30 @@ def test_two_processes_train_as_one_does(start, tmp_path: Path) -> None:
         assert ledger
         assert ledger == {key: expected[key] for key in ledger}
         assert not list((root / ".bellwether").rglob("*.pt"))
+
+
+@pytest.mark.timeout(900)
+def test_a_team_trains_to_the_same_bytes_whatever_its_size(start, tmp_path: Path) -> None:
+    """Contract: with 1, 2 and 3 workers, sft, rl with policy and critic, and rl from preference pairs write the same bytes."""
+    running = {count: start(f"team{count}", resources={**RESOURCES, "workers": count}) for count in (1, 2, 3)}
+    for count, (_, process) in running.items():
+        assert process.wait(timeout=900) == 0, (tmp_path / f"team{count}.log").read_text()[-4000:]
+    one = running[1][0]
+    folders = ("data/models", "data/rl", "reports", "pairs/data/models/rl", "pairs/reports")
+    files = sorted(path.relative_to(one) for folder in folders for path in (one / folder).rglob("*") if path.is_file())
+    assert {Path("data/models/rl/toy/model.safetensors"), Path("reports/sft/history.csv")} <= set(files)
+    for count in (2, 3):
+        for file in files:
+            assert (running[count][0] / file).read_bytes() == (one / file).read_bytes(), f"{count} workers: {file}"
+
+
+@pytest.mark.timeout(300)
+def test_a_stage_fails_with_its_team(start, tmp_path: Path) -> None:
+    """A process of a team that fails ends the stage, which names the cause; nobody waits for it for ever."""
+    sections = {"resources": {**RESOURCES, "workers": 3}, "rl": {**SECTIONS["rl"], "learning_rate": 1e30}}
+    _, process = start("failing", **sections)
+    assert process.wait(timeout=240) != 0
+    assert "not finite" in (tmp_path / "failing.log").read_text()
 
 
 @pytest.mark.slow

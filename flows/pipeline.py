@@ -124,9 +124,10 @@ def gpu_stages(root: Path = ROOT) -> frozenset[str]:
 
 
 def default_jobs(root: Path = ROOT) -> int:
-    """How many items fit on this machine's cores at resources.threads each."""
+    """How many items fit on this machine's cores, at resources.workers processes of resources.threads threads each."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(_resources(root).get("threads", 1)))
+    resources = _resources(root)
+    return max(1, cores // (int(resources.get("threads", 1)) * int(resources.get("workers", 2))))
 
 
 def _resources(root: Path) -> dict[str, Any]:

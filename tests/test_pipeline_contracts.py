@@ -18,7 +18,7 @@ from stages.runtime import deps
 from tests.house import room
 
 STAGES = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate", "report")
-SPEED_ALONE = {"threads", "slots", "workers", "shards"}
+SPEED_ALONE = {"slots", "workers", "shards"}
 
 
 @cache
@@ -165,7 +165,8 @@ def test_every_listed_parameter_exists(stage: str) -> None:
         ("resources.slots", {"report"}),
         ("resources.engine.kind", {"rollout", "annotate", "rl", "merge", "evaluate", "report"}),
         ("resources.engine.base_url", {"report"}),
-        ("resources.threads", {"report"}),
+        ("resources.workers", {"report"}),
+        ("resources.threads", {"sft", "rollout", "annotate", "rl", "merge", "evaluate", "report"}),
     ],
 )
 def test_an_edit_reaches_what_depends_on_it_and_no_more(key: str, stages: set[str]) -> None:

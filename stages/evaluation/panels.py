@@ -1,7 +1,7 @@
 """Plays frozen panels: every model makes the same attempts at the same tasks with the same random keys.
 
 An attempt's random stream depends on (seed, "evaluate", task, attempt, turn) and not on the model, so models are compared with
-common random numbers. On a CPU, (model, panel) pairs run in several processes, each with its share of the threads.
+common random numbers. On a CPU, (model, panel) pairs run in several processes, each with resources.threads threads.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: in
             yield job, play(job, settings)
         _unload()
         return
-    with worker_pool(workers, start_worker, (max(1, threads // workers),)) as pool:
+    with worker_pool(workers, start_worker, (threads,)) as pool:
         try:
             futures = {pool.submit(play, job, settings): job for job in jobs}
             for future in as_completed(futures):

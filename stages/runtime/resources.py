@@ -45,8 +45,8 @@ class Resources(Section):
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """cpu, cuda, cuda:1 and so on."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 2
-    """CPU threads per stage."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """CPU threads per process. Another number changes the last bits of results, so that stages run again; more workers do not."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the layers' computations; weights, output layer and loss stay in float32."""
     slots: Annotated[int, Field(ge=4, le=4096)] = 128
@@ -54,7 +54,7 @@ class Resources(Section):
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
     """Padded tokens in one micro-batch of training; affects memory and speed, and the loss by rounding only."""
     workers: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes that compile games, make demonstrations and evaluate."""
+    """Processes that share a stage's work on the CPU (games, episodes, trees, training). Their number changes no result."""
     launch: str | None = None
     """Configuration file of `accelerate launch` for sft and rl, such as profiles/accelerate/ddp.yaml; null: one process."""
     shards: ShardParams = ShardParams()

@@ -88,8 +88,8 @@ class StageContext:
 
 
 def share_machine(params: Params, beside: int) -> Params:
-    """Parameters of one of `beside` processes that share this machine's threads and workers."""
-    own = {name: max(1, getattr(params.resources, name) // beside) for name in ("threads", "workers")}
+    """Parameters of one of `beside` processes that share this machine's workers."""
+    own = {"workers": max(1, params.resources.workers // beside)}
     return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
 
 

@@ -58,7 +58,7 @@ class Settings(BaseModel):
         ge=1,
         le=64,
         title="Domains in parallel",
-        description="Domains of one stage that run at once; empty: as many as fit on the cores at resources.workers x resources.threads each.",
+        description="Domains of one stage that run at once; empty: as many as fit on the cores (resources.workers and threads).",
     )
     retries: int = Field(
         default=2, ge=0, le=10, title="Retries", description="How often a failed stage is retried; bad parameters are not."

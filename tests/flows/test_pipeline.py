@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_run_whose_process_is_killed(project: Path, number:
 
 def test_cores_and_gpu_bound_what_runs_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    values = {"resources": {"threads": 3, "device": "cpu"}}
+    values = {"resources": {"threads": 3, "workers": 1, "device": "cpu"}}
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     assert default_jobs(project) == 2
     assert gpu_stages(project) == frozenset()

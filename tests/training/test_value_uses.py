@@ -81,7 +81,7 @@ def test_a_critic_starts_at_the_annotated_values(tiny_policy, tmp_path, algorith
 def test_a_model_with_another_head_is_refused(tiny_policy, tmp_path):
     store_value_model(tmp_path, tiny_policy, HeadParams(loss="mse"))
     algorithm = resolve(Rl(algorithm="ppo", critic={"init": "value_model"}), 64)
-    with pytest.raises(ValueError, match=r"rl\.critic\.init: value_model needs the head"):
+    with pytest.raises(ValueError, match=r"rl\.critic\.init: value_model needs the step-value model's head"):
         Models.make(algorithm, load_policy(tiny_policy).model, tmp_path, make_processes(Resources(threads=1)), 512)
 
 

@@ -294,7 +294,7 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
     assert resumed == [4]
     assert outputs(context) == whole
 
-    # Divided over two shards: three chunks, the first and the third of them the first shard's; then nothing is left to grow.
+    # Divided over two shards: each grows three of the six trees, two at a time; then nothing is left to grow.
     for folder in ("data/annotated", "reports"):
         shutil.rmtree(context.root / folder)
     by_shard = []
@@ -305,7 +305,7 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
         assert outputs(context) == {}
     resumed.clear()
     annotate.run(context)
-    assert (by_shard, resumed) == ([1, 2], [])
+    assert (by_shard, resumed) == ([2, 2], [])
     assert outputs(context) == whole
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -129,22 +131,45 @@ def test_tasks_are_drawn_by_the_value_of_their_first_state(make_context, tiny_po
 
 
 def test_the_processes_share_the_reading(tiny_policy):
-    """Contract: each of two processes reads every other task; together they have all."""
+    """Contract: two processes share the tasks and have the values of one process, all of them."""
     policy = load_policy(tiny_policy)
     model = StepValueModel(policy.model.base_model, HeadParams(loss="mse"))
     torch.nn.init.constant_(model.output.bias, 1.5)
     chat, tasks = Chat(policy.tokenizer), letter_tasks(5)
+
+    barrier, given = Barrier(2), {}
 
     class Half:
         device, count = torch.device("cpu"), 2
 
         def __init__(self, index: int) -> None:
             self.index = index
+            self.own: list[str] = []
+
+        def shard(self, items: list[Any]) -> list[tuple[Any, bool]]:
+            return [(item, True) for item in items[self.index :: 2]]
 
         def gather(self, own: list[Any]) -> list[Any]:
-            return own
+            given[self.index] = self.own = own
+            barrier.wait()
+            lists = [given[0], given[1]]
+            barrier.wait()
+            return [items[turn] for turn in range(len(lists[0])) for items in lists if turn < len(items)]
 
+    halves = [Half(index) for index in range(2)]
+    with (
+        EnvironmentPool(FirstLetterEnvironment) as one,
+        EnvironmentPool(FirstLetterEnvironment) as other,
+        ThreadPoolExecutor(2) as go,
+    ):
+        running = [
+            go.submit(first_values, tasks, pool, chat, model, 64, half) for pool, half in zip((one, other), halves, strict=True)
+        ]
+        found: list[Any] = [future.result() for future in running]
+    alone = Half(0)
+    alone.count, alone.shard, alone.gather = 1, lambda items: [(item, True) for item in items], list
     with EnvironmentPool(FirstLetterEnvironment) as pool:
-        found: list[Any] = [first_values(tasks, pool, chat, model, 64, Half(index)) for index in range(2)]
-    assert [sorted(half) for half in found] == [[task.task_id for task in tasks[index::2]] for index in range(2)]
+        assert found == [first_values(tasks, pool, chat, model, 64, alone)] * 2
+    assert all(half.own for half in halves)
+    assert sorted(found[0]) == sorted(task.task_id for task in tasks)
     assert {value for half in found for value in half.values()} == {1.0}

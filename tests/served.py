@@ -86,7 +86,7 @@ class Served:
     def is_up(self) -> bool:
         text = (self.root / "serve.log").read_text()
         assert self.process.poll() is None, text
-        return "ends all of it" in text
+        return "stops everything" in text
 
     def processes(self) -> list[psutil.Process]:
         """All processes that `make serve` and its parts have started, wherever they are now: their environment tells."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +30,7 @@ from stages.training.rl.demonstrations import as_external
 from stages.training.rl.off_policy import OffPolicy, as_turns
 from stages.training.rl.offline_dataset import read_offline_dataset
 from stages.training.rl.replay_buffer import ReplayBuffer
-from training.toys import KilledError, demonstration, kill_at_step, letter_tasks, make_episode, outputs
+from training.toys import KilledError, as_processes, demonstration, kill_at_step, letter_tasks, make_episode, outputs
 
 REPLAY: dict[str, Any] = {"episodes": 8, "critic_updates": 3, "policy_updates": 1}
 RL: dict[str, Any] = {
@@ -262,37 +261,31 @@ def test_a_drawn_turn_depends_on_its_history_and_key_alone(tiny_policy):
     ]
 
 
-@pytest.mark.timeout(60)
 def test_two_processes_share_the_draws(tiny_policy):
     """Contract: each of two processes draws turns of every other episode; gathered they are those that one process draws."""
     policy = load_policy(tiny_policy)
     chat = Chat(policy.tokenizer)
     episodes = [as_external(demonstration(task), chat) for task in letter_tasks(5)]
     algorithm = resolve(Rl.model_validate(RL))
-    meeting = Barrier(2)
-    shared: dict[int, list[Any]] = {}
+    shared: list[list[list[Any]]] = []
 
-    class Half:
-        def __init__(self, index: int, count: int) -> None:
-            self.index, self.count = index, count
-
-        def gather(self, own: list[Any]) -> list[Any]:
-            if self.count == 1:
-                return own
-            shared[self.index] = own
-            meeting.wait(30)
-            return [*shared[0], *shared[1]]
-
-    def drawn(index: int, count: int) -> list[list[Episode]]:
-        models = SimpleNamespace(turn_critic=torch.nn.Linear(1, 1), processes=Half(index, count), refresh_player=lambda: None)
+    def drawn(gather: Callable[[list[Any]], list[Any]], index: int, count: int) -> list[list[Episode]]:
+        processes = SimpleNamespace(index=index, count=count, gather=gather)
+        models = SimpleNamespace(turn_critic=torch.nn.Linear(1, 1), processes=processes, refresh_player=lambda: None)
         engine = TorchEngine(policy.model, [chat.end_of_turn], 4, 128)
         off_policy = OffPolicy(models, algorithm, None, ReplayBuffer([], 1), engine, chat, 4, 128, 7)
         return off_policy.redraw(episodes, 2, 7, 0, "critic")
 
-    with ThreadPoolExecutor(2) as threads:
-        halves = list(threads.map(drawn, (0, 1), (2, 2)))
-    (whole,) = map(drawn, (0,), (1,))
-    assert [len(own) for _, own in sorted(shared.items())] == [3, 2]
+    def half(index: int, gather: Callable[[list[Any]], list[list[Any]]]) -> list[list[Episode]]:
+        def joined(own: list[Any]) -> list[Any]:
+            shared.append(gather(own))
+            return [item for items in shared[-1] for item in items]
+
+        return drawn(joined, index, 2)
+
+    halves = as_processes(2, half)
+    whole = drawn(lambda own: own, 0, 1)
+    assert [len(own) for own in shared[-1]] == [3, 2]
 
     def tokens(found: list[list[Episode]]) -> list[list[list[int]]]:
         return [[made.token_ids for made in row] for row in found]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from stages.training.rl.curriculum import TaskSampler, first_values
 from stages.training.rl.models import Models
 from stages.values.settings import HeadParams
 from stages.values.step_value import StepValueModel
-from training.toys import FirstLetterEnvironment, letter_tasks, make_episode
+from training.toys import FirstLetterEnvironment, as_processes, letter_tasks, make_episode
 
 RL: dict[str, Any] = {
     "steps": 2,
@@ -137,39 +137,25 @@ def test_the_processes_share_the_reading(tiny_policy):
     torch.nn.init.constant_(model.output.bias, 1.5)
     chat, tasks = Chat(policy.tokenizer), letter_tasks(5)
 
-    barrier, given = Barrier(2), {}
+    parts: list[list[list[Any]]] = []
 
-    class Half:
-        device, count = torch.device("cpu"), 2
+    def values(index: int, count: int, gather: Callable[[list[Any]], list[list[Any]]]) -> dict[str, float]:
+        def joined(own: list[Any]) -> list[Any]:
+            parts.append(gather(own))
+            return [items[turn] for turn in range(len(parts[-1][0])) for items in parts[-1] if turn < len(items)]
 
-        def __init__(self, index: int) -> None:
-            self.index = index
-            self.own: list[str] = []
+        processes = SimpleNamespace(
+            device=torch.device("cpu"),
+            index=index,
+            count=count,
+            shard=lambda items: [(item, True) for item in items[index::count]],
+            gather=joined,
+        )
+        with EnvironmentPool(FirstLetterEnvironment) as pool:
+            return first_values(tasks, pool, chat, model, 64, processes)
 
-        def shard(self, items: list[Any]) -> list[tuple[Any, bool]]:
-            return [(item, True) for item in items[self.index :: 2]]
-
-        def gather(self, own: list[Any]) -> list[Any]:
-            given[self.index] = self.own = own
-            barrier.wait()
-            lists = [given[0], given[1]]
-            barrier.wait()
-            return [items[turn] for turn in range(len(lists[0])) for items in lists if turn < len(items)]
-
-    halves = [Half(index) for index in range(2)]
-    with (
-        EnvironmentPool(FirstLetterEnvironment) as one,
-        EnvironmentPool(FirstLetterEnvironment) as other,
-        ThreadPoolExecutor(2) as go,
-    ):
-        running = [
-            go.submit(first_values, tasks, pool, chat, model, 64, half) for pool, half in zip((one, other), halves, strict=True)
-        ]
-        found: list[Any] = [future.result() for future in running]
-    alone = Half(0)
-    alone.count, alone.shard, alone.gather = 1, lambda items: [(item, True) for item in items], list
-    with EnvironmentPool(FirstLetterEnvironment) as pool:
-        assert found == [first_values(tasks, pool, chat, model, 64, alone)] * 2
-    assert all(half.own for half in halves)
+    found = as_processes(2, lambda index, gather: values(index, 2, gather))
+    assert all(parts[-1])
+    assert found == [values(0, 1, lambda own: [own])] * 2
     assert sorted(found[0]) == sorted(task.task_id for task in tasks)
     assert {value for half in found for value in half.values()} == {1.0}

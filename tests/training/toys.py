@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from stages.agent.policy import load_policy
 from stages.annotation.pairs import PAIR_SCHEMA
@@ -135,3 +136,38 @@ def kill_at_step(context: StageContext, step: int) -> None:
         yield SimpleNamespace(advance=advance, restore=advance)
 
     context.progress = dying  # type: ignore[method-assign]
+
+
+Result = TypeVar("Result")
+
+
+class _UnmetError(Exception):
+    """A process waits for the others' parts."""
+
+
+def as_processes(count: int, run: Callable[[int, Callable[[list[Any]], list[list[Any]]]], Result]) -> list[Result]:
+    """What `run(index, gather)` returns in each of `count` processes, one after the other in this one: a run stops where it
+    gathers what another process has not passed yet, and starts anew once it has. `gather` returns every process's list."""
+    rounds: list[dict[int, list[Any]]] = []
+
+    def process(index: int) -> Result:
+        calls = iter(range(len(rounds) + 1))
+
+        def gather(own: list[Any]) -> list[list[Any]]:
+            turn = next(calls)
+            if turn == len(rounds):
+                rounds.append({})
+            rounds[turn][index] = own
+            if len(rounds[turn]) < count:
+                raise _UnmetError
+            return [rounds[turn][other] for other in range(count)]
+
+        return run(index, gather)
+
+    while True:
+        results: list[Result] = []
+        for index in range(count):
+            with suppress(_UnmetError):
+                results.append(process(index))
+        if len(results) == count:
+            return results

@@ -35,10 +35,11 @@ class EngineSettings:
     gpu_memory: float
     thinking: Thinking | None = None
     """Marks of the policy's thoughts, `model.thinking`."""
+    environment_processes: int = 0
 
     @classmethod
     def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
-        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
+        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots", "environment_processes")}
         return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
 
 

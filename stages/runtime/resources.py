@@ -60,9 +60,14 @@ class Resources(Section):
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
     """Padded tokens in one micro-batch of training; affects memory and speed, and the loss by rounding only."""
     workers: Annotated[int, Field(ge=1, le=256, default_factory=available_cores)]
-    """Processes that share a stage's work on the CPU (games, episodes, trees, training); default: this machine's cores. Their
-    number changes no result."""
+    """Processes that share a stage's work on the CPU (games, episodes, trees, training); default: this machine's cores. On a
+    GPU they hold the environments, which step while it generates. Their number changes no result."""
     launch: str | None = None
     """Configuration file of `accelerate launch` for sft and rl, such as profiles/accelerate/ddp.yaml; null: one process."""
     shards: ShardParams = ShardParams()
     engine: EngineParams = EngineParams()
+
+    @property
+    def environment_processes(self) -> int:
+        """Processes that hold the environments while a GPU generates; 0 on a CPU, where workers share the episodes themselves."""
+        return 0 if self.device == "cpu" else self.workers

@@ -285,9 +285,9 @@ def test_every_stage_reads_turns_by_the_switch() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"start": ""}, "start must be a mark without white space around it"),
-        ({"end": "</think>\n"}, "end must be a mark without white space around it"),
-        ({"start": "#", "end": "##"}, "start and end must be told apart"),
+        ({"start": ""}, "start must be a marker without surrounding white space"),
+        ({"end": "</think>\n"}, "end must be a marker without surrounding white space"),
+        ({"start": "#", "end": "##"}, "neither of start and end may contain the other"),
         ({"strat": "<think>"}, "unknown key 'model.thinking.strat'. Did you mean 'start'"),
         (True, r"model\.thinking"),
     ],

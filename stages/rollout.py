@@ -32,7 +32,7 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     """Play all attempts in chunks, each a checkpoint that is not played again. A shard plays its own chunks alone."""
-    from stages.agent.environment_pool import EnvironmentPool
+    from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.agent.player import EngineSettings, open_player
     from stages.agent.rollout import Labels, attempts, collect
 
@@ -54,7 +54,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
         bar.advance(1, f"mean reward {np.mean(rewards):.2f}")
 
     with (
-        EnvironmentPool(partial(domain.make, worlds), resources.environment_processes) as pool,
+        EnvironmentPool(partial(domain.make, worlds), processes_beside(resources)) as pool,
         context.progress("playing", len(requests), "episode") as bar,
     ):
         for number, start in enumerate(range(0, len(requests), section.chunk)):

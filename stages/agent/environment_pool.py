@@ -14,6 +14,12 @@ from typing import Any
 from stages.environments.protocol import Environment, Observation, Step
 from stages.records.task import Task
 from stages.runtime.parent import die_with_parent
+from stages.runtime.resources import Resources
+
+
+def processes_beside(resources: Resources) -> int:
+    """Processes that hold the environments: resources.workers while a GPU generates, 0 on a CPU."""
+    return 0 if resources.device == "cpu" else resources.workers
 
 
 class EnvironmentPool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import processes_beside
 from stages.engine.engine import Engine, EngineError
 from stages.records.thinking import Thinking
 
@@ -39,8 +40,9 @@ class EngineSettings:
 
     @classmethod
     def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
-        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots", "environment_processes")}
-        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
+        shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
+        beside = processes_beside(resources)
+        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking, environment_processes=beside)
 
 
 @dataclass(frozen=True)

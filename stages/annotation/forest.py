@@ -86,13 +86,13 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
 
 def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
     """The trees of all tasks, grown with the policy."""
-    from stages.agent.environment_pool import EnvironmentPool
+    from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.annotation.search import Search
 
     assert context.domain is not None
     worlds = context.data / "curated" / context.domain / "worlds"
     max_length, checkpoints = context.params.model.max_length, Checkpoints(context, classes=(Forest,))
-    processes = context.params.resources.environment_processes
+    processes = processes_beside(context.params.resources)
     evaluator = leaf_evaluator(context, player, params, checkpoints)
     with EnvironmentPool(partial(domain.make, worlds), processes) as pool, context.progress("growing", len(tasks), "tree") as bar:
         search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=evaluator)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from stages.runtime.cores import available_cores
 from stages.runtime.validation import Section
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class EngineParams(Section):
@@ -66,8 +61,3 @@ class Resources(Section):
     """Configuration file of `accelerate launch` for sft and rl, such as profiles/accelerate/ddp.yaml; null: one process."""
     shards: ShardParams = ShardParams()
     engine: EngineParams = EngineParams()
-
-    @property
-    def environment_processes(self) -> int:
-        """Processes that hold the environments while a GPU generates; 0 on a CPU, where workers share the episodes themselves."""
-        return 0 if self.device == "cpu" else self.workers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stages.agent.environment_pool import EnvironmentPool
+from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.policy import Policy
 from stages.agent.rollout import Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
@@ -58,7 +58,7 @@ class OnlineJob(RlJob):
         super().__init__(context, algorithm, policy, processes, domain)
         check_returns(self.rl, *returns_of(domain))
         self.width, self.max_turns = context.params.resources.slots, domain.settings.max_turns
-        self.pool = EnvironmentPool(partial(domain.make, self.curated / "worlds"), context.params.resources.environment_processes)
+        self.pool = EnvironmentPool(partial(domain.make, self.curated / "worlds"), processes_beside(context.params.resources))
         self.tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
         self.sampler = self._make_sampler()
         self.demonstrations: ExternalEpisodes | None = None

@@ -28,8 +28,8 @@ from flows.overrides import OVERRIDE, check_files, check_overrides, normalised
 from flows.pipeline import read_params
 from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, StageFailedError, capture
 from stages.runtime.command import command
+from stages.runtime.cores import available_cores
 from stages.runtime.files import atomic_text
-from stages.runtime.resources import available_cores
 
 FOLDER = Path("reports/comparisons")
 Seed = Annotated[int, Field(ge=0)]

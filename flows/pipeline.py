@@ -29,7 +29,7 @@ from flows.process import (
 )
 from flows.schedule import run_graph
 from stages.runtime.command import command
-from stages.runtime.resources import available_cores
+from stages.runtime.cores import available_cores
 
 PACKAGES = Path("data/packages/dvc.yaml")
 _ITEM = re.compile(r"\$\{item\.[^}]+\}")

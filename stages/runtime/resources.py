@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from stages.runtime.cores import available_cores
 from stages.runtime.validation import Section
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class EngineParams(Section):
@@ -60,8 +55,8 @@ class Resources(Section):
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
     """Padded tokens in one micro-batch of training; affects memory and speed, and the loss by rounding only."""
     workers: Annotated[int, Field(ge=1, le=256, default_factory=available_cores)]
-    """Processes that share a stage's work on the CPU (games, episodes, trees, training); default: this machine's cores. Their
-    number changes no result."""
+    """Processes that share a stage's work on the CPU (games, episodes, trees, training); default: this machine's cores. On a
+    GPU they hold the environments, which step while it generates. Their number changes no result."""
     launch: str | None = None
     """Configuration file of `accelerate launch` for sft and rl, such as profiles/accelerate/ddp.yaml; null: one process."""
     shards: ShardParams = ShardParams()

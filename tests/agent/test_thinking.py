@@ -14,8 +14,9 @@ from toy_environment import CountingEnvironment, toy_tasks
 from stages.agent.best_of_n import choose
 from stages.agent.branching import Fork
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.engine.engine import Sampling, Turn

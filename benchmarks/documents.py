@@ -58,8 +58,9 @@ def conditions(raw: Mapping[str, Any]) -> str:
     machine = raw["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["versions"].items()))
     return (
-        f"{machine['cpu']}, {machine['nproc']} cores, {machine['threads']} threads, {machine['precision']}; alternating order, "
-        f"{raw['warm_ups']} warm-up, medians of {raw['repeats']} repeats. {versions}."
+        f"{machine['cpu']}, {machine['cores']} cores (ours: {machine['workers']} processes x {machine['threads']} thread), "
+        f"{machine['precision']}; alternating order, {raw['warm_ups']} warm-up, medians of up to {raw['repeats']} repeats. "
+        f"{versions}."
     )
 
 

@@ -46,7 +46,7 @@ def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
         sessions[:] = [engine.open(text) for text in texts]
         turn(1)
 
-    return Side("bellwether", lambda: turn(decoded), model, before)
+    return Side("bellwether", lambda: turn(decoded), before)
 
 
 def make_cache(config: Any, rows: int, length: int) -> Any:
@@ -98,7 +98,7 @@ def limit(options: Options, size: str, rows: int, decoded: int, attention: str) 
                 forward(ids[:, step % PROMPT, None], PROMPT + step)
         return rows * decoded
 
-    return Side(f"bare loop {attention}", run, model, before)
+    return Side(f"bare loop {attention}", run, before)
 
 
 def measure_size(options: Options, size: str) -> Result:

@@ -52,8 +52,8 @@ install:
 
 lifecycle: install
 	@python -m stages.params > /dev/null
-	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report)"
-	dvc --wait-for-lock repro
+	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report), stages side by side"
+	python -m flows.pipeline
 	@python -m stages.tracking || true
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"

@@ -38,28 +38,25 @@ def key(*parts: str) -> str:
 
 
 class ProgressBars:
-    """A progress artifact for each item of a stage that reports progress; `update` refreshes them."""
+    """Progress artifacts of an item, one for each label under which it reports; `update` refreshes them."""
 
-    def __init__(self, root: Path, stage: str, log: Echo) -> None:
-        self.folder, self.stage, self.log = root / PROGRESS, stage, log
+    def __init__(self, root: Path, item: str, log: Echo) -> None:
+        self.file, self.item, self.log = root / PROGRESS / f"{item}.json", item, log
         self.started = time.time()
         self.shown: dict[str, tuple[Any, float]] = {}
         """Label -> (id of its artifact, percent)."""
         self.broken = False
 
     def _read(self) -> dict[str, tuple[str, float]]:
-        """Label -> (description, percent) of items that have reported since this task began."""
-        found: dict[str, tuple[str, float]] = {}
-        for path in [self.folder / f"{self.stage}.json", *sorted(self.folder.glob(f"{self.stage}@*.json"))]:
-            try:
-                if path.stat().st_mtime < self.started:
-                    continue
-                state = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue  # the stage has just ended and removed it
-            description = f"{state['label']}: {state['done']} of {state['total']} {state['unit']}s when this bar was created"
-            found[state["label"]] = (description, min(100.0, 100.0 * state["done"] / max(state["total"], 1)))
-        return found
+        """Label -> (description, percent), if the item has reported since this task began."""
+        try:
+            if self.file.stat().st_mtime < self.started:
+                return {}
+            state = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}  # the stage has just ended and removed it
+        description = f"{state['label']}: {state['done']} of {state['total']} {state['unit']}s when this bar was created"
+        return {state["label"]: (description, min(100.0, 100.0 * state["done"] / max(state["total"], 1)))}
 
     def update(self) -> None:
         for label, (description, percent) in self._read().items():
@@ -82,7 +79,7 @@ class ProgressBars:
             self.shown[label] = (identity, percent)
         except Exception as error:
             self.broken = True
-            self.log(f"progress of {self.stage} is not shown: {type(error).__name__}: {error}")
+            self.log(f"progress of {self.item} is not shown: {type(error).__name__}: {error}")
 
 
 def show_stage(stage: str, result: StageResult, seconds: float) -> None:

@@ -1,9 +1,9 @@
-"""The whole lifecycle as one Prefect flow: `python -m flows.lifecycle`. One task per stage of dvc.yaml, in its order.
+"""The whole lifecycle as one Prefect flow: `python -m flows.lifecycle`. One task per item of dvc.yaml.
 
-Each task brings one stage up to date by `dvc repro`, so the flow and plain `dvc repro` write the same files and dvc.lock. A
-stage's domains run in parallel if there are enough cores. A failed task is retried and resumes from the stage's checkpoint,
-unless its parameters were rejected. Without a server (PREFECT_API_URL) Prefect starts one for the run. All stages of a flow run
-share one parent run in MLflow.
+Each task brings one stage (of one domain) up to date by `dvc repro`, so the flow and plain `dvc repro` write the same files and
+dvc.lock. Tasks that need nothing of each other run side by side. A failed task is retried and resumes from the stage's
+checkpoint, unless its parameters were rejected. Without a server (PREFECT_API_URL) Prefect starts one for the run. All stages of
+a flow run share one parent run in MLflow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, runtime, task
+from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
+from prefect.futures import PrefectFuture
 from prefect.states import Completed, State
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows import artifacts
 from flows.checkout import run_lock
-from flows.pipeline import StageResult, default_jobs, gpu_stages, refresh_packages, run_items, stage_graph, stage_items
-from flows.process import BAD_PARAMETERS, ROOT, Echo, StageFailedError, capture
+from flows.pipeline import (
+    StageResult,
+    default_jobs,
+    gpu_stages,
+    refresh_packages,
+    run_items,
+    stage_graph,
+    up_to,
+)
+from flows.process import BAD_PARAMETERS, ROOT, ChildProcesses, Echo, StageFailedError, capture
+from flows.schedule import run_graph
 from flows.tracked import log_to_mlflow, run_environment
 from stages.runtime.command import command
 
@@ -57,8 +68,8 @@ class Settings(BaseModel):
         default=None,
         ge=1,
         le=64,
-        title="Domains in parallel",
-        description="Domains of one stage that run at once; empty: as many as fit on the cores (resources.workers and threads).",
+        title="Stages side by side",
+        description="Stages, such as rl@search, that run at a time where none needs another; empty: two, or one on one core.",
     )
     retries: int = Field(
         default=2, ge=0, le=10, title="Retries", description="How often a failed stage is retried; bad parameters are not."
@@ -87,16 +98,17 @@ def gpu(needed: bool) -> Iterator[None]:
         yield
 
 
-@task(retry_condition_fn=can_be_retried)
-def stage(name: str, items: list[str], root: str, environment: dict[str, str], jobs: int, on_gpu: bool) -> State:
-    """Bring one stage of dvc.yaml up to date. The name of the state is Ran, Restored or UpToDate."""
+# Nothing to cache: DVC knows what is up to date.
+@task(retry_condition_fn=can_be_retried, cache_policy=NO_CACHE)
+def stage(item: str, root: str, environment: dict[str, str], on_gpu: bool, children: ChildProcesses) -> State:
+    """Bring one item of dvc.yaml up to date. The name of the state is Ran, Restored or UpToDate."""
     log, started = logger(), time.monotonic()
-    bars = artifacts.ProgressBars(Path(root), name, log)
+    bars = artifacts.ProgressBars(Path(root), item, log)
     with gpu(on_gpu):
-        result = run_items(items, Path(root), environment, log, jobs, bars.update)
+        result = run_items({item: []}, Path(root), environment, log, tick=bars.update, children=children)[item]
     bars.finish()
     seconds = time.monotonic() - started
-    artifacts.show_stage(name, result, seconds)
+    artifacts.show_stage(item, result, seconds)
     return Completed(name=result.state, message=str(result), data=(result, seconds))
 
 
@@ -134,23 +146,23 @@ def run_all(root: Path, settings: Settings, log: Echo) -> dict[str, StageResult]
     if (root / "stages" / "params.py").exists():
         check_params(str(root))
     refresh_packages(root, environment, log)
-    on_gpu, jobs = gpu_stages(root), settings.jobs or default_jobs(root)
-    # With one job, one DVC command runs all domains of a stage: it starts once.
-    items = stage_items(root) if jobs > 1 else {}
-    states: dict[str, State] = {}
-    done: dict[str, tuple[StageResult, float]] = {}
-    for name, dependencies in stage_graph(root).items():
-        states[name] = stage.with_options(
-            name=name, task_run_name=name, retries=settings.retries, retry_delay_seconds=settings.retry_delay_s
-        )(
-            *(name, [name] if name in on_gpu else items.get(name, [name]), str(root), environment, jobs, name in on_gpu),
-            wait_for=[states[other] for other in dependencies],
-            return_state=True,
+    on_gpu, children, needs = gpu_stages(root), ChildProcesses(), up_to(settings.until, root)
+    futures: dict[str, PrefectFuture] = {}
+
+    def start(item: str) -> PrefectFuture:
+        futures[item] = stage.with_options(
+            name=item, task_run_name=item, retries=settings.retries, retry_delay_seconds=settings.retry_delay_s
+        ).submit(
+            *(item, str(root), environment, item.split("@")[0] in on_gpu, children),
+            wait_for=[futures[other] for other in needs[item]],
         )
-        done[name] = states[name].result()
-        log(f"lifecycle: {name:<10} {done[name][0]}")
-        if name == settings.until:
-            break
+        return futures[item]
+
+    exclusive = {item for item in needs if item.split("@")[0] in on_gpu}
+    with children:
+        done = run_graph(needs, start, settings.jobs or default_jobs(), exclusive)
+    for item, (result, _) in done.items():
+        log(f"lifecycle: {item:<20} {result}")
     log_to_mlflow([result for result, _ in done.values()], root, environment, log)
     artifacts.show_run(root, identity, done)
     return {name: result for name, (result, _) in done.items()}
@@ -162,7 +174,7 @@ def main() -> int:
         prog="python -m flows.lifecycle", description="Bring the pipeline up to date as a Prefect flow."
     )
     parser.add_argument("--until", metavar="STAGE", choices=list(stage_graph(ROOT)), help="stop after this stage")
-    parser.add_argument("--jobs", type=int, metavar="N", help="domains of a stage that run in parallel")
+    parser.add_argument("--jobs", type=int, metavar="N", help="stages that run side by side")
     options = parser.parse_args()
     try:
         lifecycle(Settings(until=options.until, jobs=options.jobs))

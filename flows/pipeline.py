@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import argparse
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from flows.checkout import run_lock
 from flows.process import (
     BAD_PARAMETERS,
     ROOT,
@@ -25,9 +27,11 @@ from flows.process import (
     quoted,
     run_supervised,
 )
+from flows.schedule import run_graph
+from stages.runtime.command import command
+from stages.runtime.cores import available_cores
 
 PACKAGES = Path("data/packages/dvc.yaml")
-TICK_S = 2.0
 _ITEM = re.compile(r"\$\{item\.[^}]+\}")
 _STATES = {
     "ran": re.compile(r"^Running stage '([^']+)'"),
@@ -96,6 +100,41 @@ def stage_graph(root: Path = ROOT) -> dict[str, list[str]]:
     return {name: dependencies[name] for name in TopologicalSorter(dependencies).static_order()}
 
 
+def item_graph(root: Path = ROOT) -> dict[str, list[str]]:
+    """Item -> the items that it depends on, in an order in which they can run: `rl@search` needs `curate@search`, not
+    `curate@textworld`. Raises StageFailedError."""
+    stages, outputs, dependencies = _stages(root), {}, {}
+    for item in (item for items in stage_items(root).values() for item in items):
+        name, _, cell = item.partition("@")
+        outputs[item] = [_ITEM.sub(cell, path) for path in _paths(stages[name], ("outs", "metrics", "plots"))]
+        dependencies[item] = [_ITEM.sub(cell, path) for path in _paths(stages[name], ("deps",))]
+    needs = {
+        item: [other for other in outputs if other != item and any(_overlap(dep, out) for dep in deps for out in outputs[other])]
+        for item, deps in dependencies.items()
+    }
+    return {item: needs[item] for item in TopologicalSorter(needs).static_order()}
+
+
+def up_to(stage: str | None, root: Path = ROOT) -> dict[str, list[str]]:
+    """The items of the stages up to `stage`, in the lifecycle's order; all for None. Raises StageFailedError."""
+    stages, needs = list(stage_graph(root)), item_graph(root)
+    wanted = stages if stage is None else stages[: stages.index(stage) + 1]
+    return {item: others for item, others in needs.items() if item.split("@")[0] in wanted}
+
+
+def outdated(root: Path = ROOT) -> dict[str, list[str]]:
+    """The part of `item_graph` to run: items that DVC finds changed, and those that depend on them. Raises StageFailedError."""
+    done = capture([sys.executable, "-m", "dvc", "status", "--json", "dvc.yaml"], root)
+    if done.returncode:
+        raise StageFailedError(f"dvc status failed in {root}: {done.stderr.strip()}", BAD_PARAMETERS)
+    changed = json.loads(done.stdout)
+    found: dict[str, list[str]] = {}
+    for item, others in item_graph(root).items() if changed else ():
+        if item in changed or any(other in found for other in others):
+            found[item] = [other for other in others if other in found]
+    return found
+
+
 def sources(root: Path = ROOT) -> list[str]:
     """Patterns of the paths that stages depend on and no stage makes, reports aside: code and raw data."""
     stages = _stages(root)
@@ -123,11 +162,9 @@ def gpu_stages(root: Path = ROOT) -> frozenset[str]:
     return frozenset(name for name, entry in _stages(root).items() if "resources.device" in entry.get("params", []))
 
 
-def default_jobs(root: Path = ROOT) -> int:
-    """How many items fit on this machine's cores, at resources.workers processes of resources.threads threads each."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    resources = _resources(root)
-    return max(1, cores // (int(resources.get("threads", 1)) * int(resources.get("workers", 2))))
+def default_jobs() -> int:
+    """Two items at a time: while one starts, ends or waits for its slowest process, the other has the cores. One on one core."""
+    return min(2, available_cores())
 
 
 def _resources(root: Path) -> dict[str, Any]:
@@ -184,33 +221,48 @@ def refresh_packages(root: Path = ROOT, environment: Mapping[str, str] | None = 
 
 
 def run_items(
-    items: Sequence[str],
+    needs: Mapping[str, Iterable[str]],
     root: Path = ROOT,
     environment: Mapping[str, str] | None = None,
     echo: Echo = print,
     jobs: int = 1,
     tick: Callable[[], None] = lambda: None,
-) -> StageResult:
-    """Bring independent `items` up to date, `jobs` DVC commands at a time; `tick` is called every few seconds.
+    children: ChildProcesses | None = None,
+) -> dict[str, StageResult]:
+    """Bring the items of a graph (`item_graph`) up to date, `jobs` DVC commands at a time; see `run_graph`."""
+    on_gpu = gpu_stages(root)
+    with ThreadPoolExecutor(jobs) as pool, children or ChildProcesses() as running:
+        return run_graph(
+            needs,
+            lambda item: pool.submit(run_stage, item, root, environment, echo, running),
+            jobs,
+            {item for item in needs if item.split("@")[0] in on_gpu},
+            tick,
+        )
 
-    When an item fails, the others finish first; then the first StageFailedError is raised.
-    """
-    children = ChildProcesses()
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_stage, item, root, environment, echo, children) for item in items]
-        pending: set[Future[StageResult]] = set(futures)
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=TICK_S, return_when=FIRST_COMPLETED)
-                if any(isinstance(future.exception(), SystemExit) for future in done):  # standard output was closed
-                    children.terminate()
-                tick()
-        except BaseException:
-            children.terminate()
-            raise
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        # An error that no retry can cure comes first: it decides whether the stage is retried.
-        final = (error for error in errors if isinstance(error, SystemExit) or getattr(error, "bad_parameters", False))
-        raise next(final, errors[0])
-    return StageResult.joined(future.result() for future in futures)
+
+@command
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.pipeline",
+        description="Bring the pipeline up to date; stages that need nothing of each other run side by side.",
+    )
+    parser.add_argument("--jobs", type=int, default=default_jobs(), metavar="N", help="stages at a time (default: %(default)s)")
+    options = parser.parse_args()
+    try:
+        with run_lock(ROOT):
+            refresh_packages()
+            needs = outdated()
+            print(
+                f"lifecycle: {len(needs)} stages to run, {options.jobs} at a time" if needs else "lifecycle: up to date",
+                flush=True,
+            )
+            run_items(needs, jobs=options.jobs)
+    except StageFailedError as error:
+        print(f"lifecycle: {error}", file=sys.stderr)
+        return BAD_PARAMETERS if error.bad_parameters else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

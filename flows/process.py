@@ -40,10 +40,21 @@ class StageFailedError(RuntimeError):
 
 
 class ChildProcesses:
-    """The running processes of one flow, so that the thread that waits for them can end all of them."""
+    """The running processes of one flow, so that the thread that waits for them can end all of them.
+
+    A block `with children` ends them if it is left by an exception other than a stage's failure: standard output was closed, or
+    the run was cancelled.
+    """
 
     def __init__(self) -> None:
         self._lock, self._running, self._closed = Lock(), set[subprocess.Popen](), False
+
+    def __enter__(self) -> ChildProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, StageFailedError):
+            self.terminate()
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen:
         with self._lock:

@@ -7,6 +7,7 @@ reports/rollout/<domain>.json.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,8 +32,9 @@ def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 
 def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
     """Play all attempts in chunks, each a checkpoint that is not played again. A shard plays its own chunks alone."""
+    from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.agent.player import EngineSettings, open_player
-    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+    from stages.agent.rollout import Labels, attempts, collect
 
     assert context.domain is not None
     section, resources, max_length = context.section("rollout"), context.params.resources, context.params.model.max_length
@@ -51,7 +53,10 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
         rewards.append(episode.reward)
         bar.advance(1, f"mean reward {np.mean(rewards):.2f}")
 
-    with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("playing", len(requests), "episode") as bar:
+    with (
+        EnvironmentPool(partial(domain.make, worlds), processes_beside(resources)) as pool,
+        context.progress("playing", len(requests), "episode") as bar,
+    ):
         for number, start in enumerate(range(0, len(requests), section.chunk)):
             if context.shard and not context.shard.owns(number):
                 continue

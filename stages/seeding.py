@@ -1,4 +1,4 @@
-"""Counter-based random numbers: what one episode draws depends on its own key alone, never on its neighbours or on order.
+"""Counter-based random numbers: an episode's draws depend only on its own key, never on other episodes or on order.
 
 A key is a tuple such as (seed, task_id, episode, turn); the n-th draw of a key is a pure function of key and n.
 `Stream` serves Python code, `uniform` many rows at once.
@@ -34,12 +34,12 @@ def uniform(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def stream(*parts: object) -> random.Random:
-    """A `random.Random` of its own for `parts`."""
+    """A separate `random.Random` for each `parts`."""
     return random.Random(key64(*parts))
 
 
 def permutation(items: Iterable, *parts: object) -> list:
-    """`items` in a random order that depends on `parts` alone."""
+    """`items` in a random order that depends only on `parts`."""
     shuffled = list(items)
     stream(*parts).shuffle(shuffled)
     return shuffled

@@ -1,4 +1,4 @@
-"""The documents say what is so: links lead somewhere, and messages are those that the code prints."""
+"""Documentation matches the code: links resolve, and quoted messages are those that the code prints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
     ],
 )
 def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, value: Any) -> None:
-    """Contract: what docs/troubleshooting.md quotes is what a mistake of that kind prints."""
+    """Contract: docs/troubleshooting.md quotes the message that such a mistake prints."""
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     *sections, name = key.split(".")
     node = values = copy.deepcopy(values)
@@ -61,7 +61,7 @@ def test_messages_about_parameters_are_the_real_ones(tmp_path: Path, key: str, v
 
 
 def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
-    """Contract: written over params.yaml, it is what `python -m stages.params` takes."""
+    """Contract: as an overlay of params.yaml, the recipe is valid."""
     text = (ROOT / "docs" / "values.md").read_text(encoding="utf-8").split("\n## Values of tokens")[1]
     lines = itertools.takewhile(lambda line: line.startswith("    "), text.splitlines()[2:])
     recipe = yaml.safe_load(textwrap.dedent("\n".join(lines)).replace(", ...", ""))
@@ -80,7 +80,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
         ("stages/merging/folders.py", "does not exist; run the stage that creates it first"),
         ("stages/reporting/inputs.py", "reports/evaluation.json does not exist; run 'dvc repro evaluate'"),
         ("stages/curation/panel.py", "can't be compared"),
-        ("stages/sandbox/probe.py", "there is no sandbox on this machine for programs that a model writes"),
+        ("stages/sandbox/probe.py", "no sandbox is available on this machine for programs that a model writes"),
         ("stages/sandbox/probe.py", "sandbox: WARNING: sandbox.backend is unsafe_subprocess"),
         ("stages/environments/code/domain.py", "does not pass its tests"),
         ("stages/curation/raw.py", "must be a non-empty string, not"),
@@ -92,7 +92,7 @@ def test_the_recipe_for_values_of_tokens_can_be_run() -> None:
     ],
 )
 def test_other_messages_have_the_words_of_the_code(file: str, words: str) -> None:
-    """A message that is reworded must be reworded in the document too."""
+    """Rewording a message requires rewording its quote in the document."""
     assert words in (ROOT / file).read_text(encoding="utf-8")
     assert words in TROUBLESHOOTING
 
@@ -112,8 +112,8 @@ def test_a_page_shows_the_pictures_that_are_there() -> None:
 
 
 def test_profiles_of_methods_are_those_of_the_documentation() -> None:
-    """Contract: profiles/methods has the settings that docs/annotation.md gives for published methods; each file there is valid
-    over params.yaml, and none is the default."""
+    """Contract: profiles/methods has the settings that docs/annotation.md lists for published methods; each is a valid overlay of
+    params.yaml and differs from the defaults."""
     shipped = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     profiles = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "profiles/methods").glob("*.yaml"))]
     for overlay in profiles:

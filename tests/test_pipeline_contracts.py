@@ -256,8 +256,11 @@ def test_environments_and_values_do_not_import_algorithms() -> None:
         assert not inner, f"{path} imports {inner}"
 
 
-SHARED = {Path("stages") / name for name in ("__init__.py", "runtime/__init__.py", "runtime/command.py", "runtime/files.py")}
-"""How commands end and files are written, by whomever: they know nothing of the stages' work."""
+SHARED = {
+    Path("stages") / name
+    for name in ("__init__.py", "runtime/__init__.py", "runtime/command.py", "runtime/cores.py", "runtime/files.py")
+}
+"""How commands end, files are written and cores counted: they know nothing of the stages' work."""
 
 
 def test_flows_import_nothing_of_the_stages() -> None:

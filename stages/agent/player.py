@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import processes_beside
 from stages.engine.engine import Engine, EngineError
 from stages.records.thinking import Thinking
 
@@ -35,11 +36,13 @@ class EngineSettings:
     gpu_memory: float
     thinking: Thinking | None = None
     """Marks of the policy's thoughts, `model.thinking`."""
+    environment_processes: int = 0
 
     @classmethod
     def of(cls, resources: Resources, max_length: int, thinking: Thinking | None = None) -> EngineSettings:
         shared = {name: getattr(resources, name) for name in ("device", "precision", "slots")}
-        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking)
+        beside = processes_beside(resources)
+        return cls(max_length, **shared, **resources.engine.model_dump(), thinking=thinking, environment_processes=beside)
 
 
 @dataclass(frozen=True)

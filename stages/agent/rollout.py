@@ -17,9 +17,10 @@ from stages import seeding
 from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, turn_messages
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
-from stages.environments.protocol import Environment, Step
+from stages.environments.protocol import Step
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task, opening
 from stages.records.thinking import Said
@@ -43,35 +44,6 @@ def turn_key(labels: Labels, task_id: str, attempt: int, turn: int) -> int:
 def attempts(tasks: Iterable[Task], count: int, first: int = 0) -> list[EpisodeRequest]:
     """`count` requests per task, in one group each, numbered from `first`."""
     return [EpisodeRequest(task, first + index, task.task_id) for task in tasks for index in range(count)]
-
-
-class EnvironmentPool:
-    """Reuses environments: starting one may cost far more than resetting it."""
-
-    def __init__(self, make: Callable[[], Environment]) -> None:
-        self._make = make
-        self._all: list[Environment] = []
-        self._free: list[Environment] = []
-
-    def take(self) -> Environment:
-        if not self._free:
-            self._free.append(self._make())
-            self._all.append(self._free[-1])
-        return self._free.pop()
-
-    def give_back(self, environment: Environment) -> None:
-        self._free.append(environment)
-
-    def close(self) -> None:
-        for environment in self._all:
-            environment.close()
-        self._all, self._free = [], []
-
-    def __enter__(self) -> EnvironmentPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def action_key(action: str) -> str:
@@ -382,7 +354,7 @@ def collect(
         on_episode=on_episode,
         plan=plan,
     )
-    workers = ThreadPoolExecutor(1, thread_name_prefix="environments") if threaded else _Inline()
+    workers = ThreadPoolExecutor(pool.parallel, thread_name_prefix="environments") if threaded else _Inline()
     try:
         return collector.run(workers)
     finally:

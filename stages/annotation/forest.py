@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stages.annotation.settings import Annotate
@@ -85,13 +86,14 @@ def leaf_evaluator(context: StageContext, player: Player, params: Annotate, chec
 
 def search_trees(context: StageContext, domain: Domain, player: Player, tasks: Sequence[Task], params: Annotate) -> Forest:
     """The trees of all tasks, grown with the policy."""
-    from stages.agent.rollout import EnvironmentPool
+    from stages.agent.environment_pool import EnvironmentPool, processes_beside
     from stages.annotation.search import Search
 
     assert context.domain is not None
     worlds = context.data / "curated" / context.domain / "worlds"
     max_length, checkpoints = context.params.model.max_length, Checkpoints(context, classes=(Forest,))
+    processes = processes_beside(context.params.resources)
     evaluator = leaf_evaluator(context, player, params, checkpoints)
-    with EnvironmentPool(lambda: domain.make(worlds)) as pool, context.progress("growing", len(tasks), "tree") as bar:
+    with EnvironmentPool(partial(domain.make, worlds), processes) as pool, context.progress("growing", len(tasks), "tree") as bar:
         search = Search(player.engine, player.chat, pool, params, context.params.seed, max_length, reader=evaluator)
         return grow_forest(search, tasks, params.chunk, checkpoints, bar, context.shard)

@@ -48,7 +48,7 @@ class ChatFormat(Protocol):
 
 
 class Environments(Protocol):
-    """The part of `stages.agent.rollout.EnvironmentPool` that the search uses."""
+    """The part of `stages.agent.environment_pool.EnvironmentPool` that the search uses."""
 
     def take(self) -> Environment: ...
 

@@ -81,7 +81,7 @@ class Keydoor:
         self.tasks = sorted(some, key=lambda one: one.task_id)
 
     def _pool(self) -> Any:
-        from stages.agent.rollout import EnvironmentPool
+        from stages.agent.environment_pool import EnvironmentPool
 
         return EnvironmentPool(lambda: self.domain.make(Path("data/curated") / self.name / "worlds"))
 

@@ -129,7 +129,8 @@ class Benchmark:
         """`groups` groups of episodes per task, with the method's branching."""
         from stages.agent.active_episode import EpisodeRequest
         from stages.agent.chat import Chat
-        from stages.agent.rollout import EnvironmentPool, Labels, collect
+        from stages.agent.environment_pool import EnvironmentPool
+        from stages.agent.rollout import Labels, collect
         from stages.algorithms.algorithm import resolve
         from stages.engine.engine import Sampling
         from stages.engine.torch_engine import TorchEngine

@@ -94,7 +94,7 @@ def check_game(line: bytes, domain: Domain) -> dict[str, Any]:
     if {key: type(value) for key, value in record.items()} != _FIELDS:
         raise ValueError(f"malformed: a record has the keys {', '.join(_FIELDS)}")
     if not record["actions"] or not all(isinstance(action, str) for action in record["actions"]):
-        raise ValueError("malformed: actions must be texts, one at least")
+        raise ValueError("malformed: actions must be a non-empty list of texts")
     if record["settings"] != settings_hash(domain.settings):
         raise ValueError("made with other settings")
     return record

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from stages.agent.player import EngineSettings, Player, open_player
 from stages.agent.scaffold import Scaffold
 from stages.curation.panel import Panel, make_panel, read_panel
 from stages.engine.engine import Engine, Sampling
-from stages.environments.protocol import Domain
+from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
@@ -262,15 +263,20 @@ def engine_of(job: Job, player: Player, settings: Settings) -> Engine:
     return BestOfEngine(engine, job.best_of.n, rank, lambda tokens: action_key(player.chat.action_text(tokens)))
 
 
+def _make(scaffold: Scaffold, domain: Domain, worlds: Path) -> Environment:
+    return scaffold.around(domain.make(worlds))
+
+
 def play(job: Job, settings: Settings) -> Outcome:
     """Play one job. Deterministic: rows sorted by task and attempt, the same whoever plays what else."""
-    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+    from stages.agent.environment_pool import EnvironmentPool
+    from stages.agent.rollout import Labels, attempts, collect
 
     player, engine_settings, scaffold = _player(job.folder, settings.engine), settings.engine, settings.scaffold
     domain = load_domain(job.domain, job.environment)
     labels = Labels(settings.seed, job.policy_hash, job.panel, STREAM)
     requests = attempts(map(scaffold.brief, job.tasks), job.attempts)
-    with EnvironmentPool(lambda: scaffold.around(domain.make(job.worlds))) as pool:
+    with EnvironmentPool(partial(_make, scaffold, domain, job.worlds), engine_settings.environment_processes) as pool:
         episodes = collect(
             *(engine_of(job, player, settings), player.chat, pool, requests, settings.sampling, labels),
             max_length=engine_settings.max_length,

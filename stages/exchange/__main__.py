@@ -1,9 +1,9 @@
-"""Writes what this project made in the formats of other tools. What is written where:
+"""Exports this project's data and models in the formats of other tools:
 
-episodes   data/rollouts/<domain> and the like, as conversations, turns, tokens, or verl's rows
-pairs      preference pairs of data/annotated/<domain>, as TRL's preference trainers read them
-tasks      curated tasks as verl's rows, whose column `prompt` TRL's trainers that play read, too
-model      a model as one plain save_pretrained folder; a LoRA adapter is folded into its base
+episodes   rollouts, demonstrations or games as conversations, turns, tokens or rows for verl
+pairs      preference pairs of data/annotated/<domain>, for TRL's preference trainers
+tasks      curated tasks as rows for verl; TRL's online trainers also read the column `prompt`
+model      a model as a plain save_pretrained folder; a LoRA adapter is merged into its base
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.environments.registry import load_domain
-from stages.exchange.episodes import FORMATS, episode_rows, problem
+from stages.exchange.episodes import FORMATS, episode_rows, task_row
 from stages.exchange.records import KINDS, check_kind, write_records
 from stages.params import Params, load_params
 from stages.records.episode import Episode, read_episodes, read_rows, read_tasks
@@ -27,24 +27,25 @@ SOURCES = {
     "demonstrations": ("data/curated/{}/demonstrations.parquet", "curate"),
     "games": ("data/curated/{}/games.parquet", "curate"),
 }
-"""Name -> where its episodes are, and the stage that makes them."""
+"""Source -> file of its episodes, and the stage that writes it."""
 
 
-def made(path: Path, stage: str, domain: str) -> Path:
-    """`path`. Raises FileNotFoundError, saying what makes it, if it is not there."""
+def existing(path: Path, stage: str, domain: str) -> Path:
+    """`path`. Raises FileNotFoundError, naming the stage that writes it, if it does not exist."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; 'dvc repro {stage}@{domain}' makes it, unless {domain} has none such")
+        raise FileNotFoundError(f"{path} does not exist; 'dvc repro {stage}@{domain}' writes it if the domain has such data")
     return path
 
 
 def curated(root: Path, domain: str) -> dict[str, Task]:
     """The domain's tasks by id."""
-    return {task.task_id: task for task in read_tasks(made(root / "data/curated" / domain / "tasks.parquet", "curate", domain))}
+    path = existing(root / "data/curated" / domain / "tasks.parquet", "curate", domain)
+    return {task.task_id: task for task in read_tasks(path)}
 
 
 def export_episodes(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
     pattern, stage = SOURCES[options.source]
-    episodes: list[Episode] = read_episodes(made(root / pattern.format(options.domain), stage, options.domain))
+    episodes: list[Episode] = read_episodes(existing(root / pattern.format(options.domain), stage, options.domain))
     if options.successes:
         episodes = [episode for episode in episodes if episode.success]
     tasks = curated(root, options.domain) if options.format == "verl" else {}
@@ -55,15 +56,15 @@ def export_pairs(root: Path, params: Params, options: argparse.Namespace) -> lis
     from stages.exchange.preferences import preference_rows
 
     folder = root / "data/annotated" / options.domain
-    stored = {name: read_rows(made(folder / f"{name}.parquet", "annotate", options.domain)) for name in ("nodes", "pairs")}
-    return preference_rows(stored["nodes"], stored["pairs"], curated(root, options.domain), options.level)
+    tables = {name: read_rows(existing(folder / f"{name}.parquet", "annotate", options.domain)) for name in ("nodes", "pairs")}
+    return preference_rows(tables["nodes"], tables["pairs"], curated(root, options.domain), options.level)
 
 
 def export_tasks(root: Path, params: Params, options: argparse.Namespace) -> list[dict[str, Any]]:
     domain = load_domain(options.domain, params.per_domain[options.domain].environment)
     environment = domain.make(root / "data/curated" / options.domain / "worlds")
-    wanted = [task for task in curated(root, options.domain).values() if task.split == options.split]
-    rows = [problem(task, opening(task.prompt, environment.reset(task).text), index) for index, task in enumerate(wanted)]
+    tasks = [task for task in curated(root, options.domain).values() if task.split == options.split]
+    rows = [task_row(task, opening(task.prompt, environment.reset(task).text), index) for index, task in enumerate(tasks)]
     environment.close()
     return rows
 
@@ -90,7 +91,7 @@ def command_line() -> argparse.ArgumentParser:
             command.add_argument("--successes", action="store_true", help="only episodes that solved their task")
         elif what == "pairs":
             command.add_argument(
-                "--level", choices=("step", "trajectory"), default="step", help="single actions, or what followed too"
+                "--level", choices=("step", "trajectory"), default="step", help="single actions, or with their continuations"
             )
         else:
             command.add_argument("--split", choices=SPLITS, default="train")
@@ -113,7 +114,7 @@ def main() -> int:
             from stages.exchange.models import write_model
 
             write_model(resolve_model(options.model, root, params), Path(options.to))
-            print(f"export: {options.model} is in {options.to}")
+            print(f"export: wrote {options.model} to {options.to}")
             return 0
         if options.domain not in params.domains:
             raise ValueError(f"--domain {options.domain} is not among `domains` in params.yaml: {', '.join(params.domains)}")
@@ -123,7 +124,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
-    print(f"export: {len(rows)} rows in {options.to}")
+    print(f"export: wrote {len(rows)} rows to {options.to}")
     return 0
 
 

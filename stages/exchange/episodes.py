@@ -1,9 +1,9 @@
-"""Episodes as rows that other trainers read. Each row is of one episode, or of one turn:
+"""Episodes as rows for other trainers. A row is one episode or one turn:
 
-messages   a conversation (TRL's and verl's SFT)
-turns      prompt and completion, one row per turn of the policy (TRL's SFT with the loss on completions)
-tokens     input_ids and assistant_masks: what was sampled, token for token (TRL's SFT)
-verl       verl's RL: prompt, data_source, ability, reward_model, extra_info; and the conversation
+messages   a conversation (SFT in TRL and verl)
+turns      prompt and completion, one row per turn of the policy (SFT in TRL with the loss on completions only)
+tokens     input_ids and assistant_masks: the sampled tokens themselves (SFT in TRL)
+verl       prompt, data_source, ability, reward_model, extra_info and the conversation (RL in verl)
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from stages.records.task import Task
 
 Row = dict[str, Any]
 ABILITY = "agent"
-"""verl's column `ability`, which names a kind of problem and is not looked at in training."""
+"""verl's column `ability`, a kind of problem; training ignores it."""
 
 
 def conversation(episode: Episode) -> Messages:
-    """The episode's messages, an answer after each turn but an empty last one, as its tokens are laid out."""
+    """The episode's messages as in its tokens: an observation follows each turn, except an empty last one."""
     messages = [dict(episode.messages[0])]
-    said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
-    for turn, text in zip(episode.turns, said, strict=True):
+    replies = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+    for turn, text in zip(episode.turns, replies, strict=True):
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": turn.observation}]
     return messages if messages[-1]["content"] or len(messages) == 1 else messages[:-1]
 
 
 def about(episode: Episode) -> Row:
-    """What every row of an episode says of it."""
+    """The columns about an episode that each of its rows has."""
     return {
         "domain": episode.domain,
         "task_id": episode.task_id,
@@ -48,7 +48,7 @@ def message_rows(episode: Episode) -> Iterator[Row]:
 
 
 def turn_rows(episode: Episode) -> Iterator[Row]:
-    """Without the turns that the episode took over from another, whose own rows they are."""
+    """One row per turn; turns inherited from another episode are left out, since they are among that episode's rows."""
     messages = conversation(episode)
     for turn, record in enumerate(episode.turns[episode.inherited :], start=episode.inherited):
         place = 2 * turn + 1
@@ -57,11 +57,11 @@ def turn_rows(episode: Episode) -> Iterator[Row]:
 
 
 def token_rows(episode: Episode) -> Iterator[Row]:
-    """The mask is 1 where RL would train. Raises ValueError for an episode without tokens."""
+    """One row; the mask is 1 for tokens that RL would train. Raises ValueError for an episode without tokens."""
     if not episode.token_ids:
         raise ValueError(
-            f"{episode.episode_id} has no tokens: demonstrations get theirs from the model that learns them. Write messages or "
-            "turns"
+            f"{episode.episode_id} has no tokens: demonstrations are tokenised only for the model trained on them. "
+            "Use --format messages or turns"
         )
     own = [
         int(owner == Owner.POLICY and turn >= episode.inherited) for owner, turn in zip(episode.owner, episode.turn, strict=True)
@@ -69,8 +69,8 @@ def token_rows(episode: Episode) -> Iterator[Row]:
     yield {"input_ids": episode.token_ids, "assistant_masks": own, "logprobs": episode.logprob, **about(episode)}
 
 
-def problem(task: Task, opening: str, index: int) -> Row:
-    """verl's columns for a task that `opening` tells. `ground_truth` is the task's spec as JSON, for a reward of one's own."""
+def task_row(task: Task, opening: str, index: int) -> Row:
+    """verl's columns for a task; `opening`: its first message. `ground_truth` is the task's spec as JSON, for custom rewards."""
     return {
         "data_source": task.domain,
         "prompt": [{"role": "user", "content": opening}],
@@ -83,20 +83,20 @@ def problem(task: Task, opening: str, index: int) -> Row:
 
 
 def verl_rows(episode: Episode, task: Task, index: int) -> Row:
-    return {**problem(task, episode.messages[0]["content"], index), **about(episode), "messages": conversation(episode)}
+    return {**task_row(task, episode.messages[0]["content"], index), **about(episode), "messages": conversation(episode)}
 
 
 FORMATS: dict[str, Callable[[Episode], Iterator[Row]]] = {"messages": message_rows, "turns": turn_rows, "tokens": token_rows}
 
 
 def episode_rows(episodes: Sequence[Episode], form: str, tasks: Mapping[str, Task]) -> list[Row]:
-    """Rows in the order of `episodes`; `tasks` (by id) are needed for verl. Raises ValueError for episodes of unknown tasks
-    there, and for an unknown form."""
+    """Rows in the order of `episodes`; verl needs `tasks` (by id). Raises ValueError for an unknown `form`, and with verl for
+    episodes of unknown tasks."""
     if form != "verl":
         if form not in FORMATS:
-            raise ValueError(f"there is no format '{form}'; there are {', '.join([*FORMATS, 'verl'])}")
+            raise ValueError(f"unknown format '{form}'; known: {', '.join([*FORMATS, 'verl'])}")
         return [row for episode in episodes for row in FORMATS[form](episode)]
     unknown = [episode.task_id for episode in episodes if episode.task_id not in tasks]
     if unknown:
-        raise ValueError(f"verl's rows need their tasks, and {unknown[0]} is none of the curated ones")
+        raise ValueError(f"the format verl needs each episode's task, but {unknown[0]} is not among the curated tasks")
     return [verl_rows(episode, tasks[episode.task_id], index) for index, episode in enumerate(episodes)]

@@ -12,13 +12,12 @@ from stages.runtime.files import atomic_folder
 
 
 def write_model(folder: Path, target: Path) -> None:
-    """Write the model in `folder` to `target`: its files as they are; of a LoRA adapter its base with the adapter folded in, in
-    the base's precision.
+    """Copy the model in `folder` to `target`; a LoRA adapter is merged into its base, in the base's precision.
 
-    Raises FileExistsError rather than write over a folder, PolicyError for a model that is not whole.
+    Raises FileExistsError if `target` exists, PolicyError for an incomplete model.
     """
     if target.exists():
-        raise FileExistsError(f"{target} is there already; name a folder that is not")
+        raise FileExistsError(f"{target} already exists; choose another folder")
     check_folder(folder)
     if is_adapter(folder):
         config = json.loads((Adapter(folder).base / "config.json").read_text(encoding="utf-8"))

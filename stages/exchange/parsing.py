@@ -1,9 +1,9 @@
 """Parses records of other tools as demonstrations or preference pairs, by TRL's keys:
 
-  messages                      a conversation whose assistant turns are all to be learnt
-  prompt, completion            the same, without the assistant turns of the prompt
-  prompt, chosen, rejected      two continuations of one conversation; without a prompt, it is their common beginning
-Each is a list of messages (`role`, `content`); prompt, completion, chosen and rejected may also be texts: a user's message and
+  messages                      a conversation; all its assistant turns are trained on
+  prompt, completion            the same, but the assistant turns of the prompt are not trained on
+  prompt, chosen, rejected      two continuations of one conversation; the prompt defaults to their common beginning
+Each is a list of messages (`role`, `content`); prompt, completion, chosen and rejected may also be plain text: a user message and
 answers to it. `task_id` and `domain` optionally name a task of this project.
 """
 
@@ -20,18 +20,18 @@ SHAPES = "messages; prompt and completion; or chosen and rejected, with or witho
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A conversation to imitate; the first `given` assistant turns are not learnt."""
+    """A conversation to imitate; the first `given` assistant turns are not trained on."""
 
     messages: Messages
     given: int
     task_id: str | None = None
     inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Texts of the original system and user messages, before a system message is joined to the user's."""
+    """Texts of the original system and user messages, before the system message is merged into the user message."""
 
 
 @dataclass(frozen=True)
 class Preference:
-    """Two continuations of `prompt`, each beginning with an assistant turn and ending with one."""
+    """Two continuations of `prompt`; each begins and ends with an assistant turn."""
 
     prompt: Messages
     chosen: Messages
@@ -41,31 +41,31 @@ class Preference:
     """Values of chosen and rejected, in [0, 1]."""
     task_id: str | None = None
     inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """As in `Demonstration`, of the prompt and both sides."""
+    """As in `Demonstration`, for the prompt and both sides."""
 
 
 def as_messages(value: Any, role: str) -> Any:
-    """A text as a single message of `role`; a list unchanged."""
+    """A text as a list of one message of `role`; anything else unchanged."""
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def input_texts(*parts: tuple[Any, str]) -> tuple[str, ...]:
-    """Texts of all system and user messages in parsed parts of a record: (value, role of a text)."""
+    """Texts of all system and user messages in `parts` of a record: (value, role if the value is plain text)."""
     messages = [message for value, role in parts if value is not None for message in as_messages(value, role)]
     return tuple(plain_text(message["content"], "content") for message in messages if message["role"] != ROLES[1])
 
 
 def join_parts(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
-    """A conversation given in two parts, and the number of messages in the first part.
+    """The conversation made of `prompt` and `answer`, and the prompt's number of messages.
 
-    Raises ValueError unless the prompt ends with a user's turn and the answer, called `key`, begins with an assistant's.
+    Raises ValueError unless the prompt ends with a user turn and the answer, whose key is `key`, begins with an assistant turn.
     """
     before = plain_messages(as_messages(prompt, "user"), "prompt")
     if len(before) % 2 == 0:
         raise ValueError("prompt ends with an assistant turn; it must end with a user turn")
     after = as_messages(answer, "assistant")
     if not isinstance(after, list) or not after:
-        raise ValueError(f"{key} must be a text or a non-empty list of messages")
+        raise ValueError(f"{key} must be text or a non-empty list of messages")
     try:
         whole = plain_messages([*before, *after], key)
     except ValueError as error:
@@ -74,25 +74,25 @@ def join_parts(prompt: Any, answer: Any, key: str) -> tuple[Messages, int]:
 
 
 def common_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """prompt, chosen and rejected of two full conversations: the prompt is their common beginning, up to a user's turn."""
+    """(prompt, chosen, rejected) of two full conversations: the prompt is their common beginning, up to a user turn."""
     if isinstance(chosen, str) or isinstance(rejected, str):
-        raise ValueError("chosen and rejected are texts without a prompt; add the prompt")
+        raise ValueError("chosen and rejected are plain text, but there is no prompt; add one")
     sides = plain_messages(chosen, "chosen"), plain_messages(rejected, "rejected")
     count = next((place for place, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides)))
     count -= (count + 1) % 2
     if count < 1:
-        raise ValueError("chosen and rejected have no first user message in common, and there is no prompt")
+        raise ValueError("chosen and rejected have no first user message in common; add a prompt")
     return sides[0][:count], sides[0][count:], sides[1][count:]
 
 
 def _shown(value: Any) -> str:
-    """A value for a message, shortened if it is long."""
+    """`repr` of a value, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def number(values: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
-    """A record's number in [low, high], or `default` if it has none. Raises ValueError."""
+    """The number under `key`, or `default` if there is none. Raises ValueError unless it is in [low, high]."""
     value = values.get(key)
     if value is None:
         return default
@@ -103,13 +103,13 @@ def number(values: Mapping[str, Any], key: str, default: float, low: float, high
 
 
 def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
-    """A parsed record. Raises ValueError if it is invalid."""
+    """The record as a demonstration or a preference. Raises ValueError if it is invalid."""
     held = {key: value for key, value in values.items() if value is not None}
     task_id = held.get("task_id")
     if task_id is not None and not isinstance(task_id, str):
         raise ValueError(f"task_id must be text, not {_shown(task_id)}")
     if held.get("label") is False:
-        raise ValueError("label is false: a rejected answer without a chosen one; only pairs of both are supported")
+        raise ValueError("label is false: a rejected answer without a chosen one is not supported; use chosen and rejected")
     if "chosen" in held or "rejected" in held:
         return _preference(held, task_id)
     if "messages" in held:
@@ -122,14 +122,14 @@ def parse(values: Mapping[str, Any]) -> Demonstration | Preference:
     else:
         raise ValueError(f"a record must have {SHAPES}; this one has {', '.join(sorted(held)) or 'nothing'}")
     if len(messages) < 2:
-        raise ValueError("it has no assistant message, so there is nothing to learn")
+        raise ValueError("there is no assistant message to train on")
     return Demonstration(messages, given, task_id, inputs)
 
 
 def _preference(held: Mapping[str, Any], task_id: str | None) -> Preference:
-    lacking = [key for key in ("chosen", "rejected") if key not in held]
-    if lacking:
-        raise ValueError(f"a preference must have chosen and rejected; {lacking[0]} is missing")
+    missing = [key for key in ("chosen", "rejected") if key not in held]
+    if missing:
+        raise ValueError(f"a preference must have chosen and rejected; {missing[0]} is missing")
     prompt, sides = held.get("prompt"), (held["chosen"], held["rejected"])
     texts = ((prompt, "user"), *((side, "assistant") for side in sides))
     if prompt is None:

@@ -1,4 +1,4 @@
-"""Preference pairs of search trees as conversations: prompt, chosen, rejected, as TRL's preference trainers read them."""
+"""Preference pairs of search trees as conversations (prompt, chosen, rejected), the format of TRL's preference trainers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def turns_of(tree: Sequence[Row], path: Sequence[int]) -> Messages:
 def preference_rows(
     nodes: Sequence[Row], pairs: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], level: str
 ) -> list[dict[str, Any]]:
-    """A row for each pair (rows of PAIR_SCHEMA), in order; `nodes`: rows of NODE_SCHEMA; `tasks`: by id, for their prompts.
+    """A row for each of `pairs` (rows of PAIR_SCHEMA), in order; `nodes`: rows of NODE_SCHEMA; `tasks`: by id, for the prompts.
 
     level step: the two actions; trajectory: each with its continuation, as for `rl.preference.level`. Raises ValueError for a
-    pair of a task that is not among `tasks` or has no tree.
+    pair whose task is not in `tasks` or has no tree.
     """
     trees = trees_of(nodes)
     distances = {name: end_distances(tree, level) for name, tree in trees.items()}

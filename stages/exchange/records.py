@@ -1,4 +1,4 @@
-"""Files of records: JSON Lines and Parquet, which `datasets`, pandas, TRL and verl read."""
+"""Record files in the formats that `datasets`, pandas, TRL and verl read: JSON Lines and Parquet."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from stages.runtime.files import atomic_file, atomic_text
 
 KINDS = (".jsonl", ".parquet")
 DEPTH = 100
-"""Objects and lists that a record may have inside one another."""
+"""Maximum nesting of objects and lists in a record."""
 TOO_DEEP = f"values are nested too deeply (more than {DEPTH} objects and lists inside one another)"
 
 
 def check_kind(path: Path) -> None:
-    """Raise ValueError for a file whose name ends otherwise than in one of KINDS."""
+    """Raise ValueError unless the file name ends in one of KINDS."""
     if path.suffix not in KINDS:
-        raise ValueError(f"{path} must end in {' or '.join(KINDS)}, which says what it holds")
+        raise ValueError(f"{path} must end in {' or '.join(KINDS)}, which selects the format")
 
 
 def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with equal keys, atomically, the same rows always in the same bytes.
+    """Write rows, which must have the same keys, atomically; the same rows always give the same bytes.
 
-    Raises ValueError for none at all and for a file of another kind.
+    Raises ValueError for an empty list and for an unknown file name suffix.
     """
     check_kind(path)
     if not rows:
-        raise ValueError(f"there is nothing to write to {path}")
+        raise ValueError(f"no rows to write to {path}")
     if path.suffix == ".parquet":
         with atomic_file(path) as partial:
             pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), partial, compression="zstd", version="2.6")
@@ -41,13 +41,13 @@ def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-    """(line, record), or what is wrong with that line; a Parquet file's rows are counted as lines, from 1.
+    """(line number, record), or (line number, error) for an invalid line. Lines, or rows of a Parquet file, count from 1.
 
-    Raises FileNotFoundError, and ValueError for a file of another kind or a Parquet file that is broken.
+    Raises FileNotFoundError, and ValueError for an unknown file name suffix or a damaged Parquet file.
     """
     check_kind(path)
     if path.suffix == ".parquet":
-        with undamaged(path, "write it anew, or take it out"):
+        with undamaged(path, "replace it or remove it"):
             rows = list(_table_rows(pq.read_table(path)))
         yield from enumerate(rows, start=1)
         return
@@ -59,7 +59,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]
 
 
 def _table_rows(table: pa.Table) -> Iterator[dict[str, Any] | ValueError]:
-    """The rows of a table; one with bytes that are no text does not take the others with it."""
+    """The rows of a table; a row with invalid UTF-8 becomes an error without affecting the others."""
     try:
         yield from table.to_pylist()
         return
@@ -74,8 +74,8 @@ def _table_rows(table: pa.Table) -> Iterator[dict[str, Any] | ValueError]:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """The object in a line of JSON. Raises ValueError, "reason (detail)", for anything else and for what no table can hold:
-    text with half a surrogate pair, values nested more than DEPTH deep, integers beyond Python's limit on digits."""
+    """The object in a line of JSON. Raises ValueError, "reason (detail)", for anything else and for values that tables can't
+    hold: text with half a surrogate pair, nesting deeper than DEPTH, integers beyond Python's limit on digits."""
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -93,8 +93,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _check_values(value: Any) -> None:
-    """Raise ValueError for a value that nests too deeply or has text that is no Unicode. Without recursion, which deep nesting
-    would exhaust."""
+    """Raise ValueError for a value that nests too deeply or contains text that is not Unicode. Not recursive, so that deep
+    nesting can't exhaust the stack."""
     waiting: list[tuple[Any, int]] = [(value, 1)]
     while waiting:
         held, depth = waiting.pop()

@@ -1,7 +1,7 @@
-"""Makes the shipped base model (`data/base`): a small Llama, trained on procedural text in the environments' formats.
+"""Trains the shipped base model (`data/base`): a small Llama, on procedural text in the environments' formats.
 
-Frozen in the pipeline. To make it anew: `python -m stages.pretraining`, then `dvc commit -f data/base/dvc.yaml:pretrain`. Its
-settings are in data/base/params.yaml. The order: text -> tokenizer -> tokens -> model -> training -> what it can do -> folder.
+The stage is frozen. To train the model again: `python -m stages.pretraining`, then `dvc commit -f data/base/dvc.yaml:pretrain`.
+Its settings are in data/base/params.yaml. Steps: text, tokenizer, tokens, model, training, accuracy, folder.
 """
 
 from __future__ import annotations

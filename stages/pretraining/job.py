@@ -1,4 +1,4 @@
-"""Trains the base model: next-token loss, full weight on answers, little on what they are looked up in."""
+"""Trains the base model: next-token loss with full weight on answers and little on their context."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 MICRO_BATCH = 8
 SETTLED = 25
-"""Steps over which a phase's accuracy is taken (see `Phase.until`)."""
+"""Steps over which a phase's accuracy is averaged (see `Phase.until`)."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids and, per token, the weight of predicting it."""
+    """Token ids, and each token's weight in the loss."""
 
     family: str
     token_ids: list[int]
@@ -36,19 +36,19 @@ class Sample:
 
 
 def encode(chat: ChatFormat, sample: Chat, max_length: int, context_weight: float = 0.0) -> Sample:
-    """Answers weigh 1; aimless actions and everything else `context_weight`. Cut to `max_length`."""
+    """Weight 1 for answers, `context_weight` for everything else, random actions included. Truncated to `max_length`."""
     messages = [{"role": role, "content": text} for role, text in sample.messages]
     encoded = chat.encode_demonstration(messages if messages[-1]["role"] == "assistant" else messages[:-1])
     answer = 1.0 if sample.family != "transcript" else context_weight
     weights = [answer if owner == Owner.POLICY else context_weight for owner in encoded.owner]
     if sample.answers is not None:
-        said = [text for role, text in sample.messages if role == "assistant"]
-        counted = iter(sample.answers)
-        for (start, end), text in zip(encoded.spans, said, strict=True):
+        replies = [text for role, text in sample.messages if role == "assistant"]
+        is_answer = iter(sample.answers)
+        for (start, end), text in zip(encoded.spans, replies, strict=True):
             weights[start:end] = [context_weight] * (end - start)
             for word in text.split(" "):
                 bare, whole = (len(chat.assistant_tokens(part)) - 1 for part in (word.rstrip(","), word))
-                if next(counted):
+                if next(is_answer):
                     weights[start : start + bare] = [answer] * bare
                 start += whole
     return Sample(sample.family, encoded.token_ids[:max_length], weights[:max_length])
@@ -100,14 +100,14 @@ def predictions(model: Any, ids: Tensor, keep: Tensor, tokens: Tensor | None = N
 
 
 class PretrainJob:
-    """See stages.training.loop.Job. A step takes the batch of the corpus at `place`, sorted by length inside; the next place is
-    the next batch, or the next phase's first one where a phase ends early. The learning rate follows the place."""
+    """See stages.training.loop.Job. A step trains on the corpus batch at `place`, sorted by length; `place` then moves to the
+    next batch, or to the next phase's first batch if a phase ends early. The learning rate is a function of `place`."""
 
     def __init__(self, samples: Sequence[Sample], settings: Settings, vocabulary: int, processes: Processes) -> None:
         self.samples, self.settings = samples, settings
         self.place = 0
         self.recent: list[float] = []
-        """Answer accuracy of the phase's last steps."""
+        """Answer accuracy of the phase's most recent steps."""
         self.model = build_model(settings, vocabulary)
         optimiser = make_optimiser(processes.place(self.model), settings.learning_rate, settings.weight_decay, betas=(0.9, 0.98))
         rate = warmup_stable_decay(settings.learning_rate, settings.steps, settings.warmup, settings.decay)
@@ -116,7 +116,7 @@ class PretrainJob:
         self.predicted = self._predicted_tokens(processes.device)
 
     def _predicted_tokens(self, device: torch.device) -> dict[int, Tensor | None]:
-        """Per phase, the tokens that its softmax runs over; None for all."""
+        """Phase number -> tokens that its softmax normalises over; None for all."""
         tokens: dict[int, Tensor | None] = {}
         start = 0
         for number, phase in enumerate(self.settings.phases):
@@ -167,11 +167,11 @@ class PretrainJob:
         row = {"loss": policy["loss"], "answer_accuracy": accuracy, "learning_rate": self.learners["policy"].learning_rate}
         row |= {"phase": float(number + 1)}
         row |= {f"accuracy/{family}": right[family] / answers[family] for family in sorted(right) if answers[family]}
-        self._go_on(number, accuracy)
+        self._advance(number, accuracy)
         return row
 
-    def _go_on(self, number: int, accuracy: float) -> None:
-        """Move to the next batch, or to the next phase if this one's answers are right often enough."""
+    def _advance(self, number: int, accuracy: float) -> None:
+        """Move to the next batch, or to the next phase if the mean accuracy exceeds the phase's `until`."""
         self.recent = [*self.recent, accuracy][-SETTLED:]
         self.place += 1
         end = self.settings.phase_end(number)
@@ -191,7 +191,7 @@ class PretrainJob:
 
 
 def answer_accuracy(model: Any, samples: Sequence[Sample]) -> dict[str, float]:
-    """Share of answers that the model gets right in every token (greedy, given the text before), by family."""
+    """By family, the share of answers whose tokens the model all predicts correctly (argmax, given the preceding text)."""
     right: dict[str, list[bool]] = {}
     with torch.inference_mode():
         for sample in samples:

@@ -1,4 +1,4 @@
-"""Trains the base model's tokenizer: byte-level BPE, so that it reads any text, small, so that a small model can afford it."""
+"""Trains the base model's tokenizer: byte-level BPE, which encodes any text, with a vocabulary that suits a small model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of `vocabulary` entries with the chat template. Numbers are cut into at most two digits a token, capitalised
-    words after their third letter, and every text starts as if after a space: coined names are made of known pieces, the same
-    ones wherever the name stands."""
+    """A tokenizer with up to `vocabulary` entries and the chat template. It splits numbers into at most two digits per token and
+    capitalised words after the third letter, and treats every text as if a space preceded it, so that an invented name always
+    consists of the same known tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

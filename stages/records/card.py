@@ -1,4 +1,4 @@
-"""What a published method's module opens with. docs/methods.md is made from these. Light to import."""
+"""The card at the top of each published method's module, from which docs/methods.md is generated. Light to import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one schema module: what moves between stages, as Parquet that `datasets` and pandas read.
+"""Schemas of the Parquet tables that stages exchange; `datasets` and pandas can read them.
 
-An episode is exactly what happened, token for token; nothing is ever re-tokenised. Files are byte-deterministic: fixed column
-order, rows sorted by their ids, no time stamps.
+An episode records exactly what happened, token for token; nothing is ever re-tokenised. Files are byte-deterministic: fixed
+column order, rows sorted by their ids, no time stamps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EXPERT, NOISY, IMPORTED = "expert", "noisy_expert", "imported"
 
 
 class Owner(IntEnum):
-    """Who put a token there. RL trains POLICY tokens, and EXTERNAL ones where `rl.external` brings them into its groups; SFT
-    trains the POLICY tokens of demonstrations."""
+    """Who wrote a token. RL trains on POLICY tokens, and on EXTERNAL ones that `rl.external` adds to its groups; SFT trains on
+    the POLICY tokens of demonstrations."""
 
     PROMPT = 0
     POLICY = 1
@@ -36,7 +36,7 @@ class Owner(IntEnum):
 
 @dataclass
 class TurnRecord:
-    """One action and what it brought; `start`:`end` is the span of the action's tokens in the episode (end exclusive)."""
+    """One action and its result; `start`:`end` is the span of the action's tokens in the episode (end exclusive)."""
 
     action: str
     observation: str
@@ -46,7 +46,7 @@ class TurnRecord:
     state_key: str
     """State before the action."""
     action_key: str
-    """The action, normalised (lower case, single spaces), so that equal actions have equal keys."""
+    """The normalised action (lower case, single spaces): equal actions have equal keys."""
     start: int
     end: int
 
@@ -59,7 +59,7 @@ class Episode:
     task_id: str
     domain: str
     group_id: str
-    """Episodes of one group start from the same prompt and are compared with each other."""
+    """Episodes of a group start from the same prompt; their rewards are compared with each other."""
     seed: int
     policy_hash: str
     params_hash: str
@@ -80,11 +80,11 @@ class Episode:
     stop_reason: str = ""
     """"terminated", "turn_limit", "context", "length" or "thinking"; see `stages.agent.rollout.collect`."""
     messages: list[dict[str, str]] = field(default_factory=list)
-    """What was said, the thoughts of a reasoning model included; its actions are those of `turns`."""
+    """The conversation, including the thoughts of a reasoning model; actions alone are in `turns`."""
     parent: str = ""
-    """The episode that this one is a branch of, and ..."""
+    """The episode from which this one branched; "" if it did not branch."""
     inherited: int = 0
-    """... how many turns it took over from it; they were played, and paid for, once."""
+    """Number of turns inherited from `parent`; they were played, and their cost counted, once."""
 
     def append(self, token_ids: Sequence[int], owner: Owner, turn: int, logprobs: Sequence[float] | None = None) -> None:
         """Add tokens. `logprobs` is required for POLICY tokens unless they come from a demonstration (then 0)."""
@@ -100,7 +100,7 @@ class Episode:
 
     @property
     def played(self) -> list[TurnRecord]:
-        """The turns that were played for this episode, without those taken over."""
+        """The turns played for this episode, without inherited ones."""
         return self.turns[self.inherited :]
 
     @property
@@ -186,10 +186,10 @@ NODE_SCHEMA = pa.schema(
         ("R2", pa.float64()),
     ]
 )
-"""`token_ids`/`logprob` are the action's tokens; `context_ids` the observation tokens that followed them, so that a node's whole
-history is the concatenation along its path. `n_success`/`n_rollouts` count the policy's own rollouts from the node, kept apart
-from the tree's `N` and `W`; `R` sums the rewards that came after the node in these rollouts, discounted, and `R2` the squares of
-these sums. The root has parent -1, no action and the prompt as its context."""
+"""`token_ids` and `logprob` are the action's tokens, `context_ids` the observation tokens after them, so that a node's full
+history is the concatenation along its path. `n_success` and `n_rollouts` count the policy's own rollouts from the node,
+separately from the tree's `N` and `W`; `R` sums the discounted returns after the node in these rollouts, and `R2` their
+squares. The root has parent -1, no action, and the prompt as its context."""
 
 PREFERENCE_SCHEMA = pa.schema(
     [
@@ -203,11 +203,11 @@ PREFERENCE_SCHEMA = pa.schema(
         ("weight", pa.float64()),
     ]
 )
-"""Imported preference pairs, as text: what two assistants said after the same prompt. `task_id` is "" for those of no task."""
+"""Imported preference pairs as text: two continuations of the same prompt. `task_id` is "" for pairs without a task."""
 
 
 def write_table(path: Path | str, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to `path` atomically, in the order given, always in the same bytes. Raises OSError on a full disk."""
+    """Write rows to `path` atomically, in the given order; the same rows always give the same bytes. Raises OSError."""
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd", version="2.6", write_statistics=False)
@@ -221,8 +221,8 @@ def read_rows(path: Path | str, columns: Sequence[str] | None = None) -> list[di
 
 @contextmanager
 def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
-    """Turn what pyarrow raises on a damaged file into a ValueError that names `path` and the `remedy`; what the disk says (no
-    such file, no permission) stays as it is."""
+    """Turn pyarrow's errors about a damaged file into a ValueError that names `path` and the `remedy`; errors of the file system
+    (no such file, no permission) pass unchanged."""
     try:
         yield
     except (pa.ArrowException, OSError, OverflowError) as error:
@@ -233,7 +233,7 @@ def undamaged(path: Path | str, remedy: str) -> Iterator[None]:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write JSON atomically with sorted keys and a final newline; non-finite numbers are refused."""
+    """Write JSON atomically with sorted keys and a final newline. Raises ValueError for non-finite numbers."""
     atomic_text(path, json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n")
 
 
@@ -250,13 +250,13 @@ def episode_row(episode: Episode) -> dict[str, Any]:
 
 
 def row_succeeded(row: Mapping[str, Any]) -> bool:
-    """`Episode.success` of a row of EPISODE_SCHEMA; its terms may be missing, or parsed already."""
+    """`Episode.success` for a row of EPISODE_SCHEMA; its reward terms may be missing or already parsed."""
     terms = row.get("reward_terms") or {}
     return succeeded(row["reward"], json.loads(terms) if isinstance(terms, str) else terms)
 
 
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> None:
-    """Episodes sorted by id."""
+    """Write episodes, sorted by id, as rows of EPISODE_SCHEMA."""
     ordered = sorted(episodes, key=lambda episode: episode.episode_id)
     write_table(path, EPISODE_SCHEMA, (episode_row(episode) for episode in ordered))
 
@@ -271,7 +271,7 @@ def read_episodes(path: Path | str) -> list[Episode]:
 
 
 def write_tasks(path: Path | str, tasks: Iterable[Task]) -> None:
-    """Tasks in the order given (curation sorts them)."""
+    """Write tasks in the given order (curation sorts them)."""
     rows = ({**asdict(task), "spec": json.dumps(task.spec, sort_keys=True)} for task in tasks)
     write_table(path, TASK_SCHEMA, rows)
 

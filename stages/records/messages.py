@@ -1,5 +1,5 @@
-"""Conversations from outside, in the form of OpenAI's API and of chat data sets, as this project keeps them: messages of user and
-assistant by turns, the user first, their content plain text."""
+"""Converts conversations in the format of OpenAI's API and of chat data sets to plain messages: user and assistant alternate, the
+user first, and contents are plain text."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from typing import Any
 Messages = list[dict[str, str]]
 SYSTEM = ("system", "developer")
 ROLES = ("user", "assistant")
-WORDLESS = ("name", "refusal", "audio", "annotations", "thinking", "reasoning_content", "weight")
-"""Keys of a message that say nothing of its text."""
+IGNORED = ("name", "refusal", "audio", "annotations", "thinking", "reasoning_content", "weight")
+"""Keys of a message that do not affect its text."""
 
 
 def plain_text(content: Any, where: str) -> str:
-    """A message's content as text: a string, or a list of parts of type text. Raises ValueError for anything else."""
+    """The text of a message's content: a string, or a list of parts of type text. Raises ValueError for anything else."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence) and content and all(isinstance(part, Mapping) for part in content):
         kinds = sorted({str(part.get("type")) for part in content} - {"text"})
         if kinds:
-            raise ValueError(f"{where} has content of type {', '.join(kinds)}; only text is understood")
+            raise ValueError(f"{where} has content of type {', '.join(kinds)}; only text is supported")
         if all(isinstance(part.get("text"), str) for part in content):
             return "".join(part["text"] for part in content)
-    raise ValueError(f"{where} needs content that is text, not {type(content).__name__}")
+    raise ValueError(f"{where} must have text as content, not {type(content).__name__}")
 
 
 def one_message(value: Any, where: str) -> dict[str, str]:
-    """A message of OpenAI's form, its role and text alone. Raises ValueError saying what is wrong with it."""
+    """Role and text of a message in OpenAI's format. Raises ValueError saying what is wrong with it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} must be an object with role and content, not {type(value).__name__}")
     role = value.get("role")
     if role not in (*SYSTEM, *ROLES):
         raise ValueError(
-            f"{where} has the role {role!r}; there are system, user and assistant (what a tool answers is the user's)"
+            f"{where} has the role {role!r}; known roles: system, user, assistant (write a tool's result as a user message)"
         )
-    strange = sorted(key for key, held in value.items() if held and key not in ("role", "content", *WORDLESS))
-    if strange:
-        raise ValueError(f"{where} has {', '.join(strange)}, which can't be told in text; write it into content, or leave it out")
+    unsupported = sorted(key for key, held in value.items() if held and key not in ("role", "content", *IGNORED))
+    if unsupported:
+        raise ValueError(f"{where} has {', '.join(unsupported)}, which is not supported; write it into content, or remove it")
     return {"role": str(role), "content": plain_text(value.get("content"), where)}
 
 
 def plain_messages(value: Any, key: str = "messages") -> Messages:
-    """Messages by turns, user first. What a system message says is put before the first user's, on a line of its own, since the
-    policy knows no such role. Raises ValueError naming `key` and the message's number."""
+    """Alternating messages, user first. The text of system messages goes before that of the first user message, on separate
+    lines, since policies are trained without a system role. Raises ValueError naming `key` and the message's number."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise ValueError(f"{key} must be a list of messages, one at least")
+        raise ValueError(f"{key} must be a non-empty list of messages")
     messages = [one_message(item, f"{key}[{place}]") for place, item in enumerate(value)]
-    told: list[str] = []
+    system: list[str] = []
     while messages and messages[0]["role"] in SYSTEM:
-        told.append(messages.pop(0)["content"])
+        system.append(messages.pop(0)["content"])
     for place, message in enumerate(messages):
         if message["role"] != ROLES[place % 2]:
             raise ValueError(
-                f"{key}[{place + len(told)}] is the {message['role']}'s, where the {ROLES[place % 2]}'s turn is: after system "
-                "messages, user and assistant take turns, the user first; join messages of one side"
+                f"{key}[{place + len(system)}] has the role {message['role']} instead of {ROLES[place % 2]}: after system "
+                "messages, user and assistant must alternate, the user first; join consecutive messages of the same role"
             )
     if not messages:
         raise ValueError(f"{key} has no user message")
-    messages[0] = {"role": "user", "content": "\n".join([*told, messages[0]["content"]])}
+    messages[0] = {"role": "user", "content": "\n".join([*system, messages[0]["content"]])}
     return messages

@@ -1,4 +1,4 @@
-"""Sections of params.yaml as stages use them: with a domain's overrides, their seed and their hash."""
+"""Sections of params.yaml as stages use them: a domain's overrides applied, the seed resolved, and their hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` with the values of `upper` over it, key by key."""
+    """`lower` recursively updated with `upper`."""
     merged = dict(lower)
     for key, value in upper.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
@@ -45,7 +45,7 @@ def seed_of(params: Params, section: Seeded) -> int:
 
 
 HASHED_AS = {"group_resampling": "filling"}
-"""Renamed keys are hashed under their first name, so that renaming a key does not change what outputs and results refer to."""
+"""Renamed keys are hashed under their first name, so that a rename changes no hash in outputs and results."""
 
 
 def _first_names(values: Any) -> Any:
@@ -55,6 +55,6 @@ def _first_names(values: Any) -> Any:
 
 
 def params_hash(params: Any) -> str:
-    """16 hex digits that identify parameters (a model, or JSON values), whatever the order of keys."""
+    """16 hex digits that identify parameters (a model, or JSON values), independent of key order."""
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else params
     return hashlib.sha256(json.dumps(_first_names(values), sort_keys=True).encode()).hexdigest()[:16]

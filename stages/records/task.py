@@ -1,4 +1,4 @@
-"""A task, what opens its episodes, and what counts as solving it."""
+"""Tasks: the record, the first message of its episodes, and the criterion for success."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 SUCCESS_TERM = "success"
-"""The reward term by which an environment tells success where returns do not: 1 in the step that solves the task, 0 in others."""
+"""Reward term of environments whose returns do not indicate success: 1 in the step that solves the task, 0 in others."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. `spec` is plain JSON and holds all that the environment needs to start it."""
+    """A task. `spec` is plain JSON with everything the environment needs to start it."""
 
     task_id: str
     domain: str
@@ -25,15 +25,15 @@ class Task:
     difficulty: float
     """A number that grows with difficulty, in the domain's own units (hops, quest length, ...)."""
     cluster: str = ""
-    """Tasks that share a world (a compiled game, an encyclopaedia article) share a cluster; never split across splits."""
+    """Tasks that share a world (a compiled game, an encyclopaedia article) share a cluster, which belongs to one split."""
 
 
 def succeeded(reward: float, terms: Mapping[str, float]) -> bool:
-    """Whether an episode with this return and these terms solved its task: by its term `SUCCESS_TERM`, or where it has none by a
-    return that reaches 1."""
+    """Whether an episode with this return and these reward terms solved its task: its SUCCESS_TERM, or without one its return, is
+    at least 1."""
     return terms.get(SUCCESS_TERM, reward) >= 1.0 - 1e-9
 
 
 def opening(prompt: str, observation: str) -> str:
-    """The first user message of an episode: the task's prompt, then the first observation where there is one."""
+    """The first user message of an episode: the task's prompt, then the first observation if there is one."""
     return "\n".join(part for part in (prompt, observation) if part)

@@ -1,8 +1,8 @@
-"""Reasoning models (Qwen3, DeepSeek-R1) think before they act: a turn holds a block between two marks, and the action behind it
+"""Parses the turns of reasoning models (Qwen3, DeepSeek-R1), which contain a thought between two markers before the action
 (`model.thinking` in params.yaml).
 
-The block is the policy's own and stays in the token record, token for token: later turns see it, and RL trains it. Environments,
-judges of actions and votes get the action alone.
+The thought stays in the token record, token for token: later turns see it, and RL trains on it. Environments, action judges and
+votes receive only the action.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from stages.runtime.validation import Section
 
 
 class Thinking(Section):
-    """What encloses the thoughts of a reasoning model in its turns; the action is what follows. See docs/thinking.md."""
+    """The markers around the thoughts of a reasoning model; the action follows the end marker. See docs/thinking.md."""
 
     start: str = "<think>"
-    """Mark that opens a thought, such as <think>."""
+    """Marker that opens a thought."""
     end: str = "</think>"
-    """Mark that closes it, such as </think>."""
+    """Marker that closes a thought."""
 
     @model_validator(mode="after")
     def _apart(self) -> Thinking:
         for name, mark in (("start", self.start), ("end", self.end)):
             if not mark or mark != mark.strip():
-                raise ValueError(f"{name} must be a mark without white space around it, such as <think>, not {mark!r}")
+                raise ValueError(f"{name} must be a marker without surrounding white space, such as <think>, not {mark!r}")
         if self.start in self.end or self.end in self.start:
-            raise ValueError(f"start and end must be told apart, and they are {self.start!r} and {self.end!r}")
+            raise ValueError(f"neither of start and end may contain the other; they are {self.start!r} and {self.end!r}")
         return self
 
 
 @dataclass(frozen=True)
 class Said:
-    """A turn taken apart."""
+    """A parsed turn."""
 
     action: str
-    """What the environment gets; "" where the thought has no end."""
+    """What the environment receives; "" if the thought was not closed."""
     thought: str = ""
     message: str = ""
-    """The whole turn as a message shows it, thought and marks included."""
+    """The full turn as shown in messages, including thought and markers."""
     finished: bool = True
     """Whether every thought was closed."""
 
 
 def take_apart(text: str, markers: Thinking | None, opened: str = "") -> Said:
-    """The thought and the action in a turn's text. The action is what follows the last end mark.
+    """The thought and the action in a turn's text. The action is the text after the last end marker.
 
-    opened: what the template has written of a thought before the turn, the start mark first, as DeepSeek-R1's does; it belongs to
-    the message. Without `markers` the whole text is the action.
+    opened: the start of a thought that the template wrote before the turn, from the start marker on, as DeepSeek-R1's does; it is
+    part of the message. Without `markers` the entire text is the action.
     """
     if markers is None:
         action = text.strip()

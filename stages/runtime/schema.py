@@ -141,7 +141,8 @@ def keys(section: type[BaseModel], place: str) -> Iterator[Key]:
     shown, docs = section.model_json_schema(schema_generator=_Schema)["properties"], field_docs(section)
     for name, field in section.model_fields.items():
         inner = section_within(field.annotation)
-        default = "" if field.is_required() or isinstance(field.default, BaseModel) else _shown(field.default)
+        fixed = not (field.is_required() or field.default_factory or isinstance(field.default, BaseModel))
+        default = _shown(field.default) if fixed else ""
         values = _words(shown[name])
         if hasattr(section, "layered_keys") and field.default is not None:
             values = values.removesuffix(" or null")  # which leaves the key to the method

@@ -1,4 +1,4 @@
-"""Where programs that a model wrote run: isolated by bubblewrap or sandlock, bounded in time, memory, processes and output."""
+"""Runs programs written by a model: isolated by bubblewrap or sandlock, with limits on time, memory, processes and output."""
 
 from stages.sandbox.execution import Outcome, Program, TestResult, Tests
 from stages.sandbox.sandbox import Sandbox

@@ -1,4 +1,4 @@
-"""Who does the isolating: bubblewrap, sandlock, or, if it is asked for by name, nobody. Each says how the server is started."""
+"""The sandbox back ends: bubblewrap, sandlock and, only when named explicitly, none. Each builds the command of the server."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ VARIABLES = {
     "PYTHONHASHSEED": "0",
     "PYTHONIOENCODING": "utf-8:backslashreplace",
 }
-"""All of a program's environment."""
+"""A program's environment variables; it has no others."""
 
 GUEST_MODULES = ("protocol", "step_counter", "program", "test_runner", "syscalls", "server")
-"""Modules of stages/sandbox/guest, each before those that import it."""
+"""Modules of stages/sandbox/guest, in import order."""
 LOAD = """
 import json, sys, types
 for name, text in json.loads(sys.argv[1]):
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, name, "exec"), module.__dict__)
 """
-"""What a bare interpreter makes these modules of."""
+"""Code with which a bare interpreter creates these modules."""
 START = f"{LOAD}module.serve(json.loads(sys.argv[2]))"
 
 
 def interpreter() -> Path:
-    """The Python that runs programs: the one that runs this, outside its virtual environment."""
+    """The Python that runs programs: the base interpreter of the current virtual environment."""
     return Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
 
 
 @cache
 def server_command() -> list[str]:
-    """Python with the server's modules, and no packages but its own (`-S`, `-P`); what the server is told comes behind."""
-    return [str(interpreter()), "-s", "-S", "-P", "-B", "-c", START, texts()]
+    """Python with the server's modules and only the standard library (`-S`, `-P`); callers append the server's options."""
+    return [str(interpreter()), "-s", "-S", "-P", "-B", "-c", START, guest_sources()]
 
 
-def texts() -> str:
-    """Names and texts of the modules in GUEST_MODULES, for LOAD."""
+def guest_sources() -> str:
+    """Names and source of the modules in GUEST_MODULES, as JSON for LOAD."""
     folder = Path(__file__).with_name("guest")
     return json.dumps(
         [(f"stages.sandbox.guest.{name}", (folder / f"{name}.py").read_text(encoding="utf-8")) for name in GUEST_MODULES]
@@ -60,7 +60,7 @@ def texts() -> str:
 
 
 class Backend:
-    """One way to isolate. `warm`: a server outlives its programs, since all they leave behind can be found and ended."""
+    """One way to isolate programs. `warm`: one server runs many programs, since whatever they leave behind can be killed."""
 
     name: ClassVar[str]
     isolates: ClassVar[bool] = True
@@ -68,30 +68,31 @@ class Backend:
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Why it can't be used here and what to do about it; None if nothing is known against it."""
+        """Why it can't be used on this machine and what to do about it; None if nothing obvious is missing."""
 
     @abstractmethod
     def command(self, settings: SandboxSettings, scratch: Path | None) -> list[str]:
-        """What starts the server, whose control socket is its standard input. `scratch`: an empty folder, unless `warm`."""
+        """The command that starts the server; its standard input is the control socket. `scratch`: an empty folder, or None if
+        `warm`."""
 
     @property
     @abstractmethod
     def title(self) -> str:
         """Name and version."""
 
-    def inner(self, settings: SandboxSettings, scratch: str) -> str:
-        """What the server is told. `filtered`: programs are denied some system calls. A back end that promises nothing does
-        without: it is there for machines that have no such filter, too."""
-        told = settings.model_dump(include={"cpu_seconds", "memory_mb", "file_mb", "processes"})
-        return json.dumps({**told, "scratch": scratch, "count_processes": self.warm, "filtered": self.isolates})
+    def server_options(self, settings: SandboxSettings, scratch: str) -> str:
+        """The server's options, as JSON. `filtered`: some system calls are denied. A back end that does not isolate skips the
+        filter, so that it also works on machines without one."""
+        limits = settings.model_dump(include={"cpu_seconds", "memory_mb", "file_mb", "processes"})
+        return json.dumps({**limits, "scratch": scratch, "count_processes": self.warm, "filtered": self.isolates})
 
 
 class Bubblewrap(Backend):
-    """Namespaces of its own (user, mount, pid, network, ipc, uts, cgroup) around one server, which is process 1 in there and
-    cannot be signalled by what it forks.
+    """Separate namespaces (user, mount, pid, network, ipc, uts, cgroup) around one server, which is process 1 inside them and
+    cannot be signalled by its forks.
 
-    Root is dropped first, for whom the limit on processes would not count; an interpreter that only root could reach is put
-    where it can be read by an outer bubblewrap.
+    Root privileges are dropped first, because the limit on processes does not apply to root. If only root can reach the
+    interpreter, an outer bubblewrap mounts it where everyone can read it.
     """
 
     name = "bubblewrap"
@@ -99,11 +100,11 @@ class Bubblewrap(Backend):
 
     def missing(self) -> str | None:
         if sys.platform != "linux":
-            return "it is there for Linux alone"
+            return "it runs on Linux only"
         if shutil.which("bwrap") is None:
             return "the program bwrap is missing: apt-get install bubblewrap (or dnf, pacman, apk)"
         if os.geteuid() == 0 and shutil.which("setpriv") is None:
-            return "to run as root it needs the program setpriv: apt-get install util-linux"
+            return "running as root requires the program setpriv: apt-get install util-linux"
         return None
 
     @property
@@ -138,7 +139,7 @@ class Bubblewrap(Backend):
             "/",
             "--",
         ]
-        return [*self._as_nobody(), *wrap, *server_command(), self.inner(settings, "/scratch")]
+        return [*self._as_nobody(), *wrap, *server_command(), self.server_options(settings, "/scratch")]
 
     def _system(self) -> list[str]:
         """The system's libraries, Python and three devices, all read-only."""
@@ -165,7 +166,7 @@ class Bubblewrap(Backend):
         closed = [path for path in reversed(prefix.parents) if not path.stat().st_mode & stat.S_IXOTH]
         if not closed:
             return drop
-        # The path to the interpreter, as folders that anyone may pass, over the first one that only root can.
+        # Recreate the path to the interpreter with folders that anyone may enter, from the first one that only root can.
         outer = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", str(closed[0])]
         for path in reversed(prefix.parents):
             if path.is_relative_to(closed[0]) and path != closed[0]:
@@ -174,8 +175,7 @@ class Bubblewrap(Backend):
 
 
 class Sandlock(Backend):
-    """Landlock and seccomp, without namespaces; one server for each program, since what a program leaves behind ends with the
-    whole."""
+    """Landlock and seccomp, without namespaces; one server per program, since leftover processes end only with the sandbox."""
 
     name = "sandlock"
 
@@ -186,7 +186,7 @@ class Sandlock(Backend):
 
         found, needed = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
         if found < needed:
-            return f"the kernel offers Landlock ABI {found}, and it needs {needed}"
+            return f"the kernel supports Landlock ABI {found}; version {needed} or newer is required"
         return None
 
     @property
@@ -200,19 +200,19 @@ class Sandlock(Backend):
             "fs_readable": [path for path in readable if Path(path).exists()] + ["/dev/zero", "/dev/urandom"],
             "fs_writable": [folder, "/dev/null"],
             "max_memory": f"{settings.memory_mb * settings.processes + 128}M",
-            # The server and the tests are two.
+            # Two more, for the server and the tests.
             "max_processes": settings.processes + 2,
             "clean_env": True,
             "env": {**VARIABLES, "HOME": folder},
             "no_coredump": True,
             "cwd": folder,
         }
-        command = [*server_command(), self.inner(settings, folder)]
+        command = [*server_command(), self.server_options(settings, folder)]
         return [sys.executable, "-m", "stages.sandbox.sandlock_runner", json.dumps({"options": options, "command": command})]
 
 
 class UnsafeSubprocess(Backend):
-    """Nothing but limits: for machines without a sandbox, and programs that are trusted."""
+    """An ordinary process with resource limits only: for machines without a sandbox, and trusted programs."""
 
     name = "unsafe_subprocess"
     isolates = False
@@ -227,7 +227,7 @@ class UnsafeSubprocess(Backend):
     def command(self, settings: SandboxSettings, scratch: Path | None) -> list[str]:
         variables = {**VARIABLES, "HOME": str(scratch)}
         assigned = [f"{name}={value}" for name, value in variables.items()]
-        return ["env", "-i", *assigned, *server_command(), self.inner(settings, str(scratch))]
+        return ["env", "-i", *assigned, *server_command(), self.server_options(settings, str(scratch))]
 
 
 BACKENDS: Mapping[str, Backend] = {backend.name: backend for backend in (Bubblewrap(), Sandlock(), UnsafeSubprocess())}

@@ -1,4 +1,4 @@
-"""One program in one server of a sandbox: what it is, what comes of it, and the messages between."""
+"""Runs one program in one sandbox server: the program, its outcome, and the messages between host and server."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Verdict = Literal["pass", "fail", "error", "timeout", "broken", "gone"]
 
 @dataclass(frozen=True)
 class Program:
-    """`source` is a module. With `entry`, the name of a function, it may also be that function's body, or the expression that it
-    returns, of `parameters`; `context` (imports, helpers) is executed before it."""
+    """`source` is a module. With `entry`, the name of a function with `parameters`, it may also be that function's body or the
+    expression it returns; `context` (imports, helpers) is executed before it."""
 
     source: str
     entry: str | None = None
@@ -34,7 +34,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Tests:
-    __test__ = False  # not one of pytest
+    __test__ = False  # not a pytest class
     """Statements with asserts, each a test of its own. They call the program's function by its name or as `candidate`."""
 
     sources: tuple[str, ...]
@@ -43,9 +43,9 @@ class Tests:
 
 @dataclass(frozen=True)
 class TestResult:
-    __test__ = False  # not one of pytest
-    """`fail`: the assert did not hold. `error`: the program raised something, or ended. `timeout`: it took too long. `broken`:
-    the test can't be run at all. `call` and `value`: the last call of the program's function and what it returned, as text."""
+    __test__ = False  # not a pytest class
+    """`fail`: an assert failed. `error`: the program raised an exception or exited. `timeout`: it took too long. `broken`: the
+    test itself can't run. `call` and `value`: the last call of the program's function and its return value, as text."""
 
     verdict: Verdict
     message: str = ""
@@ -55,15 +55,15 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status` of loading the program: `ok`; it does not compile; it raised something or was ended (`error`); it took too long or
-    too many steps; it printed too much."""
+    """`status` of loading the program: `ok`; `compile_error`; `error`: it raised an exception or was killed; `timeout`: it took
+    too long or too many steps; `output`: it printed too much."""
 
     status: Status
     message: str = ""
     output: str = ""
-    """What it printed, both streams, up to the limit."""
+    """What it printed to stdout and stderr, up to the limit."""
     results: tuple[TestResult, ...] = ()
-    """One for each test, if it was loaded."""
+    """One per test, if the program was loaded."""
 
     @property
     def passed(self) -> bool:
@@ -85,7 +85,7 @@ class Channel:
         self.data += part
 
     def messages(self) -> list[dict[str, Any]]:
-        """Complete messages so far. Raises ValueError for what is none."""
+        """Complete messages received so far. Raises ValueError for malformed ones."""
         found = []
         while len(self.data) >= 4:
             size = int.from_bytes(self.data[:4], "big")
@@ -107,7 +107,7 @@ class Channel:
 
 
 class Execution:
-    """One program in one server, from the first fork until nothing is left of it."""
+    """One program in one server, from the first fork until all its processes have ended."""
 
     def __init__(self, server: Server, settings: SandboxSettings, program: Program, tests: Tests | None) -> None:
         self.server, self.settings, self.program, self.tests = server, settings, program, tests
@@ -120,7 +120,7 @@ class Execution:
         self.stack = ExitStack()
 
     def outcome(self) -> Outcome:
-        """Play it to its end. Raises LostError if the server is lost over it."""
+        """Run the program to its end. Raises LostError if the server is lost."""
         with self.stack:
             self.selector = self.stack.enter_context(selectors.DefaultSelector())
             self.link, self.far_link = self._pair()
@@ -131,31 +131,31 @@ class Execution:
             if "program" not in statuses or (self.tester is not None and "tests" not in statuses):
                 raise LostError("it can't fork")
             self.printing.setblocking(False)
-            with suppress(BlockingIOError):  # where a process that was left behind still holds the other end
+            with suppress(BlockingIOError):  # if a leftover process still holds the other end
                 while not self.overflow and (part := self.printing.recv(1 << 16)):
                     self.printed += part
-        return self._judged(statuses)
+        return self._as_outcome(statuses)
 
     @property
     def overflow(self) -> bool:
         return len(self.printed) > self.settings.output_kb << 10
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
-        mine, theirs = socket.socketpair()
-        self.stack.callback(mine.close)
+        ours, theirs = socket.socketpair()
+        self.stack.callback(ours.close)
         self.stack.callback(theirs.close)
-        return mine, theirs
+        return ours, theirs
 
     def _fork(self, role: str, peer: socket.socket, job: dict[str, Any]) -> Channel:
-        """A fork at work on `job`."""
-        mine, theirs = self._pair()
+        """The channel to a new fork that works on `job`."""
+        ours, theirs = self._pair()
         printing, output = self._pair()
         self.server.fork(role, [theirs, peer, output])
         for end in (theirs, peer, output):
             end.close()
-        channel = Channel(mine)
+        channel = Channel(ours)
         channel.send(job)
-        self.selector.register(mine, selectors.EVENT_READ, channel)
+        self.selector.register(ours, selectors.EVENT_READ, channel)
         if role == "program":
             self.selector.register(printing, selectors.EVENT_READ, None)
             self.printing = printing
@@ -174,15 +174,15 @@ class Execution:
                 return
             for key, _ in events:
                 if key.data is None:
-                    self._printed(key.fileobj)
+                    self._on_output(key.fileobj)
                 else:
-                    self._heard(key.data)
+                    self._on_messages(key.data)
             if self.loaded and self.tester is None and tests is not None and self.status is None:
                 order = {"entry": program.entry, "context": tests.context, "tests": tests.sources}
                 self.tester = self._fork("tests", self.link, order)
 
     def _waiting(self) -> bool:
-        """Whether more is to come."""
+        """Whether more messages are expected."""
         if self.overflow or self.status is not None:
             return False
         if not self.loaded:
@@ -191,13 +191,13 @@ class Execution:
             self.tests is not None and (self.tester is None or self.tester.open) and len(self.results) < len(self.tests.sources)
         )
 
-    def _printed(self, end: Any) -> None:
+    def _on_output(self, end: Any) -> None:
         part = end.recv(1 << 16)
         self.printed += part
         if not part:
             self.selector.unregister(end)
 
-    def _heard(self, channel: Channel) -> None:
+    def _on_messages(self, channel: Channel) -> None:
         channel.read()
         if not channel.open:
             self.selector.unregister(channel.end)
@@ -205,14 +205,14 @@ class Execution:
             messages = channel.messages()
             for message in messages:
                 if channel is self.tester:
-                    self._tested(message)
+                    self._on_result(message)
                 elif not self.loaded and self.status is None:
-                    self._said(str(message["status"]), clip(str(message["message"])))
+                    self._on_status(str(message["status"]), clip(str(message["message"])))
         except (ValueError, KeyError, RecursionError):
             self.status, self.message = "error", "the program wrote into its sandbox's own channel"
 
-    def _said(self, status: str, message: str) -> None:
-        """The program's own word on how loading it went: that it is loaded is all that it gains by."""
+    def _on_status(self, status: str, message: str) -> None:
+        """Handle the program's report on loading. It can forge this report, but gains nothing beyond being loaded."""
         if status == "ready" and self.program.entry is not None:
             self.loaded = True
         elif status in ("compile_error", "error", "timeout"):
@@ -220,14 +220,14 @@ class Execution:
         elif status == "ok" and self.program.entry is None:
             self.status = "ok"
         else:
-            raise ValueError("no status")
+            raise ValueError("unknown status")
 
-    def _tested(self, message: dict[str, Any]) -> None:
+    def _on_result(self, message: dict[str, Any]) -> None:
         texts = {name: str(message[name])[:MAX_MESSAGE] for name in ("message", "call", "value")}
         self.results.append(TestResult(message["verdict"], **texts))
 
-    def _judged(self, statuses: Mapping[str, int]) -> Outcome:
-        """With what a program that said nothing itself came to."""
+    def _as_outcome(self, statuses: Mapping[str, int]) -> Outcome:
+        """The outcome; for a program that reported none, it is derived from its wait status."""
         output = self.printed[: self.settings.output_kb << 10].decode("utf-8", "backslashreplace")
         if self.overflow:
             return Outcome("output", f"it printed more than {self.settings.output_kb} kB", output)
@@ -246,7 +246,7 @@ class Execution:
 
 
 def cause(status: int, settings: SandboxSettings) -> tuple[str, str]:
-    """What a wait status says of a program that is gone without a word: a verdict and its message."""
+    """Verdict and message for the wait status of a program that ended without reporting."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGXCPU:
         return "timeout", f"more than {settings.cpu_seconds} seconds of processor time"

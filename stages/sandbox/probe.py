@@ -1,4 +1,4 @@
-"""Which back end a machine has: each is started and attacked before it is trusted, once per process."""
+"""Finds a back end that works on this machine: each is started and attacked before it is trusted, once per process."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ held = {{
     "signalling a process of the host": holds(lambda: os.kill({pid}, 0)),
     "writing beside a file of the host": holds(lambda: write({beside!r})),
     "writing to the system": holds(lambda: write("/usr/sandbox-probe")),
-    "keeping memory that no limit counts": holds(share),
-    "seeing the host's variables": "SANDBOX_PROBE" not in os.environ,
+    "allocating memory outside the limits": holds(share),
+    "reading the host's environment variables": "SANDBOX_PROBE" not in os.environ,
 }}
 write("scratch")
 print("|".join(name for name, held in held.items() if not held))
@@ -50,7 +50,7 @@ print("|".join(name for name, held in held.items() if not held))
 
 
 def breaches(backend: Backend) -> str | None:
-    """What a program in `backend` gets away with, or why it does not start; None if it can be trusted."""
+    """What `backend` fails to prevent, or why it does not start; None if it can be trusted."""
     settings = SandboxSettings()
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listening:
         secret = Path(folder) / "secret"
@@ -69,18 +69,18 @@ def breaches(backend: Backend) -> str | None:
         try:
             outcome = Execution(server, settings, Program(source), None).outcome()
         except LostError as error:
-            return f"its server is lost: {error}"
+            return f"its server was lost: {error}"
         finally:
             server.close()
     if outcome.status != "ok":
-        return f"a program in it came to {outcome.status}: {outcome.message} {outcome.output}".strip()
-    through = outcome.output.strip()
-    return f"it does not prevent {through.replace('|', ', ')}" if through else None
+        return f"the probe program ended with {outcome.status}: {outcome.message} {outcome.output}".strip()
+    succeeded = outcome.output.strip()
+    return f"it does not prevent {succeeded.replace('|', ', ')}" if succeeded else None
 
 
 @cache
 def fault(name: str) -> str | None:
-    """Why the back end is not to be used here; None if it is."""
+    """Why the back end can't be used on this machine; None if it can."""
     backend = BACKENDS[name]
     return backend.missing() or (breaches(backend) if backend.isolates else None)
 
@@ -95,14 +95,14 @@ def _choose(name: str) -> str:
             return candidate
     reasons = "".join(f"\n- {candidate}: {fault(candidate)}" for candidate in tried)
     raise SandboxError(
-        f"there is no sandbox on this machine for programs that a model writes:{reasons}\nInstall one of them, or, only if every "
-        "program is to be trusted with all that you can do here, set sandbox.backend: unsafe_subprocess in "
-        "per_domain.code.environment of params.yaml"
+        f"no sandbox is available on this machine for programs that a model writes:{reasons}\nInstall one of them. Only if you "
+        "trust every program with everything your user can do, set sandbox.backend: unsafe_subprocess in "
+        "per_domain.code.environment of params.yaml instead"
     )
 
 
 def choose(settings: SandboxSettings) -> str:
-    """The name of the back end that programs run in; it is announced once. Raises SandboxError, with what each lacks."""
+    """The name of the back end that programs run in, announced once. Raises SandboxError with the reason for each candidate."""
     return _choose(settings.backend)
 
 
@@ -112,7 +112,7 @@ def _announce(backend: Backend) -> None:
     else:
         print(
             "sandbox: WARNING: sandbox.backend is unsafe_subprocess: programs that the model writes can read, change and send "
-            "whatever you can",
+            "anything your user can",
             file=sys.stderr,
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Running programs that a model wrote: no network, no files but a scratch folder of their own, bounded in every way."""
+"""Runs programs written by a model: no network, no files but their own scratch folder, and limits on every resource."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stages.sandbox.server import LostError, Server
 from stages.sandbox.settings import SandboxSettings
 
 TRIES = 3
-"""Servers that a program may lose before that is the program's own doing."""
+"""Servers a program may crash before the program itself is blamed."""
 
 
 class Sandbox:
-    """Programs run in a back end that `settings` allows; it is looked for, probed and started with the first program.
+    """Runs programs in a back end that `settings` allows, which the first program selects, probes and starts.
 
-    One program at a time; several threads take turns, and a process that was forked starts its own. Raises SandboxError if there
-    is no back end.
+    Programs run one at a time: threads take turns, and a forked process starts its own server. Raises SandboxError if no back
+    end is available.
     """
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
@@ -31,11 +31,11 @@ class Sandbox:
         self._finalizer = weakref.finalize(self, _close, self._servers, self._owner)
 
     def find(self) -> Backend:
-        """The back end that programs run in; the first time, it is probed and announced. Raises SandboxError."""
+        """The back end that programs run in; the first call probes and announces it. Raises SandboxError."""
         return BACKENDS[choose(self.settings)]
 
     def run(self, program: Program, tests: Tests | None = None) -> Outcome:
-        """What came of the program and of each of its tests."""
+        """The outcome of the program and of each test."""
         with self._lock:
             for _ in range(TRIES):
                 try:
@@ -64,7 +64,7 @@ class Sandbox:
             self._servers.pop().close()
 
     def close(self) -> None:
-        """End the server; the next program starts another."""
+        """Stop the server; the next program starts a new one."""
         with self._lock:
             self._drop()
 

@@ -1,4 +1,4 @@
-"""`python -m stages.sandbox.sandlock_runner JSON`: run a command under sandlock, and leave none of its processes behind."""
+"""`python -m stages.sandbox.sandlock_runner JSON`: run a command under sandlock, then kill every process it left behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PR_SET_CHILD_SUBREAPER = 36
 def main() -> int:
     from sandlock import Sandbox
 
-    order = json.loads(sys.argv[1])
-    # What the command's processes orphan becomes a child of this one, and is ended here.
+    request = json.loads(sys.argv[1])
+    # Orphans of the command's processes become children of this process, which kills them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    with Sandbox(**order["options"]) as sandbox:
-        code = sandbox.run_interactive(order["command"])
+    with Sandbox(**request["options"]) as sandbox:
+        code = sandbox.run_interactive(request["command"])
     end_children()
     return code
 

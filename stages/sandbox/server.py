@@ -1,4 +1,4 @@
-"""The host's side of the server in the sandbox (stages/sandbox/guest): starting it, asking it to fork, ending it."""
+"""The host's side of the sandbox server (stages/sandbox/guest): start it, request forks, stop it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class SandboxError(OSError):
-    """There is no sandbox, or it does not start."""
+    """No sandbox is available, or it does not start."""
 
 
 class LostError(RuntimeError):
-    """The server does not answer as it should: it is thrown away, and another one started."""
+    """The server does not respond as expected; it must be discarded and a new one started."""
 
 
 class Server:
-    """One sandbox with a server in it. Raises SandboxError, with what was printed, if it does not start."""
+    """A sandbox with a server in it. Raises SandboxError with the server's output if it does not start."""
 
     def __init__(self, backend: Backend, settings: SandboxSettings) -> None:
         self.scratch = None if backend.warm else Path(tempfile.mkdtemp(prefix="sandbox-"))
         self.control, theirs = socket.socketpair()
         self.process: subprocess.Popen[bytes] | None = None
         self.spent = not backend.warm
-        """Not to be used for another program: something of the last one is still in there."""
+        """True if the server must not run another program, because the last one may have left something behind."""
         try:
-            with tempfile.TemporaryFile() as said:
-                self._start(backend.command(settings, self.scratch), theirs, said)
+            with tempfile.TemporaryFile() as log:
+                self._start(backend.command(settings, self.scratch), theirs, log)
         except BaseException:
             self.close()
             raise
         finally:
             theirs.close()
 
-    def _start(self, command: Sequence[str], theirs: socket.socket, said: IO[bytes]) -> None:
+    def _start(self, command: Sequence[str], theirs: socket.socket, log: IO[bytes]) -> None:
         try:
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=said, stderr=said, cwd=REPOSITORY)
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=log, stderr=log, cwd=REPOSITORY)
             theirs.close()
             self.control.settimeout(START_SECONDS)
             answer = self._line()
@@ -55,11 +55,11 @@ class Server:
             if self.process is not None:
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(1.0)
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip() or str(error)
+            log.seek(0)
+            text = log.read().decode(errors="replace").strip() or str(error)
             raise SandboxError(f"{command[0]} does not start: {text[-500:]}") from error
         if answer != "ready":
-            raise SandboxError(f"{command[0]} answers {answer!r}")
+            raise SandboxError(f"{command[0]} replied {answer!r} instead of 'ready'")
         self.control.settimeout(REPLY_SECONDS)
 
     def _line(self) -> str:
@@ -75,14 +75,14 @@ class Server:
         return data.decode(errors="replace").strip()
 
     def fork(self, role: str, sockets: Sequence[socket.socket]) -> None:
-        """A fork takes over job, peer and output. Raises LostError."""
+        """Start a fork that takes over the sockets (job, peer, output). Raises LostError."""
         try:
             socket.send_fds(self.control, [role.encode()], [one.fileno() for one in sockets])
         except OSError as error:
             raise LostError(str(error)) from error
 
     def end(self) -> Mapping[str, int]:
-        """End all that was forked, and what it left: role -> wait status. Raises LostError."""
+        """Kill all forks and their descendants; return role -> wait status. Raises LostError."""
         try:
             self.control.sendall(b"end")
         except OSError as error:
@@ -93,7 +93,7 @@ class Server:
         return statuses
 
     def close(self) -> None:
-        """Hang up; the server ends, and with it its namespaces."""
+        """Close the connection, which ends the server and its namespaces."""
         self.control.close()
         if self.process is not None:
             try:
@@ -107,8 +107,8 @@ class Server:
 
 
 def remove(folder: Path) -> None:
-    """A folder and all that a program wrote there, however deep and whatever may not be entered: what is nested moves up, so that
-    neither paths nor recursion grow with it. Raises OSError."""
+    """Delete a folder and everything a program wrote there, however deeply nested and whatever its permissions. Nested entries
+    move up first, so that neither path length nor recursion depth grows. Raises OSError."""
     while entries := list(folder.iterdir()):
         for entry in entries:
             if entry.is_symlink() or not entry.is_dir():

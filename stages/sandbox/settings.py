@@ -12,25 +12,25 @@ Backend = Literal["auto", "bubblewrap", "sandlock", "unsafe_subprocess"]
 
 
 class SandboxSettings(Checked):
-    """Where programs run, and how much of the machine each may have."""
+    """Where programs run, and the limits on each."""
 
     backend: Backend = "auto"
-    """auto: bubblewrap, or else sandlock, or else an error. unsafe_subprocess: an ordinary process of this user, with nothing
-    between the program and the files, the network and the other processes of this machine; never taken unless named here."""
+    """auto: bubblewrap if available, else sandlock, else an error. unsafe_subprocess: an ordinary process of this user with full
+    access to this machine's files, network and other processes; used only if named here."""
     steps: Annotated[int, Field(ge=1)] | None = 1_000_000
-    """Instructions (Python's bytecode, of the program's own functions) that a call, and loading the program, may take: what ends
-    a loop without end on every machine alike, and sooner than time. null: no such limit."""
+    """Most bytecode instructions, in the program's own functions, that one call or loading the program may execute: stops endless
+    loops at the same point on every machine, and sooner than the time limit. null: no limit."""
     cpu_seconds: Annotated[int, Field(ge=1, le=3600)] = 2
-    """Of each process."""
+    """CPU time of each process."""
     wall_seconds: Annotated[float, Field(gt=0.0, le=3600.0)] = 10.0
-    """For loading the program and all its tests."""
+    """Wall-clock time for loading the program and running all its tests."""
     memory_mb: Annotated[int, Field(ge=64)] = 256
     """Address space of each process."""
     processes: Annotated[int, Field(ge=1, le=1024)] = 4
-    """At one time, threads too; the program itself is one."""
+    """Most simultaneous processes and threads, the program itself included."""
     output_kb: Annotated[int, Field(ge=1)] = 64
-    """Printed, both streams together."""
+    """Most output, stdout and stderr together."""
     file_mb: Annotated[int, Field(ge=0)] = 1
-    """Of each file."""
+    """Size of each file."""
     scratch_mb: Annotated[int, Field(ge=1)] = 16
-    """The private scratch folder, all files together (sandlock limits single files alone)."""
+    """Size of all files in the private scratch folder (sandlock limits only each file)."""

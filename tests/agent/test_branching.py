@@ -11,9 +11,10 @@ from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.branching import Fork, Path
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.logprobs import score_tokens, token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import StepKeys
 from stages.algorithms.parts.branching import EntropyPlan

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.logprobs import token_logprobs
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import Sampling, Turn
 from stages.engine.torch_engine import TorchEngine
+from stages.environments.registry import load_domain
 from stages.records.episode import Owner, read_episodes, write_episodes
 
 SAMPLING = Sampling(max_tokens=8)
@@ -27,10 +34,23 @@ def chat(policy):
     return Chat(policy.tokenizer)
 
 
-def run(policy, chat, tasks, count=2, *, slots=16, width=16, max_length=200, make=CountingEnvironment, labels=None, **kwargs):
+def run(
+    policy,
+    chat,
+    tasks,
+    count=2,
+    *,
+    slots=16,
+    width=16,
+    max_length=200,
+    make=CountingEnvironment,
+    labels=None,
+    processes=0,
+    **kwargs,
+):
     engine = TorchEngine(policy.model, [chat.end_of_turn], slots, max_length)
     labels = labels or Labels(3, policy.hash, "params")
-    with EnvironmentPool(make) as pool:
+    with EnvironmentPool(make, processes) as pool:
         requests = attempts(tasks, count)
         episodes = collect(engine, chat, pool, requests, SAMPLING, labels, max_length=max_length, width=width, **kwargs)
     assert not engine._sessions
@@ -179,12 +199,35 @@ def test_an_environment_that_starts_differently_each_time_is_reported(policy, ch
         run(policy, chat, toy_tasks(1), 2, make=Fickle)
 
 
+class Broken(CountingEnvironment):
+    def step(self, action):
+        raise OSError("the game crashed")
+
+
+class Dying(CountingEnvironment):
+    def step(self, action):
+        os._exit(3)
+
+
+def test_environments_in_processes_of_their_own_play_the_same_episodes(policy, chat, episodes):
+    """While a GPU generates: two processes hold the environments. Their errors come through, and a process that ends is named."""
+    made = CountingEnvironment.made
+    assert run(policy, chat, toy_tasks(12), 3, processes=2)[0] == episodes
+    assert CountingEnvironment.made == made
+    with pytest.raises(OSError, match="the game crashed"):
+        run(policy, chat, toy_tasks(3), make=Broken, processes=1)
+    with pytest.raises(OSError, match=r"process of environments has ended \(exit code 3\)"):
+        run(policy, chat, toy_tasks(3), make=Dying, processes=1)
+
+
+@pytest.mark.parametrize("name", ["search", "textworld", "wordle", "keydoor", "shop", "code"])
+def test_shipped_domains_travel_to_processes(name):
+    domain = load_domain(name, {})
+    assert type(pickle.loads(pickle.dumps(partial(domain.make, Path("worlds")))).func.__self__) is type(domain)
+
+
 @pytest.mark.parametrize("threaded", [True, False])
 def test_an_environments_error_comes_through_and_leaves_no_session(policy, chat, threaded):
-    class Broken(CountingEnvironment):
-        def step(self, action):
-            raise OSError("the game crashed")
-
     with pytest.raises(OSError, match="the game crashed"):
         run(policy, chat, toy_tasks(3), make=Broken, threaded=threaded)
 

@@ -11,9 +11,10 @@ from toy_environment import CountingEnvironment, toy_tasks
 
 from stages.agent.best_of_n import BestOfEngine, choose
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.history_window import WindowEngine
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, action_key, attempts, collect
+from stages.agent.rollout import Labels, action_key, attempts, collect
 from stages.agent.scaffold import ASK_PLAN, ASK_WHY, GO_ON, Scaffold, ScaffoldedEnvironment
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.engine.torch_engine import TorchEngine

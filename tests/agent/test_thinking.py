@@ -14,8 +14,9 @@ from toy_environment import CountingEnvironment, toy_tasks
 from stages.agent.best_of_n import choose
 from stages.agent.branching import Fork
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.annotation.search import Search
 from stages.annotation.settings import Annotate
 from stages.engine.engine import Sampling, Turn
@@ -284,9 +285,9 @@ def test_every_stage_reads_turns_by_the_switch() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"start": ""}, "start must be a mark without white space around it"),
-        ({"end": "</think>\n"}, "end must be a mark without white space around it"),
-        ({"start": "#", "end": "##"}, "start and end must be told apart"),
+        ({"start": ""}, "start must be a marker without surrounding white space"),
+        ({"end": "</think>\n"}, "end must be a marker without surrounding white space"),
+        ({"start": "#", "end": "##"}, "neither of start and end may contain the other"),
         ({"strat": "<think>"}, "unknown key 'model.thinking.strat'. Did you mean 'start'"),
         (True, r"model\.thinking"),
     ],

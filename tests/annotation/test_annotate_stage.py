@@ -191,8 +191,9 @@ def test_all_models_hold_out_the_same_tasks(context: StageContext, monkeypatch: 
 def play_episodes(context: StageContext) -> None:
     """What the stage rollout leaves: episodes of the policy at the training tasks."""
     from stages.agent.chat import Chat
+    from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
-    from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+    from stages.agent.rollout import Labels, attempts, collect
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
     from stages.records.episode import write_episodes
@@ -312,8 +313,8 @@ def test_killed_or_divided_it_ends_like_an_uninterrupted_run(context: StageConte
 def test_real_engine_grows_the_same_tree_in_any_company(tiny_policy: Path, tmp_path: Path):
     """Contract: with the torch engine, too, a tree alone and one among 16 in fewer slots have the same bytes."""
     from stages.agent.chat import Chat
+    from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
-    from stages.agent.rollout import EnvironmentPool
     from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)
@@ -343,8 +344,8 @@ def test_real_values_do_not_depend_on_the_company(tiny_policy: Path, tmp_path: P
     """Contract: with the torch engine reading values and drawing from the same passes, a tree alone and one among 16 in fewer
     slots have the same bytes."""
     from stages.agent.chat import Chat
+    from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.policy import load_policy
-    from stages.agent.rollout import EnvironmentPool
     from stages.annotation.leaf_values import HeadEvaluator, leaf_model
     from stages.engine.torch_engine import TorchEngine
 
@@ -385,9 +386,9 @@ def test_node_logprobs_are_those_of_training(tiny_policy: Path):
     import torch
 
     from stages.agent.chat import Chat
+    from stages.agent.environment_pool import EnvironmentPool
     from stages.agent.logprobs import token_logprobs
     from stages.agent.policy import load_policy
-    from stages.agent.rollout import EnvironmentPool
     from stages.engine.torch_engine import TorchEngine
 
     policy = load_policy(tiny_policy)

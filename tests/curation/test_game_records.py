@@ -87,7 +87,7 @@ def test_what_is_left_out_is_told(wordle: WordleDomain, training: list[Task], tm
     assert games.rejected == {
         "not JSON": 1,
         "malformed: a record has the keys task_id, player, game, actions, settings": 1,
-        "malformed: actions must be texts, one at least": 1,
+        "malformed: actions must be a non-empty list of texts": 1,
         "made with other settings": 1,
         "its actions do not end with the episode": 2,
     }

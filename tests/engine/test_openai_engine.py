@@ -23,9 +23,10 @@ import pytest
 from completions_server import serving
 from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.player import EngineSettings, open_player, served_name
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.completion_engine import TurnRequest
 from stages.engine.engine import Engine, EngineError, Sampling
 from stages.engine.openai_engine import parse_choice, request_fields, seed_of

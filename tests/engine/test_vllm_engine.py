@@ -13,8 +13,9 @@ import pytest
 import torch
 from toy_environment import CountingEnvironment, toy_tasks
 
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.player import EngineSettings, open_player
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.engine.engine import EngineError, Sampling
 from stages.runtime.resources import EngineParams, Resources
 

@@ -378,13 +378,13 @@ def test_datasets_reads_every_file(source: Path, tmp_path: Path, chat: Chat, mon
         ),
         (
             ["episodes", "--domain", "search", "--source", "demonstrations", "--format", "tokens", "--to", "a.jsonl"],
-            "has no tokens: demonstrations get theirs from the model",
+            "has no tokens: demonstrations are tokenised only",
         ),
         (["model", "mergd", "--to", "m"], "unknown model 'mergd'; did you mean 'merged'?"),
-        (["model", "merged", "--to", "data"], "data is there already"),
+        (["model", "merged", "--to", "data"], "data already exists"),
     ],
 )
-def test_what_cannot_be_exported_is_said(
+def test_failed_exports_give_the_reason(
     source: Path, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(source)

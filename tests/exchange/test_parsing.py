@@ -51,21 +51,21 @@ def test_preferences_in_all_their_shapes() -> None:
     [
         ({}, "a record must have messages; prompt and completion; or chosen"),
         ({"prompt": TALK[:1], "data_source": "x"}, "this one has data_source, prompt"),
-        ({"messages": []}, "messages must be a list of messages, one at least"),
-        ({"messages": "hello"}, "messages must be a list"),
+        ({"messages": []}, "messages must be a non-empty list of messages"),
+        ({"messages": "hello"}, "messages must be a non-empty list"),
         ({"messages": [user("a")]}, "no assistant message"),
         ({"messages": ["a"]}, r"messages\[0\] must be an object with role and content, not str"),
         ({"messages": [user("a"), {"role": "tool", "content": "b"}]}, r"messages\[1\] has the role 'tool'"),
-        ({"messages": [user("a"), user("b")]}, r"messages\[1\] is the user's, where the assistant's turn is"),
-        ({"messages": [agent("a")]}, r"messages\[0\] is the assistant's"),
-        ({"messages": [user("a"), {"role": "assistant", "content": None}]}, r"messages\[1\] needs content that is text"),
-        ({"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "has tool_calls, which can't"),
+        ({"messages": [user("a"), user("b")]}, r"messages\[1\] has the role user instead of assistant"),
+        ({"messages": [agent("a")]}, r"messages\[0\] has the role assistant instead of user"),
+        ({"messages": [user("a"), {"role": "assistant", "content": None}]}, r"messages\[1\] must have text as content"),
+        ({"messages": [user("a"), {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "has tool_calls, which is not"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": 1}]}]}, "content of type image"),
         ({"prompt": TALK[:2], "completion": "a"}, "prompt ends with an assistant turn"),
-        ({"prompt": "a", "completion": [user("b")]}, r"completion\[1\] is the user's.*numbered from the prompt's first"),
+        ({"prompt": "a", "completion": [user("b")]}, r"completion\[1\] has the role user.*numbered from the prompt's first"),
         ({"prompt": "a", "completion": "b", "label": False}, "label is false"),
         ({"prompt": "a", "chosen": "b"}, "rejected is missing"),
-        ({"chosen": "b", "rejected": "c"}, "texts without a prompt"),
+        ({"chosen": "b", "rejected": "c"}, "no prompt; add one"),
         ({"chosen": [user("a"), agent("b")], "rejected": [user("c"), agent("b")]}, "no first user message in common"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are the same"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "weight": float("nan")}, "weight must be a number"),
@@ -77,7 +77,7 @@ def test_preferences_in_all_their_shapes() -> None:
         ),
     ],
 )
-def test_malformed_records_are_refused_in_words(record: dict[str, Any], words: str) -> None:
+def test_malformed_records_are_rejected_with_the_reason(record: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(record)
 
@@ -95,15 +95,15 @@ def test_files_say_which_line_is_wrong(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match=r"must end in \.jsonl or \.parquet"):
         list(read_records(tmp_path / "a.csv"))
-    with pytest.raises(ValueError, match="nothing to write"):
+    with pytest.raises(ValueError, match="no rows to write"):
         write_records(path, [])
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match="not a readable Parquet file"):
         list(read_records(tmp_path / "b.parquet"))
 
 
-def test_one_line_that_cannot_be_read_does_not_take_the_others_with_it(tmp_path: Path) -> None:
-    """Contract: whatever a line holds, it is the only one that is lost, and its number is known."""
+def test_an_unreadable_line_does_not_affect_the_others(tmp_path: Path) -> None:
+    """Contract: whatever an invalid line contains, only that line is rejected, with its number."""
     long, not_text = "a number is too long", "text that is not Unicode"
 
     def nested(depth: int) -> str:
@@ -113,8 +113,8 @@ def test_one_line_that_cannot_be_read_does_not_take_the_others_with_it(tmp_path:
     bad |= {'{"a": ["\\ud800"]}': not_text, '{"\\udfff": 1}': not_text, nested(100): "values are nested too deeply"}
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([*bad, nested(99)]))
-    *told, (last, value) = read_records(path)
-    assert [(number, str(error).partition(" (")[0]) for number, error in told] == list(enumerate(bad.values(), start=1))
+    *errors, (last, value) = read_records(path)
+    assert [(number, str(error).partition(" (")[0]) for number, error in errors] == list(enumerate(bad.values(), start=1))
     assert (last, isinstance(value, dict)) == (6, True)
 
 
@@ -137,14 +137,14 @@ def test_files_come_back_as_they_were_written(tmp_path: Path, kind: str) -> None
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_only_leading_system_messages_are_told() -> None:
-    with pytest.raises(ValueError, match=r"messages\[2\] is the system's"):
+def test_system_messages_are_accepted_only_at_the_start() -> None:
+    with pytest.raises(ValueError, match=r"messages\[2\] has the role system instead of user"):
         plain_messages([*TALK[:2], {"role": "system", "content": "now stop"}])
 
 
 @pytest.mark.parametrize("change", ["footer", "page", "cut"])
-def test_a_damaged_table_is_refused_by_its_name(tmp_path: Path, change: str) -> None:
-    """Contract: whatever is damaged in a Parquet file, the error names the file and what to do; a file that is not there stays
+def test_a_damaged_table_is_rejected_by_name(tmp_path: Path, change: str) -> None:
+    """Contract: whatever is damaged in a Parquet file, the error names the file and the remedy; a missing file remains a
     FileNotFoundError."""
     path = tmp_path / "a.parquet"
     write_records(path, [{"messages": TALK, "text": str(number)} for number in range(50)])
@@ -156,7 +156,7 @@ def test_a_damaged_table_is_refused_by_its_name(tmp_path: Path, change: str) -> 
     else:
         del data[100:140]
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file .*; write it anew, or take it out"):
+    with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file .*; replace it or remove it"):
         list(read_records(path))
     with pytest.raises(ValueError, match=r"a\.parquet is not a readable Parquet file .*; delete it and run the stage again"):
         read_rows(path)

@@ -268,12 +268,12 @@ def test_when_nobody_reads_the_output_of_one_all_are_ended(tmp_path: Path) -> No
             raise SystemExit(141)
 
     with pytest.raises(SystemExit):
-        run_items(["say", "wait"], tmp_path, {}, closed, jobs=2)
+        run_items({"say": [], "wait": []}, tmp_path, {}, closed, jobs=2)
 
 
 def test_bytes_that_are_no_text_do_not_stop_a_flow(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text(SLOW)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
     lines: list[str] = []
-    assert run_items(["say"], tmp_path, {}, lines.append).ran == ("say",)
+    assert run_items({"say": []}, tmp_path, {}, lines.append)["say"].ran == ("say",)
     assert "caf\N{REPLACEMENT CHARACTER}" in lines

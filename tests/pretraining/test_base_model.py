@@ -1,4 +1,4 @@
-"""The shipped base model: what it is, what it can do, and what it must not have read."""
+"""The shipped base model: its size, and what its pre-training text may contain."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def words() -> set[str]:
 
 
 def test_the_base_model_is_small_enough_for_git() -> None:
-    """Contract: 1-4 M parameters in a stock architecture, at most 12 MB with all that belongs to it."""
+    """Contract: 1 to 4 M parameters in a stock architecture, at most 12 MB for the entire folder."""
     facts = json.loads((BASE / "corpus.json").read_text())
     assert 1_000_000 <= facts["parameters"] <= 4_000_000
     assert sum(path.stat().st_size for path in BASE.iterdir() if path.is_file()) <= 12_000_000
     assert json.loads((BASE / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_no_entity_of_the_evaluation_panels_was_read(words: set[str]) -> None:
-    """Contract: no name that a test task can hold occurs in the text that the base model was trained on."""
+def test_no_entity_of_the_evaluation_panels_is_in_the_corpus(words: set[str]) -> None:
+    """Contract: no name that a test task can contain occurs in the base model's pre-training text."""
     assert not words & set(names_of("test"))
     nouns = ("room", "box", "stand", "thing", "snack", "key")
     assert not words & {f"{noun}{number}" for noun in nouns for number in NAME_NUMBERS["test"]}
 
 
 @pytest.mark.parametrize("name", ["keydoor", "shop", "wordle"])
-def test_no_entity_of_a_later_domains_panel_was_read(words: set[str], name: str, tmp_path: Path) -> None:
-    """Contract: the same of every test task that the raw file of a domain made after the base model holds."""
+def test_no_entity_of_a_later_domains_panel_is_in_the_corpus(words: set[str], name: str, tmp_path: Path) -> None:
+    """Contract: the same holds for every test task in the raw files of domains added after the base model."""
     domain = configured_domain(name, load_params(ROOT / "params.yaml"))
     records = [json.loads(line) for line in (ROOT / f"data/raw/{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     tasks = domain.build([record for record in records if record["split"] == "test"], tmp_path, 1)
@@ -50,14 +50,14 @@ def test_no_entity_of_a_later_domains_panel_was_read(words: set[str], name: str,
     assert not words & entities
 
 
-def test_training_worlds_were_read_so_the_leak_test_can_fail(words: set[str]) -> None:
-    """Contract: the word list really is the corpus's: it holds names and rooms of training worlds."""
+def test_training_worlds_are_in_the_corpus_so_the_leakage_test_can_fail(words: set[str]) -> None:
+    """Contract: the word list is that of the corpus: it contains names and rooms of training worlds."""
     assert len(words & set(names_of("train"))) > 500
     assert {f"room{number}" for number in NAME_NUMBERS["train"]} <= words
 
 
-def test_shipped_words_are_those_the_generator_makes(words: set[str]) -> None:
-    """Contract: the shipped list was not made by hand: what the generator writes today is in it."""
+def test_shipped_words_are_those_of_the_generator(words: set[str]) -> None:
+    """Contract: the shipped list contains every word that the generator produces today."""
     settings = load_settings(BASE / "params.yaml")
     for chat in lookups(200, settings.seed, settings.phases[0].families):
         for _, text in chat.messages:
@@ -66,7 +66,7 @@ def test_shipped_words_are_those_the_generator_makes(words: set[str]) -> None:
 
 
 def test_no_sample_is_a_task_of_an_environment() -> None:
-    """Contract: look-ups are asked of text that is there; nothing searches, moves or answers a question over several pages."""
+    """Contract: questions are about the given text; no sample searches, moves or answers a question over several pages."""
     for chat in lookups(300, 7, WEIGHTS, 0.2, 0.5, 0.3):
         for role, text in chat.messages:
             if role == "assistant":
@@ -74,8 +74,8 @@ def test_no_sample_is_a_task_of_an_environment() -> None:
             assert " of the " not in text or "exits of the" in text
 
 
-def test_answers_stand_in_the_text_before_them() -> None:
-    """Contract: every look-up can be answered from its own chat alone."""
+def test_answers_occur_in_the_preceding_text() -> None:
+    """Contract: every look-up can be answered from its own chat."""
     for chat in lookups(300, 11, WEIGHTS, 0.0, 0.5, 0.5):
         before = ""
         counted = iter(chat.answers or ())
@@ -89,6 +89,6 @@ def test_answers_stand_in_the_text_before_them() -> None:
         assert next(counted, None) is None
 
 
-def test_samples_depend_on_their_own_index_alone() -> None:
-    """Contract: sample n is the same however many are made."""
+def test_samples_depend_only_on_their_index() -> None:
+    """Contract: sample n is the same whatever the number of samples."""
     assert lookups(5, 3, WEIGHTS) == lookups(50, 3, WEIGHTS)[:5]

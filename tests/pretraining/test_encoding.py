@@ -1,4 +1,4 @@
-"""What of a sample is learned from: the answers, and nothing that cannot be known."""
+"""Loss weights of a sample's tokens: full for answers, reduced for what can't be predicted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def learned(chat: ChatFormat, sample: Chat, weight: float = 1.0) -> str:
     return chat.tokenizer.decode([token for token, w in zip(encoded.token_ids, encoded.weights, strict=True) if w == weight])
 
 
-def test_of_a_list_of_pairs_only_the_right_items_are_learned(chat: ChatFormat) -> None:
-    """Contract: `answers` picks words; their commas, the left items and the end of the turn weigh `context_weight`."""
+def test_in_a_list_of_pairs_only_second_items_have_full_weight(chat: ChatFormat) -> None:
+    """Contract: `answers` selects words; their commas, the first items and the end of the turn weigh `context_weight`."""
     sample = Chat(
         "pairs",
         (("user", "owl fox, Dorvin Kelmar, owl12 fox34"), ("assistant", "owl12 fox34, owl fox, Dorvin Kelmar")),
@@ -33,20 +33,20 @@ def test_of_a_list_of_pairs_only_the_right_items_are_learned(chat: ChatFormat) -
     assert "owl12" in learned(chat, sample, 0.25)
 
 
-def test_without_a_choice_every_word_of_an_answer_is_learned(chat: ChatFormat) -> None:
-    """Contract: answers None means the whole assistant text and its end-of-turn token."""
+def test_without_answers_every_word_of_the_reply_has_full_weight(chat: ChatFormat) -> None:
+    """Contract: answers None selects the entire assistant text and its end-of-turn token."""
     sample = Chat("recall", (("user", "owl fox, owl"), ("assistant", "fox")))
     assert learned(chat, sample).split() == ["fox<|end|>"]
 
 
-def test_aimless_actions_weigh_no_more_than_what_surrounds_them(chat: ChatFormat) -> None:
-    """Contract: what an aimless policy did is context, not an answer."""
+def test_random_actions_weigh_no_more_than_their_context(chat: ChatFormat) -> None:
+    """Contract: the actions of random play are context, not answers."""
     sample = Chat("transcript", (("user", "owl fox"), ("assistant", "fox"), ("user", "owl"), ("assistant", "fox")))
     assert learned(chat, sample) == ""
 
 
 def test_lists_of_pairs_mark_every_second_word() -> None:
-    """Contract: a generated list has one mark a word."""
+    """Contract: a generated list has one flag per word."""
     for sample in lookups(50, 3, {"words": 1.0, "pairs": 1.0}):
         assert sample.answers is not None
         assert len(sample.answers) == len(sample.messages[1][1].split(" "))

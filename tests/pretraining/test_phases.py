@@ -1,4 +1,4 @@
-"""The curriculum: phases that end when their answers are right."""
+"""The curriculum: phases that end early once accuracy is high enough."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def step(job: PretrainJob, right: float) -> dict[str, float]:
     return job.finish(0, {"policy": {"loss": 1.0, "right/words": right, "answers/words": 4.0}})
 
 
-def test_a_phase_ends_when_its_answers_are_right_often_enough() -> None:
-    """Contract: above `until` over SETTLED steps the next phase begins; its own steps are counted anew."""
+def test_a_phase_ends_once_its_accuracy_exceeds_until() -> None:
+    """Contract: after SETTLED steps with mean accuracy above `until` the next phase begins, with an empty average."""
     job = make_job()
     for _ in range(SETTLED):
         assert job.place < 40
@@ -45,7 +45,7 @@ def test_a_phase_that_does_not_learn_ends_after_its_steps() -> None:
 
 
 def test_the_place_survives_a_restart() -> None:
-    """Contract: what decides when a phase ends is part of the job's state."""
+    """Contract: everything that decides when a phase ends is part of the job's state."""
     job, other = make_job(), make_job()
     for _ in range(10):
         step(job, 3.0)
@@ -57,7 +57,7 @@ def test_the_place_survives_a_restart() -> None:
 
 
 def test_the_rate_follows_the_place() -> None:
-    """Contract: phases cut short don't leave the learning rate behind: it falls over the last tenth of the corpus."""
+    """Contract: the learning rate falls over the last tenth of the corpus even if phases ended early."""
     job = make_job()
     job.place = 40
     assert job.learners["policy"].learning_rate == 1e-3

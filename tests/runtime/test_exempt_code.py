@@ -37,6 +37,7 @@ TAKEN = {
     "stages.runtime.files.atomic_text": WHOLE,
     "stages.runtime.installed.Group": "finds plugins, whose changes are another matter (docs/dvc.md)",
     "stages.runtime.installed.place": "a message",
+    "stages.runtime.parent.die_with_parent": "ends a process",
     "stages.runtime.progress.Progress": "shows",
     "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",
     "stages.runtime.stage.StageContext": "paths, and what it tells of a run",

@@ -67,7 +67,7 @@ def test_a_stage_without_a_sandbox_is_not_worth_trying_again(
     monkeypatch.setattr(probe, "fault", lambda backend: f"{backend} is missing: install it")
     assert ends_with(name, project, monkeypatch) == BAD_PARAMETERS
     said = capsys.readouterr().err
-    assert "there is no sandbox on this machine" in said
+    assert "no sandbox is available on this machine" in said
     assert "- unsafe_subprocess: unsafe_subprocess is missing: install it" in said
 
 
@@ -96,5 +96,5 @@ def test_learning_from_pairs_needs_no_sandbox(
 def test_domains_that_need_nothing_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "fault", lambda backend: "it is missing")
     assert open_domain("calculator").name == "calculator"
-    with pytest.raises(ParamsError, match="there is no sandbox on this machine"):
+    with pytest.raises(ParamsError, match="no sandbox is available on this machine"):
         open_domain("code")

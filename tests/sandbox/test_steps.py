@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stages.sandbox.backends import LOAD, texts
+from stages.sandbox.backends import LOAD, guest_sources
 from stages.sandbox.guest.protocol import encode, receive, send
 
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -88,7 +88,7 @@ class Fork:
     def __init__(self, version: str, source: str, steps: int | None) -> None:
         (self.job, job), (self.peer, peer) = socket.socketpair(), socket.socketpair()
         ends = [job.fileno(), peer.fileno()]
-        command = [python(version), "-I", "-c", FORK, texts(), *map(str, ends)]
+        command = [python(version), "-I", "-c", FORK, guest_sources(), *map(str, ends)]
         self.process = subprocess.Popen(command, pass_fds=ends, stderr=subprocess.PIPE)
         job.close()
         peer.close()
@@ -127,7 +127,7 @@ def verdict(version: str, source: str, steps: int | None, *arguments: object) ->
 @cache
 def counts(version: str) -> dict[str, int]:
     """Steps of each of COUNTED in that version."""
-    command = [python(version), "-I", "-c", COUNT, texts(), json.dumps(list(COUNTED.values()))]
+    command = [python(version), "-I", "-c", COUNT, guest_sources(), json.dumps(list(COUNTED.values()))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)

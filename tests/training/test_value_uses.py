@@ -13,8 +13,8 @@ import torch
 
 from stages import rl
 from stages.agent.chat import Chat
+from stages.agent.environment_pool import EnvironmentPool
 from stages.agent.policy import load_policy
-from stages.agent.rollout import EnvironmentPool
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.turn_critic import TurnCritic
 from stages.algorithms.settings import Rl

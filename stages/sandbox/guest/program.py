@@ -16,15 +16,14 @@ from stages.sandbox.guest.protocol import decode, describe, encode, receive, sen
 from stages.sandbox.guest.step_counter import PROGRAM, Steps, counter
 
 FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, OverflowError)
-"""What `compile` raises for text that is no program."""
+"""What `compile` raises for text that is not a valid program."""
 _INDENT = re.compile(r"^[ \t]+(?=[^\s#])", re.M)
 _DEFINITION = re.compile(r"^(async |def |class |@)", re.M)
 
 
 def compile_program(source: str, entry: str | None, parameters: Sequence[str]) -> types.CodeType:
-    """`source` as a module; or, where `entry` is asked for and nothing is defined, as the expression that this function returns,
-    or as its body. Where that is no program, it may still be a body whose first line lost its indent, which is then put back.
-    Raises one of FAULTS."""
+    """`source` as a module; or, if `entry` is given and `source` defines nothing, as the expression that this function returns or
+    as its body. If none of these compiles, it is tried as a body whose first line lost its indent. Raises one of FAULTS."""
     if not source.strip():
         raise SyntaxError("there is no program")
     if entry is None:
@@ -33,7 +32,7 @@ def compile_program(source: str, entry: str | None, parameters: Sequence[str]) -
     try:
         return as_written(source, entry, head)
     except SyntaxError:
-        for body in indented_again(source):
+        for body in reindented(source):
             with suppress(*FAULTS):
                 return compile(head + body, PROGRAM, "exec")
         raise
@@ -50,36 +49,36 @@ def as_written(source: str, entry: str, head: str) -> types.CodeType:
     return compile(f"{head}    return ({body}\n    )", PROGRAM, "exec")
 
 
-def indented_again(source: str) -> Iterator[str]:
-    """`source` with its first line indented like later ones, the smallest indent first: an answer loses its outer white space,
-    and so a body the indent of its first line alone. Lines in brackets or texts may be indented less than the body is."""
+def reindented(source: str) -> Iterator[str]:
+    """`source` with its first line indented like each later line in turn, smallest indent first. Stripping a model's answer
+    removes the indent of a body's first line only; lines within brackets or strings may be indented less than the body."""
     first, newline, later = source.strip().partition("\n")
     for indent in sorted(set(_INDENT.findall(later)), key=len):
         yield f"{indent}{first}{newline}{later}\n"
 
 
 def run_program(job: socket.socket, peer: socket.socket) -> None:
-    """Load the program that `job` brings, say how that went, then answer calls from `peer`."""
-    order = receive(job)
-    entry = order["entry"]
-    told = [job]
+    """Load the program from `job`, report the result, then answer calls from `peer`."""
+    request = receive(job)
+    entry = request["entry"]
+    report_to = [job]
 
     def leave(status: str, message: str) -> NoReturn:
         flush()
-        send(told[0], {"status": status, "message": message})
+        send(report_to[0], {"status": status, "message": message})
         os._exit(0)
 
-    steps = counter(order["steps"], lambda: leave("timeout", f"more than {order['steps']} steps"))
+    steps = counter(request["steps"], lambda: leave("timeout", f"more than {request['steps']} steps"))
     for name in [name for name in sys.modules if name.startswith("stages.")]:
-        del sys.modules[name]  # what counts is not for the program to change
+        del sys.modules[name]  # so that the program can't change the step counter
     module = types.ModuleType("__main__" if entry is None else "program")
     sys.modules[module.__name__] = module
     try:
-        code = compile_program(order["source"], entry, order["parameters"])
+        code = compile_program(request["source"], entry, request["parameters"])
     except FAULTS as error:
         return leave("compile_error", describe(error))
     try:
-        exec(compile(order["context"], "<context>", "exec"), module.__dict__)
+        exec(compile(request["context"], "<context>", "exec"), module.__dict__)
         steps.begin()
         exec(code, module.__dict__)
         function = getattr(module, entry) if entry else None
@@ -95,7 +94,7 @@ def run_program(job: socket.socket, peer: socket.socket) -> None:
         return leave("ok", "")
     flush()
     send(job, {"status": "ready", "message": ""})
-    told[0] = peer
+    report_to[0] = peer
     while True:
         try:
             call = receive(peer)
@@ -107,7 +106,7 @@ def run_program(job: socket.socket, peer: socket.socket) -> None:
 
 
 def answer(function: Callable[..., Any], call: Any, steps: Steps) -> dict[str, Any]:
-    """What a call returns, and its arguments afterwards; or what it raised."""
+    """A call's return value and its arguments afterwards, or the exception it raised."""
     arguments, named = decode(call["arguments"]), decode(call["named"])
     try:
         steps.begin()

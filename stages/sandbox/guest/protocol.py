@@ -1,4 +1,4 @@
-"""What the host, a program and its tests say to each other: messages, plain values in them, and how errors are described."""
+"""The protocol between host, program and tests: messages, encoding of plain values, descriptions of errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 MAX_FRAME = 4_000_000
-"""Bytes of one message."""
+"""Most bytes in one message."""
 MAX_ITEMS = 100_000
-"""That are taken from an iterator, and values in one message."""
+"""Most items taken from an iterator."""
 MAX_MESSAGE = 300
-"""Characters of an error's text or of a value that is shown."""
+"""Most characters of an error's text or of a displayed value."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SIZE = struct.Struct("!I")
 
@@ -27,7 +27,7 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """The next message. Raises EOFError at the end, ValueError for what is none."""
+    """The next message. Raises EOFError at the end, ValueError for a malformed one."""
     (size,) = _SIZE.unpack(_exactly(channel, _SIZE.size))
     if size > MAX_FRAME:
         raise ValueError("message too long")
@@ -48,7 +48,7 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON: plain values and containers of them; an iterator's items. Raises TypeError for anything else."""
+    """Plain values and containers of them as JSON; an iterator as its items. Raises TypeError for anything else."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     for plain in (bool, int, float, str):
@@ -70,7 +70,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """What `encode` was given. Raises ValueError, TypeError or IndexError for data that it did not make."""
+    """The inverse of `encode`. Raises ValueError, TypeError or IndexError for data that `encode` did not produce."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise ValueError("no value")
@@ -97,13 +97,13 @@ def shown(value: Any) -> str:
 
 
 def clip(text: str) -> str:
-    """One line, without addresses, which differ from run to run."""
+    """`text` on one line, shortened, and without memory addresses, which differ between runs."""
     text = _ADDRESS.sub("", " ".join(text.split()))
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "..."
 
 
 def describe(error: BaseException) -> str:
-    """ "ZeroDivisionError: division by zero"; whatever the error's own text does."""
+    """An error as in "ZeroDivisionError: division by zero"; just the type if getting its text fails."""
     try:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except BaseException:

@@ -1,4 +1,4 @@
-"""The server: it forks, ends what it forked and all that this left, and does nothing else."""
+"""The server: forks processes, and kills them with all their descendants."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stages.sandbox.guest.test_runner import run_tests
 
 
 def limit(settings: Mapping[str, Any]) -> None:
-    """Of the process that is to run a program, and of what it starts. Hard limits, but for CPU time, whose soft one leaves a
-    trace of its own."""
+    """Limit the resources of this process and its children. All limits are hard except CPU time: its soft limit sends SIGXCPU,
+    which tells a timeout from other kills."""
     megabyte = 1 << 20
     for what, most in (
         (resource.RLIMIT_CORE, 0),
@@ -34,17 +34,17 @@ def limit(settings: Mapping[str, Any]) -> None:
         resource.setrlimit(what, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (settings["cpu_seconds"], settings["cpu_seconds"] + 1))
     if settings["count_processes"]:
-        # The server and the tests are two; they may fork when the program has used up its own.
+        # Two more, for the server and the tests, which must be able to fork when the program has reached its limit.
         resource.setrlimit(resource.RLIMIT_NPROC, (settings["processes"] + 2, settings["processes"] + 2))
 
 
 def hide() -> None:
-    """Nothing of the same user may look into this process or its forks (PR_SET_DUMPABLE 0)."""
+    """Keep other processes of the same user from inspecting this process and its forks (PR_SET_DUMPABLE 0)."""
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
 
 
 def fork(role: str, sockets: Sequence[int], control: socket.socket, settings: Mapping[str, Any]) -> int:
-    """Of the server: the pid. The fork does its work and never returns."""
+    """The fork's pid, in the server. In the fork, do its work and never return."""
     pid = os.fork()
     if pid:
         return pid
@@ -66,8 +66,8 @@ def fork(role: str, sockets: Sequence[int], control: socket.socket, settings: Ma
 
 
 def reap(alone: bool, forked: Mapping[int, str]) -> dict[str, int]:
-    """End everything but the server, and wait for it: role -> wait status. `alone`: this is process 1 of a namespace of its
-    own, where "everything" is what programs left behind, and nothing else."""
+    """Kill the forks and wait for them; return role -> wait status. `alone`: this is process 1 of its own namespace, so every
+    other process in it was left behind by programs and is killed too."""
     statuses: dict[int, int] = {}
     while True:
         if alone:
@@ -86,7 +86,7 @@ def reap(alone: bool, forked: Mapping[int, str]) -> dict[str, int]:
 
 
 def clear(scratch: str) -> None:
-    """Empty the scratch folder. Raises OSError or RecursionError where something resists; the sandbox is then thrown away."""
+    """Empty the scratch folder. Raises OSError or RecursionError if that fails; the sandbox is then discarded."""
     with os.scandir(scratch) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
@@ -97,13 +97,13 @@ def clear(scratch: str) -> None:
 
 
 def serve(settings: Mapping[str, Any]) -> None:
-    """Answer "program" and "tests" (fork, with the three sockets that come along) and "end" (leave nothing) until the host hangs
-    up."""
+    """Handle requests until the host disconnects: "program" and "tests" (fork with the three sockets received) and "end" (kill
+    all forks)."""
     control = socket.socket(fileno=os.dup(0))
     hide()
     if settings["filtered"]:
         try:
-            deny()  # here, once: what is forked inherits it
+            deny()  # once: forks inherit the filter
         except OSError as error:
             raise SystemExit(str(error)) from None
     alone = os.getpid() == 1
@@ -122,14 +122,14 @@ def serve(settings: Mapping[str, Any]) -> None:
             statuses = reap(alone, forked)
             forked.clear()
             clean = alone
-            if alone:  # others end after one program, and the host removes their folder
+            if alone:  # other servers end after one program, and the host removes their folder
                 try:
                     clear(settings["scratch"])
                 except (OSError, RecursionError):
                     clean = False
             control.sendall(json.dumps({"statuses": statuses, "clean": clean}).encode() + b"\n")
             continue
-        with suppress(OSError):  # then the host finds no status of this role
+        with suppress(OSError):  # the host then misses this role's status
             forked[fork(role, sockets, control, settings)] = role
         for number in sockets:
             os.close(number)

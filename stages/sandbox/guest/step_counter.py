@@ -1,11 +1,11 @@
-"""Counts the instructions of a program: a loop without end is one on every machine alike.
+"""Counts the bytecode instructions of a program, so that an endless loop is stopped at the same point on every machine.
 
-An instruction is one of Python's bytecode, of code that was compiled as PROGRAM. From Python 3.12 on the interpreter reports each
-(`sys.monitoring`), in all threads; before, a trace function is told of them, in the thread that makes the call. Counts are the
-same in every run of one version of Python, and differ between versions, whose compilers write other bytecode.
+Only code compiled as PROGRAM is counted. From Python 3.12 on, the interpreter reports its instructions in all threads
+(`sys.monitoring`); before, a trace function receives them in the calling thread. Counts are the same in every run of one version
+of Python, but differ between versions, whose compilers emit different bytecode.
 
-What would switch the count off is refused to the program. One that looks for the counter in its own process (frames, gc, ctypes),
-or that has code compiled under another name (exec), runs on uncounted until the kernel's limit on processor time ends it.
+Programs are refused the calls that would disable the counter. A program that finds the counter in its own process (frames, gc,
+ctypes), or compiles code under another name (exec), runs uncounted until the kernel's CPU limit kills it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, NoReturn
 PROGRAM = "<program>"
 """File name of the code that is counted."""
 TOOL = 4
-"""Of the six that `sys.monitoring` knows one that no debugger, profiler or measure of coverage goes by."""
+"""One of `sys.monitoring`'s six tool ids, which no debugger, profiler or coverage tool uses."""
 
 
 class Steps(NamedTuple):
-    """`begin`: count from nought what the program does; `end`: until then. Closures over the count: no attribute holds it."""
+    """`begin` starts counting from zero, `end` stops. Both are closures over the count, so that no attribute exposes it."""
 
     begin: Callable[[], None]
     end: Callable[[], None]
@@ -33,8 +33,8 @@ def refused(*_: object, **__: object) -> NoReturn:
 
 
 def counter(most: int | None, exhausted: Callable[[], NoReturn]) -> Steps:
-    """Calls `exhausted`, which does not return, at the first instruction after a `begin` that is beyond `most`. None: nothing is
-    counted, and nothing refused."""
+    """Call `exhausted`, which does not return, at the first instruction after a `begin` that exceeds `most`. None: count and
+    refuse nothing."""
     if most is None:
         return Steps(lambda: None, lambda: None)
     made = monitored(most, exhausted) if sys.version_info >= (3, 12) else traced(most, exhausted)
@@ -50,7 +50,7 @@ def monitored(most: int, exhausted: Callable[[], NoReturn]) -> Steps:
     def started(code: types.CodeType, _: int) -> Any:
         if code.co_filename == PROGRAM:
             watch(TOOL, code, instructions)
-        return disable  # a function that began once has been seen to
+        return disable  # one start event per function is enough
 
     def instruction(_: types.CodeType, __: int) -> None:
         nonlocal left
@@ -93,7 +93,7 @@ def traced(most: int, exhausted: Callable[[], NoReturn]) -> Steps:
         return trace
 
     def keep(event: str, _: tuple[Any, ...]) -> None:
-        # Where no frame is left for `trace`, the interpreter would take it away for good and raise what this raises here.
+        # When the stack has no room for a frame of `trace`, the interpreter would remove it for good; raising here prevents that.
         if event == "sys.settrace" and not setting:
             raise RecursionError("maximum recursion depth exceeded")
 

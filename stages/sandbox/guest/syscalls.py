@@ -1,5 +1,5 @@
-"""System calls that programs are denied: those that make memory which no limit of a process counts, and those of another
-architecture, which would be another way to each of them."""
+"""System calls denied to programs: those that allocate memory outside every per-process limit, and those of other architectures,
+which would provide another way to make them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DENIED: Mapping[str, tuple[int, Mapping[str, int]]] = {
         {"shmget": 194, "semget": 190, "msgget": 186, "memfd_create": 279, "io_uring_setup": 425, "memfd_secret": 447},
     ),
 }
-"""Machine -> what the kernel calls it (AUDIT_ARCH_*), and the numbers of the calls. All six make something that has no address in
-the process (a detached segment, a file without a name, a queue), and so is not part of RLIMIT_AS."""
+"""Machine -> the kernel's name for it (AUDIT_ARCH_*) and the call numbers. All six create objects outside the process's address
+space (a detached segment, an unnamed file, a queue), which RLIMIT_AS does not cover."""
 X32 = 0x40000000
-"""Set in numbers of calls of x86_64's other, 32-bit kind."""
+"""Bit that is set in the numbers of x86_64's x32 calls."""
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 """Instructions of the kernel's filter machine: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K."""
 ALLOW, DENY = 0x7FFF0000, 0x00050000 | errno.EPERM
@@ -31,8 +31,8 @@ PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
 
 
 def instructions(machine: str) -> list[tuple[int, int, int, int]]:
-    """The filter for one of DENIED: (what, how many to skip if so, how many if not, operand). Architecture is at offset 4 of what
-    the kernel hands over, the number of the call at 0."""
+    """The BPF filter for a machine in DENIED: (opcode, jump if true, jump if false, operand). In the kernel's data, the
+    architecture is at offset 4 and the number of the call at offset 0."""
     architecture, calls = DENIED[machine]
     tests = [(AT_LEAST, X32), *((EQUAL, number) for number in sorted(calls.values()))]
     jumps = [(what, len(tests) - place, 0, operand) for place, (what, operand) in enumerate(tests)]
@@ -41,11 +41,11 @@ def instructions(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def deny() -> None:
-    """Of this process and of all that it forks, for ever: no filter is ever taken back. Raises OSError, saying why, where
-    there is none to be had."""
+    """Install the filter in this process, irrevocably; all its forks inherit it. Raises OSError with the reason if it can't be
+    installed."""
     machine = os.uname().machine
     if machine not in DENIED or sys.maxsize < 1 << 32:
-        raise OSError(f"no filter of system calls is known for this Python on {machine}, only for 64 bits of {', '.join(DENIED)}")
+        raise OSError(f"there is no system call filter for this Python on {machine}; only 64-bit {' and '.join(DENIED)} have one")
     rules = instructions(machine)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(rules), ctypes.addressof(code)))
@@ -56,4 +56,4 @@ def deny() -> None:
         (PR_SET_SECCOMP, MODE_FILTER, ctypes.addressof(program)),
     ):
         if prctl(option, value, pointer, 0, 0):
-            raise OSError(f"the filter of system calls can't be installed: prctl {option}: {os.strerror(ctypes.get_errno())}")
+            raise OSError(f"the system call filter can't be installed: prctl {option}: {os.strerror(ctypes.get_errno())}")

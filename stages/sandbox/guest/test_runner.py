@@ -1,4 +1,4 @@
-"""The fork that runs the tests of a program, whose function is a stand-in that asks the other fork."""
+"""The fork that runs a program's tests. The program's function is a proxy that calls the other fork."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stages.sandbox.guest.protocol import clip, decode, describe, encode, receiv
 
 
 class UnfitError(Exception):
-    """The tests can't be run, or hand the program something that is no plain value."""
+    """The tests can't run, or pass the program an argument that is not a plain value."""
 
 
 class RaisedError(Exception):
-    """The program raised something, took too many steps, or is gone; `status` says which."""
+    """The program raised an exception, took too many steps or has exited; `status` says which."""
 
     status = "error"
 
 
 class Proxy:
-    """Stands in the tests for the program's function."""
+    """The program's function, as the tests see it."""
 
     def __init__(self, peer: socket.socket, name: str) -> None:
         self.peer, self.name, self.gone = peer, name, ("", "")
@@ -32,24 +32,24 @@ class Proxy:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         words = [*map(shown, arguments), *(f"{key}={shown(item)}" for key, item in named.items())]
         self.call, self.value = clip(f"{self.name}({', '.join(words)})"), ""
-        said = self.ask(arguments, named)
-        if said["status"] != "value":
-            error = RaisedError(said["message"])
-            error.status = said["status"] if said["status"] in ("timeout", "gone") else "error"
-            builtin = getattr(builtins, str(said.get("kind")), None)
+        reply = self.request(arguments, named)
+        if reply["status"] != "value":
+            error = RaisedError(reply["message"])
+            error.status = reply["status"] if reply["status"] in ("timeout", "gone") else "error"
+            builtin = getattr(builtins, str(reply.get("kind")), None)
             if isinstance(builtin, type) and issubclass(builtin, Exception) and error.status == "error":
                 # Tests may expect an exception of a certain type.
-                raise type("RaisedError", (RaisedError, builtin), {})(said["message"])
+                raise type("RaisedError", (RaisedError, builtin), {})(reply["message"])
             raise error
         try:
-            value = decode(said["value"])
-            renew(arguments, decode(said["after"]))
+            value = decode(reply["value"])
+            renew(arguments, decode(reply["after"]))
         except Exception as error:
             raise RaisedError("the answer is no value") from error
         self.value = shown(value)
         return value
 
-    def ask(self, arguments: tuple, named: dict) -> Any:
+    def request(self, arguments: tuple, named: dict) -> Any:
         if self.gone[0]:
             return {"status": self.gone[0], "message": self.gone[1]}
         try:
@@ -58,40 +58,40 @@ class Proxy:
             raise UnfitError(f"{self.name} is called with what can't be handed to it: {error}") from error
         try:
             send(self.peer, message)
-            said = receive(self.peer)
-            if not isinstance(said, dict) or said.get("status") not in ("value", "raised", "timeout"):
+            reply = receive(self.peer)
+            if not isinstance(reply, dict) or reply.get("status") not in ("value", "raised", "timeout"):
                 raise ValueError
-            if said["status"] != "value":
-                said["message"] = clip(str(said["message"]))
+            if reply["status"] != "value":
+                reply["message"] = clip(str(reply["message"]))
         except (EOFError, OSError, ValueError, KeyError, RecursionError):
-            said = {"status": "gone", "message": ""}
-        if said["status"] in ("timeout", "gone"):
-            self.gone = said["status"], said["message"]
-        return said
+            reply = {"status": "gone", "message": ""}
+        if reply["status"] in ("timeout", "gone"):
+            self.gone = reply["status"], reply["message"]
+        return reply
 
 
 def renew(arguments: Sequence[Any], after: Sequence[Any]) -> None:
-    """Let the tests see what the program did to its arguments."""
-    for mine, theirs in zip(arguments, after, strict=True):
-        if isinstance(mine, list) and isinstance(theirs, list):
-            mine[:] = theirs
-        elif isinstance(mine, dict | set) and type(mine) is type(theirs):
-            mine.clear()
-            mine.update(theirs)
+    """Apply the program's changes to its arguments in place, so that the tests see them."""
+    for ours, theirs in zip(arguments, after, strict=True):
+        if isinstance(ours, list) and isinstance(theirs, list):
+            ours[:] = theirs
+        elif isinstance(ours, dict | set) and type(ours) is type(theirs):
+            ours.clear()
+            ours.update(theirs)
 
 
 def run_tests(job: socket.socket, peer: socket.socket) -> None:
-    """Run each test that `job` brings (statements with asserts) and report it before the next one begins."""
-    order = receive(job)
-    proxy = Proxy(peer, order["entry"])
+    """Run each test from `job` (statements with asserts) and report its result before the next one begins."""
+    request = receive(job)
+    proxy = Proxy(peer, request["entry"])
     scope: dict[str, Any] = {"__name__": "tests"}
     try:
-        exec(compile(order["context"], "<context>", "exec"), scope)
+        exec(compile(request["context"], "<context>", "exec"), scope)
         unfit = ""
     except BaseException as error:
         unfit = describe(error)
-    scope.update(dict.fromkeys((order["entry"], "candidate"), proxy))
-    for test in order["tests"]:
+    scope.update(dict.fromkeys((request["entry"], "candidate"), proxy))
+    for test in request["tests"]:
         proxy.call = proxy.value = ""
         verdict, message = "pass", ""
         try:
@@ -106,7 +106,7 @@ def run_tests(job: socket.socket, peer: socket.socket) -> None:
 
 
 def tested_code(test: str, unfit: str) -> types.CodeType:
-    """Raises UnfitError where the test, or what comes before it (`unfit`), is no program."""
+    """The compiled test. Raises UnfitError if it does not compile or its context failed (`unfit`)."""
     try:
         if not unfit:
             return compile(test, "<test>", "exec")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from stages.agent.chat import Chat
-from stages.agent.rollout import EnvironmentPool
+from stages.agent.environment_pool import EnvironmentPool
 from stages.algorithms.parts.curriculum import Curriculum
 from stages.algorithms.parts.selection import Selection
 from stages.curation.model_aware import shares

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stages.agent.environment_pool import EnvironmentPool, processes_beside
 from stages.agent.policy import Policy
-from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
+from stages.agent.rollout import Labels, attempts, collect
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import GreedyReturns
@@ -56,7 +58,7 @@ class OnlineJob(RlJob):
         super().__init__(context, algorithm, policy, processes, domain)
         check_returns(self.rl, *returns_of(domain))
         self.width, self.max_turns = context.params.resources.slots, domain.settings.max_turns
-        self.pool = EnvironmentPool(lambda: domain.make(self.curated / "worlds"))
+        self.pool = EnvironmentPool(partial(domain.make, self.curated / "worlds"), processes_beside(context.params.resources))
         self.tasks = {task.task_id: task for task in read_tasks(self.curated / "tasks.parquet", "train")}
         self.sampler = self._make_sampler()
         self.demonstrations: ExternalEpisodes | None = None

@@ -73,13 +73,12 @@ def make_cache(config: Any, rows: int, length: int) -> Any:
     return Preallocated()
 
 
-def limit(options: Options, size: str, rows: int, decoded: int, attention: str) -> Side:
+def limit(model: Any, rows: int, decoded: int, attention: str) -> Side:
     """The bare loop. It feeds fixed tokens, so that even token selection costs nothing."""
     import torch
 
-    model, tokenizer = load(make_model(options, size), attention)
     cache = make_cache(model.config, rows, PROMPT + decoded)
-    ids = torch.tensor(prompts(rows, len(tokenizer)))
+    ids = torch.tensor(prompts(rows, model.config.vocab_size))
     decoder, head = model.base_model, model.get_output_embeddings()
 
     def forward(tokens: torch.Tensor, first: int) -> None:
@@ -104,7 +103,11 @@ def limit(options: Options, size: str, rows: int, decoded: int, attention: str) 
 def measure_size(options: Options, size: str) -> Result:
     rows, decoded = options.size(64, 4), options.size(DECODED, 4)
     mine = ours(options, size, rows, decoded)
-    candidates = [lambda kernel=kernel: limit(options, size, rows, decoded, kernel) for kernel in ("sdpa", "eager")]
+    folder = make_model(options, size)
+    candidates = [
+        lambda kernel=kernel: limit(load(folder, kernel)[0], rows, decoded, kernel)  # type: ignore[misc]
+        for kernel in ("sdpa", "eager")
+    ]
     other, trials = fastest(candidates, options)
     notes = {"rows": rows, "tokens": {"prompt": PROMPT, "decoded": decoded}, "theirs": other.label, "trials": trials}
     return Result("tokens/s", AGAINST, "rate", *alternate(mine, other, options), notes=notes)

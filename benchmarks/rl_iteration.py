@@ -2,7 +2,7 @@
 
 Ours is the rl stage's job. TRL plays the same tasks through its tool loop: each action is a call of the one tool until the policy
 answers or runs out of turns; the reward is the environment's. The weights are restored before each run, so every repeat is an
-iteration of the same policy; the n-th runs of both sides play the same tasks.
+iteration of the same policy.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def ours(options: Options, tasks: SearchTasks, team: Team = ALONE) -> Side:
     from stages.training.rl.online import OnlineJob
 
     together, seen = team if team.count > 1 else None, RunStatistics()
-    write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
-    write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
+    if team.index == 0:
+        write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
+        write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
+    team.wait()
     context = StageContext("rl", "search", tasks.params, options.scratch, Tracker(), team.index == 0, together)
     algorithm = resolve(section(options, tasks))
     policy = load_policy(tasks.weights, attention="sdpa")

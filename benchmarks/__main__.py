@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke test")
     parser.add_argument("--fresh", action="store_true", help="measure again what is measured with the same code and settings")
     parser.add_argument("--repeats", type=int, default=5, help="at most; slow scenarios have fewer")
-    parser.add_argument("--out", type=Path, default=Path("reports/benchmarks"))
+    parser.add_argument("--out", type=Path, help="folder of the results (default: reports/benchmarks; with --quick none)")
     parser.add_argument(
         "--scratch",
         type=Path,
@@ -44,7 +44,8 @@ def main() -> int:
     place = arguments.scratch or root / ".bellwether"
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=place) as scratch:
-        failures = run(arguments.only, Options(root, Path(scratch), *settings), arguments.out, arguments.fresh)
+        out = arguments.out or (Path(scratch) / "results" if arguments.quick else Path("reports/benchmarks"))
+        failures = run(arguments.only, Options(root, Path(scratch), *settings), out, arguments.fresh)
     for failure in failures:
         print(f"benchmarks: {failure}", file=sys.stderr)
     return 1 if failures else 0

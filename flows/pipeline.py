@@ -38,6 +38,10 @@ _STATES = {
     "restored": re.compile(r"^Stage '([^']+)' is cached"),
     "unchanged": re.compile(r"^Stage '([^']+)' didn't change"),
 }
+_HINT = re.compile(
+    r"^(Use `dvc push`|To track the changes with git|To enable auto staging|\tgit add |\tdvc config core.autostage)"
+)
+"""What DVC advises after each stage."""
 _EXIT_CODE = re.compile(r"^ERROR: failed to reproduce '[^']+': failed to run: .*, exited with (-?\d+)$")
 
 
@@ -196,7 +200,8 @@ def run_stage(
 
     def read(line: str) -> None:
         nonlocal code
-        echo(line)
+        if not _HINT.match(line):
+            echo(line)
         if match := _EXIT_CODE.match(line):
             code = int(match[1])
         for state, pattern in _STATES.items():

@@ -11,7 +11,7 @@ from stages.algorithms.card import PIECES, Composition
 from stages.algorithms.parts.part import parts_of, refuse_idle_keys, refuse_idle_parts
 from stages.algorithms.registry import composition
 from stages.algorithms.settings import Rl
-from stages.runtime.validation import ParamsError
+from stages.runtime.validation import ParamsError, explain
 
 
 def resolve_section(given: Rl, max_length: int | None = None) -> tuple[Composition, Rl]:
@@ -98,5 +98,4 @@ def _settings(given: Rl, method: Composition) -> Any:
     try:
         return method.settings.model_validate(given.settings)
     except ValidationError as error:
-        lines = [f"rl.settings.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise ParamsError(f"algorithm {slug}: {'; '.join(lines)}; known: {', '.join(method.settings.model_fields)}") from error
+        raise ParamsError(explain(error, method.settings, f"algorithm {slug}", "rl.settings.")) from error

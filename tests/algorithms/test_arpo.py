@@ -13,7 +13,7 @@ from stages.algorithms.algorithm import resolve
 from stages.algorithms.batch import StepKeys, TrajectoryBatch
 from stages.algorithms.parts.branching import Branching, EntropyPlan, branches, turn_entropy
 from stages.algorithms.parts.loss import denominators
-from stages.algorithms.rewards.hierarchical import hierarchical
+from stages.algorithms.parts.shaping import hierarchical
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 from stages.seeding import stream
@@ -197,7 +197,7 @@ def test_reward_of_a_batch(make_batch) -> None:
         ({"algorithm": "arpo", "branching": {"kind": "random", "tokens": 5}}, "needs branching.kind: entropy"),
         ({"algorithm": "grpo", "credit": {"kind": "branches"}}, "set rl.branching.kind"),
         ({"algorithm": "arpo", "group_size": 1, "advantage": {"mean": "none", "std": "none"}}, "and there is 1"),
-        ({"algorithm": "arpo", "reward": {"density": "dense"}}, "scores whole episodes"),
+        ({"algorithm": "arpo", "reward": {"density": "dense"}}, "scores entire episodes"),
         ({"algorithm": "grpo", "branching": {"kind": "own"}}, "no branching of its own"),
         ({"algorithm": "dpo", "branching": {"kind": "entropy"}}, "learns from preference pairs"),
     ],

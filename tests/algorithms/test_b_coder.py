@@ -263,12 +263,12 @@ def test_policy_gradient_on_stored_programs() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"settings": {"value_steps": 20}}, "leaves none of the 20 steps"),
+        ({"settings": {"value_steps": 20}}, "leaves none of rl.steps"),
         ({"steps": 1}, "rl.steps to at least 2"),
-        ({"settings": {"q_coef": 0, "beta_adv": 0, "beta_ce": 0}}, "nothing would be learnt"),
-        ({"settings": {"real_share": 0.0}}, "weights of the ground truth"),
-        ({"settings": {"real_share": 0.8, "other_share": 0.3}}, "add up to more than 1"),
-        ({"settings": {"gamma": 0.0}}, "known: per_step, real_share"),
+        ({"settings": {"q_coef": 0, "beta_adv": 0, "beta_ce": 0}}, "there is no loss"),
+        ({"settings": {"real_share": 0.0}}, "apply to ground truth"),
+        ({"settings": {"real_share": 0.8, "other_share": 0.3}}, "sum to more than 1"),
+        ({"settings": {"gamma": 0.0}}, r"'rl\.settings\.gamma' Input should be greater than 0"),
         ({"loss": {"entropy_coef": 0.1}}, "learns from an offline dataset"),
         ({"critic": {"learning_rate": 0.1}}, "learns from an offline dataset"),
         ({"preference": {"beta": 0.1}}, "such as dpo"),

@@ -15,7 +15,7 @@ from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.advantage import Advantage
 from stages.algorithms.parts.gae import gae_advantage
 from stages.algorithms.parts.reward import Reward, shape_rewards
-from stages.algorithms.rewards.density import dense
+from stages.algorithms.parts.shaping import dense
 from stages.algorithms.settings import Rl
 from stages.runtime.validation import ParamsError
 

@@ -11,7 +11,7 @@ import torch
 from stages.algorithms.algorithm import resolve
 from stages.algorithms.parts.loss import Loss, clipped, denominators, gspo, ppo_clip
 from stages.algorithms.parts.reward import Reward, shape_rewards
-from stages.algorithms.rewards.terms import overlong_term
+from stages.algorithms.parts.shaping import overlong_term
 from stages.algorithms.settings import Rl
 from stages.evaluation.statistics import maj_at_k, pass_at_k
 

@@ -163,7 +163,7 @@ def test_without_the_successors_term_the_vocabulary_is_not_looked_at(make_batch)
     seen = with_means(batch)
     assert float(loss_of(algorithm, logprobs, seen, still(seen))) == float(found)
     assert rover().needs_vocabulary
-    with pytest.raises(ValueError, match="compares means over the vocabulary"):
+    with pytest.raises(ValueError, match="needs means over the vocabulary"):
         loss_of(rover(), logprobs, batch)
 
 
@@ -267,19 +267,19 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss": {"kind": "ppo_clip"}}, "nothing of it would be left"),
-        ({"loss": {"clip_high": 0.3}}, "clips nothing"),
+        ({"loss": {"kind": "ppo_clip"}}, "would replace"),
+        ({"loss": {"clip_high": 0.3}}, "without clipping"),
         ({"advantage": {"estimator": "gae"}}, "mean group and std none apply to estimator: group"),
-        ({"minibatches": 1}, r"one update a step .* is REINFORCE.*set rl\.minibatches to null, which is 4"),
-        ({"minibatches": 1, "settings": {"beta_next": 5.0}}, r"one update a step .* is REINFORCE"),
-        ({"tasks_per_step": 1}, r"one update a step .* is REINFORCE.*raise rl\.tasks_per_step"),
+        ({"minibatches": 1}, r"one update per step .* is REINFORCE.*set rl\.minibatches to null, which is 4"),
+        ({"minibatches": 1, "settings": {"beta_next": 5.0}}, r"one update per step .* is REINFORCE"),
+        ({"tasks_per_step": 1}, r"one update per step .* is REINFORCE.*raise rl\.tasks_per_step"),
         ({"settings": {"form": "absolute"}}, "set mean and std to none"),
         ({"settings": {"form": "absolute", "beta_next": 1.0}, **ABSOLUTE}, "beta_next has no effect"),
         (
             {"settings": {"form": "absolute"}, **ABSOLUTE, "credit": {"kind": "annotated"}},
-            r"rl\.credit\.kind: annotated would put",
+            r"rl\.credit\.kind: annotated would replace",
         ),
-        ({"settings": {"rho": 0.0}}, "known: form, rho, beta_next"),
+        ({"settings": {"rho": 0.0}}, r"'rl\.settings\.rho' Input should be greater than 0"),
         ({"group_size": 1}, "group_size"),
     ],
     ids=str,

@@ -51,7 +51,7 @@ def test_one_stage_is_a_fixed_limit(steps_per_stage: int) -> None:
 @pytest.mark.parametrize("rounds", [[10, 10], [10, 20, 15], [3, 2]])
 def test_rounds_that_do_not_rise_are_refused(rounds: list[int]) -> None:
     """Must hold 3."""
-    with pytest.raises(ParamsError, match=r"rl\.horizon\.rounds must rise"):
+    with pytest.raises(ParamsError, match=r"rl\.horizon\.rounds must increase"):
         resolve(Rl(algorithm="scaling_inter", horizon={"rounds": rounds}))
 
 
@@ -64,9 +64,9 @@ def test_null_fits_any_environment() -> None:
     assert limits(rl.horizon, 2) == [1, 2]
     assert limits(rl.horizon, 1) == [1]
     assert [turn_limit(rl.horizon, step, 12) for step in (0, 6, 7, 13, 14, 19)] == [4, 4, 8, 8, 12, 12]
-    with pytest.raises(ValueError, match=r"rl\.horizon\.rounds goes up to 30 turns.*after 12"):
+    with pytest.raises(ValueError, match=r"rl\.horizon\.rounds allows 30 turns.*after 12"):
         limits(STAGED, 12)
-    with pytest.raises(ValueError, match=r"rl\.horizon\.turns goes up to 13"):
+    with pytest.raises(ValueError, match=r"rl\.horizon\.turns allows 13"):
         limits(Horizon(kind="fixed", turns=13), 12)
 
 

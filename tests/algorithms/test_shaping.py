@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from stages.algorithms.parts.reward import Reward, kl_penalty, response_lengths, shape_rewards
-from stages.algorithms.rewards.density import dense, single
-from stages.algorithms.rewards.settings import PrsStage
-from stages.algorithms.rewards.terms import overlong_term, with_tool_bonus
+from stages.algorithms.parts.shaping import PrsStage, dense, overlong_term, single, with_tool_bonus
 
 
 def test_nothing_to_shape_leaves_the_batch_alone(make_batch) -> None:

@@ -12,8 +12,7 @@ from stages.algorithms.batch import TrajectoryBatch
 from stages.algorithms.parts.group_resampling import draw_counts, smoothing, task_values
 from stages.algorithms.parts.loss import denominators
 from stages.algorithms.parts.reward import Reward, shape_rewards
-from stages.algorithms.rewards.progressive import staged
-from stages.algorithms.rewards.settings import PrsStage
+from stages.algorithms.parts.shaping import PrsStage, staged
 from stages.algorithms.settings import Rl
 from stages.environments.search.scoring import answer_bleu
 

@@ -8,7 +8,7 @@ CARD = Card(
     paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, arXiv 1602.01783",
     equation="A_t = G_t - V_t over an episode's policy tokens (GAE with lam 1); loss = -A_t log pi(y_t) - 0.01 entropy; critic "
     "fitted to G with weight 0.5",
-    assumptions="on-policy data (one epoch, one minibatch); a critic of its own, as in PPO; critic.head {loss: mse} gives the "
+    assumptions="on-policy data (one epoch, one minibatch); a separate critic, as in PPO; critic.head {loss: mse} gives the "
     "paper's squared error",
     reduces_to="entropy_coef 0 and a constant critic: REINFORCE with that constant as baseline",
     tested_by="tests/algorithms/test_survey.py",

@@ -1,4 +1,4 @@
-"""ArCHer on an offline dataset alone: implicit Q-learning of utterances, and advantage-weighted regression of their tokens."""
+"""ArCHer on an offline dataset: implicit Q-learning of turns, and advantage-weighted regression of their tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CARD = Card(
     paper="Zhou et al., arXiv 2402.19446; IQL arXiv 2110.06169",
     equation="Q_i as in archer; V_i by expectile regression on u = Q'_i(s,a) - V_i(s): |tau - 1(u <= 0)| u^2; loss = -min(exp("
     "inv_temp A), max_weight) sum_j log pi(a_j) on the recorded actions",
-    assumptions="offline episodes (replay.records) whose rewards are the environment's; that weights are cut is ours. The "
-    "loss is a mean over episodes, each the sum of its turns; the published one, a mean over turns, is smaller by the turns of "
-    "an episode, which Adam evens out and max_grad_norm does not",
-    reduces_to="inv_temp to 0: behaviour cloning of the records; expectile 0.5: V is the mean of the records' Q; to 1: the best "
-    "recorded action's",
+    assumptions="offline episodes (replay.records) with the environment's rewards; clipping the weights is ours. The loss is a "
+    "mean over episodes, each the sum of its turns; the published one, a mean over turns, is smaller by the number of turns, for "
+    "which Adam compensates and max_grad_norm does not",
+    reduces_to="inv_temp to 0: behaviour cloning of the records; expectile 0.5: V is the mean of the records' Q; to 1: the Q of "
+    "the best recorded action",
     tested_by="tests/algorithms/test_archer.py, tests/values/test_turn_critic.py, tests/training/test_archer.py",
     switch="rl.algorithm: archer_offline",
 )
@@ -29,9 +29,9 @@ CARD = Card(
 
 class Settings(Section):
     inv_temp: Positive = 1.0
-    """Factor on the advantage in the exponent; the larger, the more the best actions count."""
+    """Factor on the advantage in the exponent; larger values favour the best actions more."""
     max_weight: Positive = 20.0
-    """Weights are cut there."""
+    """Weights are clipped at this value."""
 
 
 def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
@@ -42,10 +42,10 @@ def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
 
 
 def check(given: Rl, rl: Rl) -> None:
-    """Raise ParamsError for clips of ratios, which the weights have none of."""
+    """Raise ParamsError for clip ranges of ratios, which this loss does not use."""
     for name in ("clip_low", "clip_high"):
         if name in given.loss.model_fields_set and rl.loss.kind == "own":
-            raise ParamsError(f"rl.loss.{name} has no effect: algorithm archer_offline weighs likelihoods; set it to null")
+            raise ParamsError(f"rl.loss.{name} has no effect: algorithm archer_offline weights likelihoods; set it to null")
 
 
 COMPOSITION = Composition(

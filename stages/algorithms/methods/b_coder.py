@@ -1,4 +1,4 @@
-"""B-Coder: token values that begin as the language model's logits, learnt off-policy under a conservative Bellman operator."""
+"""B-Coder: token values initialised as the language model's logits, learned off-policy with a conservative Bellman operator."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CARD = Card(
     title="B-Coder",
     paper="Yu et al., arXiv 2310.03173",
     equation="Q = A + V, A = alpha (log pi(a) - max log pi), V = r_max - softabs(v + residual); target r + gamma sg Q(s', a^), "
-    "a^ the SFT policy's likeliest token (operator optimality: max Q(s', .)); first v alone is fitted, with the SFT policy's A, "
-    "then policy and residual: (Q - target)^2 + beta_adv |A| and - beta_ce log pi of the ground truth, means over an episode's "
-    "tokens",
+    "a^ the SFT policy's most likely token (operator optimality: max Q(s', .)); first only v is fitted, with the SFT policy's "
+    "A, then policy and residual: (Q - target)^2 + beta_adv |A| and - beta_ce log pi of the ground truth, means over an "
+    "episode's tokens",
     assumptions="offline dataset: demonstrations and known solutions (ground truth), the SFT policy's rollouts, known mistakes; "
-    "nothing is played. gamma, which the paper leaves open, 1; linear heads, so that the residual, a head less its frozen copy, "
-    "is a head that starts at 0; the value network is a copy of the SFT policy's backbone, where the paper freezes an encoder; "
-    "an episode that was cut ends there; best_of.n up to 64 candidates (paper: 256)",
+    "no episodes are played. gamma, which the paper does not give, is 1; heads are linear, so that the residual, a head minus "
+    "its frozen copy, is a head initialised to 0; the value network is a copy of the SFT policy's backbone, the paper freezes an "
+    "encoder; truncation is an end; best_of.n up to 64 candidates (paper: 256)",
     reduces_to="settings beta_adv 0, beta_ce 0, operator optimality: dueling DQN; q_coef 0, beta_adv 0: supervised fine-tuning "
-    "on the ground truth; the policy's own likeliest token for a^: the optimality operator",
+    "on the ground truth; a^ the policy's own most likely token: the optimality operator",
     tested_by="tests/algorithms/test_b_coder.py, tests/values/test_token_q.py, tests/training/test_offline.py",
     switch="rl.algorithm: b_coder",
 )
@@ -34,30 +34,30 @@ CARD = Card(
 
 class Settings(OfflineSettings):
     alpha: Positive = 1.0
-    """Energy temperature: the policy is softmax(Q / alpha)."""
+    """Temperature: the policy is softmax(Q / alpha)."""
     gamma: Discount = 1.0
-    """Per token."""
+    """Discount per token."""
     operator: Literal["conservative", "optimality"] = "conservative"
-    """Whose next token counts: the frozen SFT policy's likeliest, or the one of largest Q."""
+    """Next token in the target: the frozen SFT policy's most likely one, or the one with the largest Q."""
     value_steps: Count | None = None
-    """Of rl.steps, those in which the value network alone learns; null: 9 of 14, as in the paper."""
+    """Number of rl.steps in which only the value network is trained; null: 9 of 14, as in the paper."""
     value_learning_rate: Positive = 5e-4
     q_coef: NonNegative = 1.0
-    """Weight of the temporal difference."""
+    """Weight of the squared temporal-difference error."""
     beta_adv: NonNegative = 0.1
-    """Weight of |A| of the ground truth."""
+    """Weight of |A| on the ground truth."""
     r_max: Positive = 1.0
-    """Bound of V, and so of Q: the largest return."""
+    """Upper bound of V, and so of Q: the largest return."""
     init_from_lm: bool = True
-    """False: the policy starts from random weights when its turn comes (the ablation)."""
+    """False: the policy is initialised randomly after the value network's steps (the paper's ablation)."""
 
     def warmup(self, steps: int) -> int:
-        """`value_steps` of a run of so many steps; at least one step is left to each."""
+        """`value_steps` in a run of `steps` steps; by default at least one step for each network."""
         return max(1, min(steps - 1, round(steps * 9 / 14))) if self.value_steps is None else self.value_steps
 
 
 def targets(rewards: Tensor, following: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """r + gamma Q(s', .) [d, T], without gradient, from `following` = Q(s, .) of each token's own state [d, T]; r alone at the
+    """r + gamma Q(s', .) [d, T], without gradient, from `following` = Q(s, .) in each token's own state [d, T]; just r at the
     last token of an episode."""
     return (rewards + gamma * next_token_values(following, mask)).detach()
 
@@ -68,7 +68,7 @@ def temporal_difference(taken: Tensor, following: Tensor, batch: OfflineBatch, g
 
 
 def value_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
-    """Of the value network, with the SFT policy's advantages: its own likeliest token has none."""
+    """Loss of the value network, with the SFT policy's advantages, which are 0 for its own most likely token."""
     settings: Settings = rl.settings
     value = bounded(required(scores.value), settings.r_max)
     taken = advantages(batch.logprobs_ref, batch.best_ref, settings.alpha) + value
@@ -77,7 +77,7 @@ def value_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
 
 
 def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
-    """Of the policy and its residual, the value network standing still."""
+    """Loss of the policy and its residual, with the value network fixed."""
     settings: Settings = rl.settings
     logprobs, best = required(scores.logprobs), required(scores.best)
     value = bounded(required(scores.value) + required(scores.residual), settings.r_max)
@@ -93,18 +93,18 @@ def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:
 
 
 def check(given: Rl, resolved: Rl) -> None:
-    """Both networks need steps of their own, and the policy something to learn."""
+    """Raise ParamsError unless both networks have steps, and the policy a loss."""
     settings: Settings = resolved.settings
     if resolved.steps < 2 or settings.warmup(resolved.steps) >= resolved.steps:
         raise ParamsError(
-            f"rl.settings.value_steps ({settings.value_steps}) leaves none of the {resolved.steps} steps (rl.steps) to the "
-            f"policy; set it below that, and rl.steps to at least 2"
+            f"rl.settings.value_steps ({settings.value_steps}) leaves none of rl.steps ({resolved.steps}) for the policy; set it "
+            f"below that, and rl.steps to at least 2"
         )
     if not settings.q_coef and not settings.beta_adv and not settings.beta_ce:
-        raise ParamsError("rl.settings: q_coef, beta_adv and beta_ce are all 0, and nothing would be learnt; set one above 0")
+        raise ParamsError("rl.settings: q_coef, beta_adv and beta_ce are all 0, so there is no loss; set one above 0")
     if not settings.real_share and (settings.beta_adv or settings.beta_ce):
         raise ParamsError(
-            "rl.settings.real_share is 0, and beta_adv and beta_ce are weights of the ground truth; set these to 0, or it above 0"
+            "rl.settings.real_share is 0, but beta_adv and beta_ce apply to ground truth; set them to 0, or real_share above 0"
         )
 
 

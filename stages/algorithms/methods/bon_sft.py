@@ -1,4 +1,4 @@
-"""Best-of-N fine-tuning (RAFT, ReST, rejection sampling): the likelihood of episodes that are good enough, and of no others."""
+"""Best-of-N fine-tuning (RAFT, ReST, rejection sampling): maximum likelihood on episodes with a sufficient return."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CARD = Card(
     slug="bon_sft",
     title="Best-of-N fine-tuning",
     paper="Dong et al., RAFT, arXiv 2304.06767; Gulcehre et al., ReST, arXiv 2308.08998",
-    equation="loss = -[R >= threshold] log pi(y_t), mean over the tokens of the episodes that stay; settings.keep best: those "
+    equation="loss = -[R >= threshold] log pi(y_t), mean over the tokens of the selected episodes; settings.keep best: those "
     "with the largest return of their group, if it reaches the threshold",
-    assumptions="episodes of the policy as it is (RAFT); episodes below the threshold count nowhere, denominators included",
+    assumptions="on-policy episodes (RAFT); episodes below the threshold have no weight, also in denominators",
     reduces_to="all returns equal to 1: supervised fine-tuning on the episodes; returns 0 and 1, token_mean: REINFORCE without "
     "baseline times tokens / tokens of successes",
     tested_by="tests/algorithms/test_survey.py",
@@ -27,13 +27,13 @@ CARD = Card(
 
 class Settings(Section):
     keep: Literal["threshold", "best"] = "threshold"
-    """`best`: of each group only the episodes of the largest return."""
+    """`best`: only the episodes with the largest return of each group."""
     threshold: float = 1.0
-    """Smallest return that is learnt from."""
+    """Smallest return of an episode that is trained on."""
 
 
 def group_resampling(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
-    """`weight` [B]: 1 for episodes that stay, 0 for the others."""
+    """`weight` [B]: 1 for selected episodes, 0 for the others."""
     kept = batch.rewards >= rl.settings.threshold
     if rl.settings.keep == "best":
         best = torch.full((int(batch.group.max()) + 1,), -torch.inf).scatter_reduce(0, batch.group, batch.rewards, "amax")

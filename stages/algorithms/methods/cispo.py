@@ -1,4 +1,4 @@
-"""CISPO: importance weights are cut, gradients are not."""
+"""CISPO: clips importance weights instead of gradients."""
 
 from stages.algorithms.card import Card, Composition
 
@@ -7,9 +7,9 @@ CARD = Card(
     title="CISPO",
     paper="MiniMax-M1, arXiv 2506.13585",
     equation="loss = -sg[clip(rho, 0, 1 + clip_high)] A log pi(y_t), token mean; A as in GRPO",
-    assumptions="groups of at least 2 episodes; the paper tunes clip_high and does not print it: 4 here, so that weights are "
-    "cut at 5",
-    reduces_to="rho within the range: the off-policy corrected REINFORCE; on-policy: the gradient of GRPO with token mean",
+    assumptions="groups of at least 2 episodes; the paper tunes clip_high without giving it; 4 here, so that weights are "
+    "clipped at 5",
+    reduces_to="rho within the range: REINFORCE with importance weights; on-policy: the gradient of GRPO with token mean",
     tested_by="tests/algorithms/test_losses.py, tests/algorithms/test_methods.py",
     switch="rl.algorithm: cispo",
 )

@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO without the two normalisations that weigh tasks and lengths unequally."""
+"""Dr. GRPO: GRPO without the two normalisations that weight tasks and lengths unequally."""
 
 from stages.algorithms.card import Card, Composition
 

@@ -13,9 +13,9 @@ CARD = Card(
     title="DRO",
     paper="Richemond et al., Offline Regularised RL for LLM Alignment, arXiv 2405.19107",
     equation="loss = 0.5 (R - V(x) - beta h)^2, h = log pi - log pi_ref, beta the paper's tau, mean over a pair's two members",
-    assumptions="pairs of data/annotated/<domain>, R whether the continuation ends right (preference.level: step: how often the "
-    "policy does after the action). V(x) is not a network but what minimises the loss for a history that has just these two "
-    "examples, the mean of R - beta h, without gradient: ours",
+    assumptions="pairs of data/annotated/<domain>, R: whether the continuation succeeds (preference.level: step: how often the "
+    "policy succeeds after the action). V(x) is not a network but the minimiser of the loss for a history with just these two "
+    "examples, the mean of R - beta h, without gradient (ours)",
     reduces_to="with that V: (R_w - R_l - beta D)^2 / 8, the same gradient; 0 at D = (R_w - R_l) / beta, for R 1 and 0 IPO's "
     "target with half the beta",
     tested_by="tests/algorithms/test_survey.py",

@@ -10,7 +10,7 @@ CARD = Card(
     title="GPG",
     paper="Chu et al., arXiv 2504.02546",
     equation="A_i = alpha (R_i - group mean), alpha = min(episodes / episodes of live groups, most); loss = -A log pi(y_t)",
-    assumptions="groups of at least 2 episodes; on-policy data; excluded or masked episodes are in neither number",
+    assumptions="groups of at least 2 episodes; on-policy data; excluded and masked episodes are not counted",
     reduces_to="no group of equal returns: RLOO times (G-1)/G",
     tested_by="tests/algorithms/test_gpg.py",
     switch="rl.algorithm: gpg",

@@ -1,4 +1,4 @@
-"""GSPO: the importance ratio of a whole episode."""
+"""GSPO: one importance ratio per episode."""
 
 from stages.algorithms.card import Card, Composition
 
@@ -8,7 +8,7 @@ CARD = Card(
     paper="Zheng et al., arXiv 2507.18071",
     equation="one ratio per episode, s = exp(mean over its policy tokens of log pi - log pi_old); loss = -min(s A, clip(s) A), "
     "mean over episodes; A as in GRPO",
-    assumptions="groups of at least 2 episodes; the clip range is that of a mean over tokens, so 3e-4 and 4e-4 and not 0.2",
+    assumptions="groups of at least 2 episodes; the clip range is that of a mean over tokens, hence 3e-4 and 4e-4 instead of 0.2",
     reduces_to="episodes of one token: GRPO",
     tested_by="tests/algorithms/test_losses.py, tests/algorithms/test_methods.py",
     switch="rl.algorithm: gspo",

@@ -10,7 +10,7 @@ CARD = Card(
     "sigmoid(beta (z0 - h))) of losers, mean over both; z0 = max(0, mean h of mismatched histories and continuations), no "
     "gradient",
     assumptions="pairs of data/annotated/<domain>; winners and losers are used as single examples; z0 costs a pass over "
-    "mismatched continuations, each history with those of the next pair that has another",
+    "mismatched continuations: each history with those of the next pair with a different history",
     reduces_to="h = z0: 0.5",
     tested_by="tests/algorithms/test_preference.py",
     switch="rl.algorithm: kto",

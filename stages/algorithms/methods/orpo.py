@@ -1,4 +1,4 @@
-"""ORPO: odds ratio beside the likelihood of the winner, without a reference."""
+"""ORPO: an odds-ratio loss added to the likelihood of the winner, without a reference."""
 
 from stages.algorithms.card import Card, Composition
 

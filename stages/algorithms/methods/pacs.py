@@ -1,4 +1,4 @@
-"""PACS: an implicit critic. A score of each episode, computed from the policy's log-probabilities of its group, is fitted to the
+"""PACS: an implicit critic. A score of each episode, computed from the policy's log-probabilities of its group, is fitted to its
 outcome as a label (equations 4 to 7 of the paper).
 
     r_i = beta sum_t (log pi(y_t) - log pi_ref(y_t))        over the policy's own tokens
@@ -30,8 +30,8 @@ CARD = Card(
     paper="Li et al., arXiv 2509.02522",
     equation="r_i = beta sum_t (log pi - log pi_old); psi_i = r_i - mean of the group's other r; loss = mean of w_i times the "
     "cross-entropy of sigmoid(psi_i) with the label 1[R_i >= threshold], w_i = G / (2 n of the label); no advantage, no clip",
-    assumptions="whole groups of at least 2 episodes in a micro-batch, which is enforced; sums over tokens, so that a smaller "
-    "beta fits longer episodes; an episode that was cut has label 0; the reference code clips no gradients (rl.max_grad_norm)",
+    assumptions="whole groups of at least 2 episodes in a micro-batch, which is enforced; sums over tokens, so that longer "
+    "episodes need a smaller beta; truncated episodes have label 0; the reference code clips no gradients (rl.max_grad_norm)",
     reduces_to="first update, settings.class_weight none, beta 1: RLOO with loss.aggregation seq_mean_token_sum, exactly",
     tested_by="tests/algorithms/test_pacs.py, tests/training/test_whole_groups.py",
     switch="rl.algorithm: pacs",
@@ -43,13 +43,13 @@ class Settings(Section):
     beta: Positive = 1.0
     """Factor on the reward proxy."""
     score: Literal["rloo", "grpo", "naive"] = "rloo"
-    """psi: the proxy less the mean of the others' (rloo), standardised in the group (grpo; its first gradients are about 1e6
-    times larger, since all proxies are then equal), or as it is (naive)."""
+    """psi: the proxy minus the mean of the others' (rloo), standardised in the group (grpo; its first gradients are about 1e6
+    times larger, since all proxies are then equal), or unchanged (naive)."""
     reward_proxy: Literal["log_ratio", "mean_logp"] = "log_ratio"
     """Sum over policy tokens of the log ratio to the reference; or their mean log-probability, without a reference."""
     reference: Literal["step_old", "start"] = "step_old"
-    """log_ratio: compare with the policy that played the step's episodes, as in the authors' code, or with the one that rl
-    started from, as in the paper's text but without its resets."""
+    """log_ratio: relative to the policy that played the step's episodes, as in the authors' code, or to the initial policy, as in
+    the paper's text but without its resets."""
     class_weight: Literal["none", "group_balanced", "only_positive", "only_negative"] = "group_balanced"
     """group_balanced: both labels have equal weight in a group; only_...: episodes of the other label have weight 0."""
     threshold: Share | None = 0.5
@@ -82,8 +82,8 @@ def labels(batch: TrajectoryBatch, threshold: float | None) -> Tensor:
 
 
 def class_weights(label: Tensor, group: Tensor, kind: str) -> Tensor:
-    """w [B]. group_balanced: G / (2 n), n the group's members of the same class (labels from 0.5 on, or below), or 1 if all are
-    of one class. only_positive: 1 for labels of exactly 1, else 0; only_negative: for exactly 0."""
+    """w [B]. group_balanced: G / (2 n), n the group's members of the same class (labels of at least 0.5, or below), or 1 if all
+    are of one class. only_positive: 1 for labels of exactly 1, else 0; only_negative: for exactly 0."""
     if kind == "only_positive":
         return (label == 1).float()
     if kind == "only_negative":
@@ -98,7 +98,7 @@ def class_weights(label: Tensor, group: Tensor, kind: str) -> Tensor:
 
 
 def scores(proxy: Tensor, group: Tensor, kind: str) -> Tensor:
-    """psi [b] of proxies r [b]. rloo: r less the mean of the group's other r. grpo: (r - mean) / (std with n - 1, + 1e-6).
+    """psi [b] of proxies r [b]. rloo: r minus the mean of the group's other r. grpo: (r - mean) / (std with n - 1, + 1e-6).
     naive: r."""
     if kind == "naive":
         return proxy
@@ -107,14 +107,14 @@ def scores(proxy: Tensor, group: Tensor, kind: str) -> Tensor:
     if kind == "rloo":
         return centred * size / (size - 1).clamp(min=1)
     variance = sums_by_group(centred**2, group) / (size - 1).clamp(min=1)
-    # The root has no derivative at 0; where all proxies are equal the std is a constant.
+    # The square root has no derivative at 0; if all proxies are equal, the std is a constant.
     std = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
     return centred / (torch.where(variance > 0, std, torch.zeros_like(std)) + STD_EPS)
 
 
 def proxies(logprobs: Tensor, batch: TrajectoryBatch, settings: Settings) -> Tensor:
-    """r [b] of the current log-probabilities [b, T], over the mask. Raises ValueError if the proxy compares with the start policy
-    and the batch has no log-probabilities of it."""
+    """r [b] of the current log-probabilities [b, T], over the mask. Raises ValueError if the proxy is relative to the initial
+    policy and the batch lacks its log-probabilities."""
     chosen = torch.where(batch.mask, logprobs, torch.zeros_like(logprobs))
     if settings.reward_proxy == "mean_logp":
         return settings.beta * chosen.sum(1) / batch.mask.sum(1).clamp(min=1)
@@ -138,9 +138,9 @@ def episode_losses(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
 def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     """The batch with labels and class weights.
 
-    The loss does not read `advantages`. For reports they are minus the gradient of the group's summed losses by r where all
-    proxies are equal: for rloo without weights, y_i less the mean of the other y. Only rows that are trained on enter their
-    group's weights.
+    The loss does not use `advantages`. For reports they are minus the gradient of the group's summed losses with respect to r
+    when all proxies are equal: for rloo without weights, y_i minus the mean of the other y. Only rows that are trained on enter
+    their group's weights.
     """
     trained = trained_rows(batch, rl.group_resampling)
     label = labels(batch, rl.settings.threshold)
@@ -159,12 +159,12 @@ def loss(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl) -> Tensor:
 
 
 def needs_start(rl: Rl) -> bool:
-    """Whether the proxy compares with the policy that rl started from."""
+    """Whether the proxy is relative to the initial policy."""
     return rl.settings.reward_proxy == "log_ratio" and rl.settings.reference == "start"
 
 
 def check(given: Rl, resolved: Rl) -> None:
-    """Labels and scores replace advantage and loss, and everything that acts on these."""
+    """Raise ParamsError for settings of advantages and losses, which labels and scores replace."""
     settings: Settings = resolved.settings
     if resolved.loss.kind != "own" or resolved.advantage.estimator != "own":
         raise ParamsError(

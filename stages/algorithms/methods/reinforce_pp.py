@@ -6,10 +6,9 @@ CARD = Card(
     slug="reinforce_pp",
     title="REINFORCE++",
     paper="Hu et al., arXiv 2501.03262",
-    equation="r_t = R at the last token - beta k1_t; A_t = what is to come from token t on, whitened over the batch; loss = "
+    equation="r_t = R at the last token - beta k1_t; A_t = reward-to-go from token t on, whitened over the batch; loss = "
     "-min(rho A, clip(rho) A)",
-    assumptions="no groups needed (group_size 1 is fine); beta = reward.kl_coef, whose 0.01 here is OpenRLHF's default, not "
-    "the paper's",
+    assumptions="works without groups (group_size 1); beta = reward.kl_coef, by default 0.01 as in OpenRLHF, not as in the paper",
     reduces_to="beta 0, no clipping and no whitening: REINFORCE without baseline",
     tested_by="tests/algorithms/test_methods.py, tests/algorithms/test_advantage.py",
     switch="rl.algorithm: reinforce_pp",

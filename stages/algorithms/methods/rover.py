@@ -1,4 +1,4 @@
-"""ROVER: the value of the uniform random policy is fitted, and its softmax is the policy; there is no policy iteration."""
+"""ROVER: fits the value of the uniform random policy, whose softmax is the policy; no policy iteration."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CARD = Card(
     equation="Q_t = rho (log pi - log pi_old) of the token; Q'_t = rho times the mean over the vocabulary of (log pi - log "
     "pi_old) at the next token, 0 after the last; loss = (Q_t - sg[A + beta_next Q'_t])^2, A = R - group mean; settings.form "
     "absolute: Q = rho times the logit, target the mean of Q over the vocabulary at the next token, the return at the last",
-    assumptions="the theorem needs returns of 0 or 1 and a tree (graded returns, merging states and chance break it); four "
-    "updates a step (rl.minibatches: null); Q' is 0 at the end of a turn, where the environment moves (settings.across_turns); "
-    "pi_old is scored by the training pass; rl.advantage.std: group and rl.loss.aggregation: token_mean are the authors' code; "
-    "the absolute form with a language model's logits to start from is ours",
+    assumptions="the theorem requires returns of 0 or 1 and a tree (it does not hold for graded returns, merging states or "
+    "chance); four updates per step (rl.minibatches: null); Q' is 0 at the end of a turn, where the environment acts "
+    "(settings.across_turns); pi_old is computed by the training pass; rl.advantage.std: group and rl.loss.aggregation: "
+    "token_mean are as in the authors' code; the absolute form initialised with a language model's logits is ours",
     reduces_to="a step's first update: REINFORCE with the group's mean as baseline, times 2 rho; beta_next 0: regression of "
     "the log ratio on A; absolute, rho to 0: greedy on the random policy's Q, which is optimal in binary trees",
     tested_by="tests/algorithms/test_rover.py",
@@ -34,19 +34,19 @@ CARD = Card(
 
 class Settings(Section):
     form: Literal["relative", "absolute"] = "relative"
-    """relative: Q is measured from the policy that played the step; absolute: the logits themselves are Q over rho."""
+    """relative: Q is relative to the policy that played the step; absolute: the logits themselves are Q / rho."""
     rho: Positive = 1.0
     """Temperature: the policy is softmax(Q / rho)."""
     beta_next: NonNegative = 1.0
-    """relative: weight of the successor's term; 0 spares the look at the whole vocabulary."""
+    """relative: weight of the successor's term; with 0, the distribution over the vocabulary is not needed."""
     across_turns: bool | None = None
-    """Whether the last token of a turn has the first of the next one for its successor; null: in the absolute form alone, which
-    would learn nothing of later turns without."""
+    """Whether the successor of a turn's last token is the first token of the next turn; null: only in the absolute form, which
+    would otherwise learn nothing from later turns."""
 
 
 def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor]:
-    """Q [b, T] of the tokens and what it is fitted to, without gradient. Raises ValueError if the batch or `vocabulary` lacks
-    what the form compares with."""
+    """Q [b, T] of the tokens, and its targets without gradient. Raises ValueError if the batch or `vocabulary` lacks what the
+    form needs."""
     settings: Settings = rl.settings
     advantages, absolute = advantages_of(batch), settings.form == "absolute"
     turn = None if (absolute if settings.across_turns is None else settings.across_turns) else batch.turn
@@ -55,7 +55,7 @@ def values_and_targets(logprobs: Tensor, batch: TrajectoryBatch, rl: Rl, vocabul
     means = batch.get(MeanLogprobs)
     if vocabulary is None or not (absolute or means):
         raise ValueError(
-            f"rover in its {settings.form} form compares means over the vocabulary, and they were not computed; see "
+            f"rover in its {settings.form} form needs means over the vocabulary, which were not computed; see "
             f"Algorithm.needs_vocabulary and needs_rescoring"
         )
     if absolute:
@@ -82,38 +82,39 @@ def needs_rescoring(rl: Rl) -> bool:
 
 
 def check(given: Rl, resolved: Rl) -> None:
-    """The squared error takes the place of every policy loss, and the absolute form that of advantages too."""
+    """Raise ParamsError for settings of policy losses, which the squared error replaces, and, in the absolute form, of
+    advantages."""
     settings: Settings = resolved.settings
     advantage = resolved.advantage
     if resolved.loss.kind != "own":
         raise ParamsError(
-            f"rl.algorithm rover is a loss, and with rl.loss.kind {resolved.loss.kind} nothing of it would be left: set it to "
-            f"null, or name the algorithm that you want"
+            f"rl.algorithm rover consists of a loss, which rl.loss.kind {resolved.loss.kind} would replace; set it to null, or "
+            f"choose another algorithm"
         )
     for key in ("clip_low", "clip_high"):
         if key in given.loss.model_fields_set:
-            raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values and clips nothing; set it to null")
+            raise ParamsError(f"rl.loss.{key} has no effect: algorithm rover fits values without clipping; set it to null")
     if settings.form == "relative" and resolved.epochs * resolved.minibatches == 1:
         remedy = (
             "set rl.minibatches to null, which is 4" if "minibatches" in given.model_fields_set else "raise rl.tasks_per_step"
         )
         raise ParamsError(
-            f"rl.algorithm rover with one update a step (rl.minibatches 1, rl.epochs 1) is REINFORCE: the policy has not moved, "
-            f"and Q and the successor's term are 0; {remedy}, or raise rl.epochs, or set rl.algorithm to reinforce"
+            f"rl.algorithm rover with one update per step (rl.minibatches 1, rl.epochs 1) is REINFORCE, since Q and the "
+            f"successor's term are 0 before the first update; {remedy}, or raise rl.epochs, or set rl.algorithm to reinforce"
         )
     if settings.form == "absolute":
         if advantage.mean != "none" or advantage.std != "none" or advantage.whiten:
             raise ParamsError(
-                f"rl.settings.form: absolute fits returns as they are, and rl.advantage has mean {advantage.mean}, std "
-                f"{advantage.std}, whiten {advantage.whiten}; set mean and std to none, and whiten to null"
+                f"rl.settings.form: absolute fits raw returns, but rl.advantage has mean {advantage.mean}, std {advantage.std}, "
+                f"whiten {advantage.whiten}; set mean and std to none, and whiten to null"
             )
         if resolved.credit.kind != "outcome":
             raise ParamsError(
-                f"rl.settings.form: absolute fits the return itself at an episode's last token, and rl.credit.kind: "
-                f"{resolved.credit.kind} would put other numbers there; set it to outcome, or form to relative"
+                f"rl.settings.form: absolute fits the return at an episode's last token, which rl.credit.kind: "
+                f"{resolved.credit.kind} would replace; set it to outcome, or form to relative"
             )
         if "beta_next" in settings.model_fields_set:
-            raise ParamsError("rl.settings.beta_next has no effect in the absolute form, whose successor counts 1; leave it out")
+            raise ParamsError("rl.settings.beta_next has no effect in the absolute form, where it is always 1; remove it")
 
 
 COMPOSITION = Composition(

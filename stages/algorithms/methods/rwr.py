@@ -1,4 +1,4 @@
-"""Reward-weighted regression: the likelihood of what was played, weighted by the exponential of its return."""
+"""Reward-weighted regression: maximum likelihood on played episodes, weighted by the exponential of their returns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CARD = Card(
     paper="Peters and Schaal, Reinforcement learning by reward-weighted regression, ICML 2007",
     equation="loss = -w_i log pi(y_t), w_i = exp(R_i / beta) / Z, Z the mean of exp(R / beta) over the batch (settings.over: "
     "group: over the episode's group)",
-    assumptions="every episode is made likelier, good ones more so: no baseline, and slow where most episodes fail. That Z is a "
-    "mean, so that weights are 1 on average, is ours",
+    assumptions="all episodes become more likely, good ones more so: there is no baseline, and progress is slow if most episodes "
+    "fail. Z as a mean, which makes weights 1 on average, is ours",
     reduces_to="settings.beta to infinity: supervised fine-tuning on all episodes; to 0: on the best ones (bon_sft)",
     tested_by="tests/algorithms/test_survey.py",
     switch="rl.algorithm: rwr",
@@ -30,14 +30,14 @@ class Settings(Section):
     beta: Positive = 0.5
     """Temperature, in units of the return."""
     over: Literal["batch", "group"] = "batch"
-    """What Z is the mean over."""
+    """The episodes over which Z is the mean."""
 
 
 def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
     """`advantages` [B, T]: w_i on policy tokens."""
     returns = episode_returns(batch)
     group = batch.group if rl.settings.over == "group" else torch.zeros_like(batch.group)
-    # Shifted by the largest of those that share Z, which leaves w as it is and cannot overflow.
+    # Shifted by the largest return among those that share Z: w is unchanged and cannot overflow.
     largest = torch.full((int(group.max()) + 1,), -torch.inf, dtype=returns.dtype).scatter_reduce(0, group, returns, "amax")
     weights = ((returns - largest[group]) / rl.settings.beta).exp()
     sums, sizes = group_sums(weights, group)
@@ -45,9 +45,9 @@ def advantage(batch: TrajectoryBatch, rl: Rl) -> TrajectoryBatch:
 
 
 def check(given: Rl, rl: Rl) -> None:
-    """Raise ParamsError where every weight would be 1."""
+    """Raise ParamsError if every weight would be 1."""
     if rl.settings.over == "group" and rl.group_size < 2:
-        raise ParamsError("rl.settings.over: group weighs the episodes of a group, and rl.group_size is 1; set it to >= 2")
+        raise ParamsError("rl.settings.over: group compares the episodes of a group, and rl.group_size is 1; set it to >= 2")
 
 
 COMPOSITION = Composition(

@@ -1,4 +1,4 @@
-"""ScalingInter-RL: episodes may take few turns at first, and more from stage to stage."""
+"""ScalingInter-RL: a turn limit that increases from stage to stage."""
 
 from stages.algorithms.card import Card, Composition
 
@@ -8,9 +8,9 @@ CARD = Card(
     paper="Xi et al., AgentGym-RL, arXiv 2509.08755",
     equation="at step g (from 1) episodes end after rounds[min(floor((g-1) / steps_per_stage), n-1)] turns; GRPO, mean over "
     "tokens, k3 KL 0.001 (not clamped), entropy bonus 0.001",
-    assumptions="the first limit is above the shortest solutions, or all groups of the first stage are dead; an episode that is "
-    "cut keeps the reward that it has; evaluation plays to the environment's own limit; the "
-    "rounds where none are given (thirds of the environment's limit) are ours; horizon.kind works with any algorithm",
+    assumptions="the first limit must allow the shortest solutions, otherwise all groups of the first stage are dead; truncated "
+    "episodes keep their reward so far; evaluation uses the environment's own limit; the default rounds (thirds of the "
+    "environment's limit) are ours; horizon.kind works with any algorithm",
     reduces_to="one round, or steps_per_stage >= steps: horizon.kind fixed; a round at the environment's limit: GRPO with "
     "loss.aggregation token_mean, loss.kl_coef and entropy_coef 0.001",
     tested_by="tests/algorithms/test_scaling_inter.py, tests/training/test_horizon.py",

@@ -7,8 +7,8 @@ CARD = Card(
     title="SimPO",
     paper="Meng et al., arXiv 2405.14734",
     equation="loss = -log sigmoid(beta (l(winner) - l(loser)) - gamma), l: mean log-probability per token",
-    assumptions="pairs of data/annotated/<domain>; no reference; gamma stands outside beta (recipes that quote gamma/beta have "
-    "to be converted)",
+    assumptions="pairs of data/annotated/<domain>; no reference; gamma is not multiplied by beta (convert recipes that give "
+    "gamma/beta)",
     reduces_to="gamma 0 and equal lengths: CPO without its likelihood term, beta divided by the length",
     tested_by="tests/algorithms/test_preference.py",
     switch="rl.algorithm: simpo",

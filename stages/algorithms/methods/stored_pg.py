@@ -1,4 +1,4 @@
-"""Policy gradient on stored programs: what B-Coder is compared with on the same data."""
+"""Policy gradient on stored programs, the baseline for B-Coder on the same data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CARD = Card(
     title="Policy gradient on stored programs",
     paper="Le et al., CodeRL, arXiv 2207.01780 (its actor's loss, without the critic's weights of tokens); the clipped ratio is "
     "PPO's, arXiv 1707.06347",
-    equation="A = R - mean return of the SFT policy at the task; loss = -min(rho A, clip(rho) A) - beta_ce log pi of the ground "
+    equation="A = R - mean return of the SFT policy on the task; loss = -min(rho A, clip(rho) A) - beta_ce log pi of the ground "
     "truth, rho = pi / pi_SFT of each token, means over an episode's tokens",
-    assumptions="offline dataset as for b_coder; nothing is played; CodeRL's baseline is the greedy program's return. Programs "
-    "that others wrote were not drawn from pi_SFT, so that rho does not correct for them",
+    assumptions="offline dataset as for b_coder; no episodes are played; CodeRL's baseline is the greedy program's return. "
+    "Programs by others were not sampled from pi_SFT, so that rho does not correct for them",
     reduces_to="settings.clip null: REINFORCE on the offline dataset, as CodeRL has it; all returns equal to the baseline: "
     "supervised fine-tuning on the ground truth",
     tested_by="tests/algorithms/test_b_coder.py, tests/training/test_offline.py",
@@ -28,7 +28,7 @@ CARD = Card(
 
 class Settings(OfflineSettings):
     clip: Share | None = 0.2
-    """Of the ratio to the SFT policy; null: -A log pi, without a ratio."""
+    """Clip range of the ratio to the SFT policy; null: -A log pi, without a ratio."""
 
 
 def policy_loss(scores: Scores, batch: OfflineBatch, rl: Rl) -> LossTerms:

@@ -1,4 +1,4 @@
-"""UNA: the implicit reward of a policy is fitted to an explicit one."""
+"""UNA: fits the policy's implicit reward to an explicit one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CARD = Card(
     equation="loss = dist(beta h, z), h = log pi - log pi_ref, z the explicit reward, mean over a pair's two members; dist: mse "
     "(beta h - z)^2, bce -z log sigmoid(beta h) - (1 - z) log sigmoid(-beta h), logistic -log sigmoid(beta D)",
     assumptions="pairs of data/annotated/<domain>, whose members are used as single examples; z in [0, 1]: whether the "
-    "continuation ends right (preference.level: step: how often the policy does after the action)",
+    "continuation succeeds (preference.level: step: how often the policy succeeds after the action)",
     reduces_to="settings.distance logistic: DPO; bce at h = 0: log 2",
     tested_by="tests/algorithms/test_survey.py",
     switch="rl.algorithm: una",
@@ -28,7 +28,7 @@ CARD = Card(
 
 class Settings(Section):
     distance: Literal["mse", "bce", "logistic"] = "mse"
-    """Between implicit and explicit reward; logistic takes of the explicit one the order alone."""
+    """Distance between implicit and explicit reward; logistic uses only the order of explicit rewards."""
 
 
 def preference(pairs: PairScores, rl: Rl) -> Tensor:

@@ -7,7 +7,7 @@ CARD = Card(
     title="VSPO with progressive reward shaping",
     paper="Su et al., Progressive Reward Shaping and Value-based Sampling, arXiv 2512.07478",
     equation="VSPO on R = sum_k w_k s_k prod over j<k of 1[s_j >= tau_j]: format, then tool call, then outcome (reward.prs; "
-    "grpo takes it too, with reward.kind: prs)",
+    "also for grpo and others, with reward.kind: prs)",
     assumptions="as VSPO; the stages' order is the paper's, the algebra ours; a stage's score is the environment's term of "
     "that name",
     reduces_to="one stage of weight 1 that scores the outcome: VSPO",

@@ -1,14 +1,14 @@
-"""Entropy-triggered branching: where an answer of the environment leaves the policy uncertain, further episodes branch off
-(ARPO, arXiv 2507.19849).
+"""Entropy-triggered branching: further episodes branch off after observations that leave the policy uncertain (ARPO, arXiv
+2507.19849).
 
 H_t is the entropy of a turn's first tokens over the most likely candidates, summed (the authors' code) or averaged, over
 ln(vocabulary size); dH = H_t - H_0, the rise since the first turn. An episode branches if
 
     clip(u - entropy_weight * dH, 0, 1) <= base,  u ~ U(0, 1),   so   P(branch) = clip(base + entropy_weight * dH, 0, 1),
 
-up to beam - 1 times, while the group has places. The draw is deliberate: entropy alone would branch at one place again and
-again. Under probe: answer (the paper) the turn behind an answer decides on branches at that answer; under call (the code) it is
-the turn that called for it, so that the first answer's dH is 0.
+up to beam - 1 times, while the group is not full. The draw is deliberate: entropy alone would always branch at the same place.
+With probe: answer (the paper) the turn after an observation decides on branches there; with call (the code) it is the turn
+before it, so that dH at the first observation is 0.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 
 
 KINDS = ("random", "entropy")
-"""Kinds of branching that `EntropyPlan` plays."""
+"""Kinds of branching that `EntropyPlan` implements."""
 
 
 class Branching(Part):
-    """How a group is played: its episodes one beside the other, or some of them as branches of others."""
+    """Whether the episodes of a group are played independently, or some of them branch off others."""
 
     data = ("episodes",)
 
     kind: Literal["none", "random", "entropy", "own"] = "none"
-    """`entropy`: episodes branch after an answer of the environment, the likelier the more entropy has risen; `random`: with the
-    same chance everywhere."""
+    """`entropy`: episodes branch after observations, with a probability that grows with the rise in entropy; `random`: with the
+    same probability everywhere."""
     initial: Annotated[Count | None, AppliesTo("kind", "entropy", "random")] = None
-    """Episodes of a group that start from the task; the places up to group_size are for branches."""
+    """Episodes of a group that start from the task; the others, up to group_size, are branches. null: half of them."""
     beam: Annotated[Count, AppliesTo("kind", "entropy", "random")] = 2
-    """An episode that branches becomes at most this many; 1: none branches."""
+    """An episode that branches becomes at most this many episodes; 1: no branching."""
     base: Annotated[Share, AppliesTo("kind", "entropy", "random")] = 0.5
-    """Chance of a branch where entropy has not risen."""
+    """Probability of a branch if entropy has not risen."""
     entropy_weight: Annotated[NonNegative, AppliesTo("kind", "entropy")] = 0.2
-    """What a rise of the normalised entropy by 1 adds to that chance."""
+    """Increase of that probability per unit of rise in normalised entropy."""
     tokens: Annotated[Count, AppliesTo("kind", "entropy")] = 20
-    """Tokens at the start of a turn that entropy is taken over."""
+    """Number of tokens at the start of a turn over which entropy is computed."""
     candidates: Annotated[int, Field(ge=2), AppliesTo("kind", "entropy")] = 10
-    """Most likely tokens that entropy is taken over."""
+    """Number of most likely tokens over which entropy is computed."""
     aggregate: Annotated[Literal["sum", "mean"], AppliesTo("kind", "entropy")] = "sum"
-    """Of the tokens' entropies, each over the log of the vocabulary size."""
+    """How the tokens' entropies, each divided by the log of the vocabulary size, are combined."""
     probe: Annotated[Literal["call", "answer"], AppliesTo("kind", "entropy")] = "answer"
-    """Which turn's entropy decides on a branch behind an answer: of the turn that called for it, or of the one that follows."""
+    """Turn whose entropy decides on a branch after an observation: call: the turn before it; answer: the turn after it."""
     inherit: Annotated[bool, AppliesTo("kind", "entropy")] = True
-    """A branch's rise counts from its parent's first turn; False: from its own."""
+    """Whether a branch's rise is measured from its parent's first turn, or from its own."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
@@ -73,18 +73,18 @@ class Branching(Part):
             return
         if played < 2:
             raise ParamsError(
-                f"rl.branching makes branches of the episodes of a group that the policy plays, and there is {played} "
-                f"(rl.group_size less rl.external.per_group); raise rl.group_size"
+                f"rl.branching needs at least 2 episodes of a group that the policy plays, and there is {played} (rl.group_size "
+                f"minus rl.external.per_group); raise rl.group_size"
             )
         if (self.initial or 1) > played:
             raise ParamsError(
                 f"rl.branching.initial is {self.initial}, more than the {played} episodes of a group that the policy plays "
-                f"(rl.group_size less rl.external.per_group); lower it, or raise rl.group_size"
+                f"(rl.group_size minus rl.external.per_group); lower it, or raise rl.group_size"
             )
 
 
 def branches(uniform: float, rise: float, base: float, weight: float) -> bool:
-    """Whether an episode branches, for one draw in [0, 1)."""
+    """Whether an episode branches, given a uniform draw in [0, 1)."""
     return base + weight * rise > 0 and min(max(uniform - weight * rise, 0.0), 1.0) <= base
 
 
@@ -96,15 +96,15 @@ def turn_entropy(entropies: Sequence[float], tokens: int, aggregate: str, vocabu
 
 @dataclass(frozen=True)
 class EntropyPlan:
-    """`stages.agent.branching.Plan` for branching.kind entropy and random, from resolved parameters; `vocabulary`: tokens that
-    the policy knows."""
+    """`stages.agent.branching.Plan` for branching.kind entropy and random, from resolved parameters; `vocabulary`: size of the
+    policy's vocabulary."""
 
     params: Branching
     vocabulary: int
 
     @property
     def candidates(self) -> int:
-        """None are needed where the chance is the same everywhere."""
+        """Candidates for the entropy; 0 for branching.kind: random, which needs no entropy."""
         return self.params.candidates if self.params.kind == "entropy" else 0
 
     def initial(self, size: int) -> int:
@@ -122,15 +122,15 @@ class EntropyPlan:
         return now - then
 
     def place(self, path: Path) -> int:
-        """How many turns a branch of the path would take over; 0 if there is no answer to branch behind."""
+        """How many turns a branch of the path would inherit; 0 if there is no observation to branch after."""
         if self.params.probe == "call":
             return len(path.entropies) if path.alive else 0
         taken = len(path.entropies) - 1
-        # Where a branch came from it does not branch once more: its parent has had its draws there.
+        # A branch does not branch again at its origin, for which its parent has already drawn.
         return taken if taken > path.inherited or not path.inherited else 0
 
     def grow(self, paths: Sequence[Path], free: int, *key: object) -> list[Fork]:
-        """See `stages.agent.branching.Plan`: rows in order, as long as there are places."""
+        """See `stages.agent.branching.Plan`: at most `free` forks, in the order of the paths."""
         forks: list[Fork] = []
         for path in paths:
             turns = self.place(path) if path.moved else 0

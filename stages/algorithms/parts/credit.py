@@ -49,18 +49,18 @@ class Credit(Part):
     residual: Annotated[
         Literal["none", "last_step", "spread"], AppliesTo("kind", "progress"), AppliesTo("step_reward", "spa")
     ] = "none"
-    """progress: which turns get what the contributions lack of the return."""
+    """progress: which turns receive the difference between the return and the sum of contributions."""
     step_weight: Annotated[Literal["one", "steps_to_go"], AppliesTo("kind", "progress")] = "one"
     """progress: steps_to_go multiplies the reward of turn i of N (from 0) by N - 1 - i, as in the authors' code."""
     grounding: Annotated[Literal["penalty", "share", "bonus"], AppliesTo("kind", "progress")] = "penalty"
-    """progress: penalty: -grounding_coef for each action that the environment did not understand; bonus: grounding_coef for each
-    that it did; share: that divided by the number of turns."""
+    """progress: penalty: -grounding_coef for each action that the environment rejected; bonus: grounding_coef for each that it
+    accepted; share: that divided by the number of turns."""
     grounding_coef: Annotated[NonNegative, AppliesTo("kind", "progress")] = 0.5
     """Weight of the grounding term."""
     key: Annotated[Literal["transition", "state_action"], AppliesTo("kind", "graph")] = "transition"
     """graph: steps are equal if state, action and next state are, or state and action."""
     history: Annotated[int, Field(ge=0, le=100), AppliesTo("kind", "graph")] = 1
-    """graph: how many preceding steps must be equal too."""
+    """graph: number of preceding steps that must be equal, too."""
     match: Annotated[Literal["exact", "cosine", "scrambled"], AppliesTo("kind", "graph")] = "exact"
     """graph: when states are equal: if their keys are; if the cosine similarity of their word counts is at least `threshold`;
     or never (scrambled, a control)."""

@@ -1,5 +1,4 @@
-"""The critic: how values of tokens or turns are learnt beside the policy, and whether its support has room for the
-returns."""
+"""The critic's settings, and the check that its support covers the returns."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def learns_values(rl: Rl) -> bool:
-    """Whether a resolved section asks for a critic, of tokens or of utterances."""
+    """Whether a resolved section uses a critic, of tokens or of turns."""
     return rl.advantage.estimator in ("gae", "utterance")
 
 
 def needs_critic(rl: Rl) -> bool:
-    """Whether a resolved section asks for a critic of tokens, which learns from the batch that the policy learns from."""
+    """Whether a resolved section uses a critic of tokens, which is trained on the policy's batches."""
     return rl.advantage.estimator == "gae" or (rl.advantage.estimator == "utterance" and rl.advantage.token_baseline)
 
 
@@ -36,39 +35,39 @@ class Critic(Part):
     """The critic of advantage.estimator gae or utterance."""
 
     learning_rate: Annotated[Positive, WITH_CRITIC] = 0.001
-    """AdamW's."""
+    """Learning rate of AdamW."""
     coef: Annotated[NonNegative, WITH_TOKEN_CRITIC] = 0.5
     """gae: weight of the critic's loss."""
     warmup_steps: Annotated[int, Field(ge=0), WITH_CRITIC] = 2
-    """Steps in which only the critic learns."""
+    """Number of first steps in which only the critic is trained."""
     head: Annotated[HeadParams, WITH_CRITIC] = HeadParams()
     init: Annotated[Literal["policy", "value_model"], WITH_CRITIC] = "policy"
-    """What it starts from: the policy's backbone with an untrained head, or annotate's step-value model, head and all."""
+    """Initial weights: the policy's backbone with an untrained head, or annotate's step-value model, head included."""
 
     def check(self, rl: Rl, method: Composition) -> None:
         if not learns_values(rl):
             return
         if self.warmup_steps >= rl.steps:
             raise ParamsError(
-                f"rl.critic.warmup_steps ({self.warmup_steps}) leaves none of the {rl.steps} steps to the policy; set it below "
+                f"rl.critic.warmup_steps ({self.warmup_steps}) leaves none of rl.steps ({rl.steps}) for the policy; set it below "
                 f"rl.steps"
             )
         if self.init == "value_model" and (not rl.reward.environments_own or rl.credit.kind == "progress"):
             raise ParamsError(
-                "rl.critic.init: value_model starts the critic at the environment's reward still to come, and rl.reward or "
-                "rl.credit puts other rewards in its place; set init to policy, or these to the environment's"
+                "rl.critic.init: value_model initialises the critic with the environment's expected reward-to-go, but rl.reward "
+                "or rl.credit replaces these rewards; set init to policy, or rl.reward and rl.credit to the environment's"
             )
         if shapes_returns(rl):
             _check_support(rl, *reward_range(rl))
 
 
 def shapes_returns(rl: Rl) -> bool:
-    """Whether returns are other than the environment's own; per-token penalties and bonuses for tool calls aside."""
+    """Whether returns differ from the environment's own, ignoring per-token penalties and bonuses for tool calls."""
     return not rl.reward.environments_own or rl.reward.overlong_penalty > 0 or rl.credit.kind == "progress"
 
 
 def check_returns(rl: Rl, low: float, high: float) -> None:
-    """Raise ParamsError where a resolved section's critic has no room for a domain's own returns, which lie in [low, high]."""
+    """Raise ParamsError if the critic's support does not cover a domain's own returns, which are in [low, high]."""
     if learns_values(rl) and not shapes_returns(rl):
         _check_support(rl, low, high)
 
@@ -81,8 +80,8 @@ def _check_support(rl: Rl, low: float, high: float) -> None:
 
 
 def reward_range(rl: Rl) -> tuple[float, float]:
-    """The smallest and the largest return that is sure to come up where the environment's is in [0, 1]: after shaping, and with
-    one turn's grounding; per-token penalties and bonuses for tool calls aside."""
+    """The smallest and the largest return that are certain to occur if the environment's are in [0, 1]: after shaping and one
+    turn's grounding, ignoring per-token penalties and bonuses for tool calls."""
     reward = rl.reward
     low, high = 0.0, largest_reward(reward)
     if rl.credit.kind == "progress" and rl.credit.grounding_coef:

@@ -1,4 +1,4 @@
-"""How tasks are drawn while training. What draws them: stages/training/rl/curriculum.py. Light to import."""
+"""Settings of task sampling in training; stages/training/rl/curriculum.py implements it. Light to import."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stages.runtime.validation import Section, Share
 
 
 class Curriculum(Section):
-    """How training tasks are drawn."""
+    """How training tasks are sampled."""
 
     kind: Literal["uniform", "difficulty", "value"] = "difficulty"
-    """`difficulty`: tasks are drawn with weight p(1-p) + floor, p the success measured by rollout and updated while training;
-    `value`: p starts at what annotate's step-value model gives the task's first observation, so that all tasks have one."""
+    """`difficulty`: tasks are sampled with weight p(1-p) + floor, p the success rate measured by rollout and updated during
+    training; `value`: p starts as the prediction of annotate's step-value model for the first observation, for every task."""
     floor: Share = 0.05
     """difficulty, value: added to every task's weight."""

@@ -1,16 +1,16 @@
-"""Loss of external tokens: demonstrations that join the policy's own episodes in their groups.
+"""Demonstrations as members of the policy's groups, and the loss of their (external) tokens.
 
 With p and p_old the policy's probability of a token now and before the step, and A the advantage of the token's episode in its
-group, the loss is -A C r, where C = (1 - sg[p])^gamma is the exploration weight (high where the policy does not expect the token)
-and r one of
+group, the loss is -A C r, where C = (1 - sg[p])^gamma is the exploration weight (high for tokens unlikely under the policy) and r
+one of
 
     mis   2 p / (p_w + p_old), p_w = mix p_old + (1 - mix) U   multiple importance sampling (Dong et al., arXiv 2508.00222): the
                                                                unknown behaviour policy is a mixture with a uniform one
     pi    p                                                    assumes that the behaviour policy's probability is 1
     old   p / p_old                                            assumes that the policy wrote the demonstration itself
 
-or it is -coef log p (sft), whatever the reward. U is 1 / vocabulary in the paper and 1 in its code, which makes two different
-methods: with U = 1/V and p_old >> U, r is about 4/3 at p = p_old; with U = 1 it is about 4 p for small p.
+or it is -coef log p (sft), whatever the reward. U is 1 / vocabulary in the paper and 1 in its code, which are different methods:
+with U = 1/V and p_old >> U, r is about 4/3 at p = p_old; with U = 1 it is about 4 p for small p.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class External(Part):
-    """Curated demonstrations of the task as members of the policy's groups."""
+    """Demonstrations of the task as members of the policy's groups."""
 
     data = ("episodes",)
 
@@ -48,9 +48,9 @@ class External(Part):
     mix: Annotated[Share, AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 0.5
     """mis: the unknown behaviour policy is p_w = mix * p_old + (1 - mix) * U."""
     u: Annotated[Positive | Literal["vocabulary"], AppliesAboveZero("per_group"), AppliesTo("loss", "mis")] = 1.0
-    """mis: U, a number, or one over the size of the vocabulary."""
+    """mis: U, a number, or `vocabulary` for one over the vocabulary size."""
     ratio_max: Annotated[Positive | None, AppliesAboveZero("per_group"), AppliesTo("loss", "mis", "pi", "old")] = None
-    """mis, pi, old: the ratio is cut there, and has no gradient beyond."""
+    """mis, pi, old: the ratio is clipped at this value, without a gradient beyond it."""
     gamma: Annotated[NonNegative, AppliesAboveZero("per_group"), AppliesTo("loss", "mis", "pi", "old")] = 0.0
     """mis, pi, old: exploration-based advantage, C = (1 - p)^gamma; 0: C = 1."""
     coef: Annotated[NonNegative, AppliesAboveZero("per_group"), AppliesTo("loss", "sft")] = 1.0
@@ -60,13 +60,13 @@ class External(Part):
         count = self.per_group
         if count and count >= rl.group_size:
             raise ParamsError(
-                f"rl.external.per_group is {count} and rl.group_size {rl.group_size}, which leaves no episode of the policy's "
-                f"own; lower per_group, or raise group_size"
+                f"rl.external.per_group is {count} and rl.group_size {rl.group_size}, which leaves no episode for the policy; "
+                f"lower per_group, or raise group_size"
             )
         if count and rl.advantage.estimator == "gae":
             raise ParamsError(
-                "rl.external.per_group is above 0 and rl.advantage.estimator gae: the critic would learn the returns of another "
-                "policy; set per_group to 0, or estimator to group"
+                "rl.external.per_group is above 0 with rl.advantage.estimator: gae, so the critic would be trained on another "
+                "policy's returns; set per_group to 0, or estimator to group"
             )
 
 

@@ -23,7 +23,7 @@ from pydantic import Field
 from stages.algorithms.parts.advantage import group_sums
 from stages.algorithms.parts.part import AppliesIf, AppliesTo, Part
 from stages.algorithms.parts.reward import largest_reward
-from stages.algorithms.rewards.settings import PrsStage
+from stages.algorithms.parts.shaping import PrsStage
 from stages.runtime.validation import NonNegative, ParamsError, Positive
 from stages.seeding import stream
 
@@ -49,9 +49,9 @@ class GroupResampling(Part):
     data = ("episodes",)
 
     kind: Literal["none", "exclude", "resample", "random", "value", "own"] = "none"
-    """Whether such groups are kept, excluded, replaced by playing further tasks, or replaced by copies of others."""
+    """Whether groups of equal rewards are kept, excluded, replaced by playing further tasks, or replaced by copies of others."""
     rounds: Annotated[int, Field(ge=1, le=100), AppliesTo("kind", "resample")] = 3
-    """resample: how often further tasks are played, at most."""
+    """resample: maximum number of rounds of further tasks."""
     replace: Annotated[Literal["zero_advantage", "low_value"], AppliesTo("kind", "random", "value")] = "zero_advantage"
     """random, value: which groups are replaced: those of equal rewards, or also those whose value V is at most min_value."""
     min_value: Annotated[NonNegative, AppliesTo("replace", "low_value")] = 0.05
@@ -106,7 +106,7 @@ def dead_groups(batch: TrajectoryBatch) -> int:
 
 
 def forward_rows(batch: TrajectoryBatch, without: Tensor | None = None) -> Tensor:
-    """Indices [b] int64 of the rows to run through the model: those with policy tokens and a weight above 0, less the rows
+    """Indices [b] int64 of the rows to run through the model: those with policy tokens and a weight above 0, except the rows
     `without` [B] bool."""
     import torch
 
@@ -205,7 +205,7 @@ def resample(
 
 
 def _values(batch: TrajectoryBatch, params: GroupResampling, stages: Sequence[PrsStage]) -> Tensor:
-    """Task values of the groups [N], from the reward or from what the last stage alone contributes to it."""
+    """Task values of the groups [N], from the reward or from the last stage's contribution to it."""
     import torch
 
     rewards = batch.rewards

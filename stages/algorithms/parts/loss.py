@@ -1,6 +1,6 @@
 """Policy losses per token (pure functions of the current log-probabilities [b, T]), KL estimators, and aggregation.
 
-Denominators are taken over the whole minibatch before it is split into micro-batches, so the split changes neither loss nor
+Denominators are computed over the entire minibatch before it is split into micro-batches, so the split changes neither loss nor
 gradient.
 """
 
@@ -27,7 +27,7 @@ class Loss(Part):
     """The policy loss."""
 
     kind: Literal["policy_gradient", "importance", "ppo_clip", "gspo", "cispo", "own"] = "policy_gradient"
-    """policy_gradient: REINFORCE; importance: with importance ratios, not clipped; ppo_clip: PPO; gspo: PPO with one ratio per
+    """policy_gradient: REINFORCE; importance: with unclipped importance ratios; ppo_clip: PPO; gspo: PPO with one ratio per
     episode; cispo: clipped ratios as weights of REINFORCE."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0), AppliesTo("kind", "ppo_clip", "gspo", "cispo", "own")] = 0.2
     """Importance ratios are clipped from below at 1 - clip_low."""
@@ -36,7 +36,7 @@ class Loss(Part):
     dual_clip: Annotated[Annotated[float, Field(gt=1.0)] | None, AppliesTo("kind", "ppo_clip")] = None
     """ppo_clip: the loss of a token with A < 0 is at most dual_clip * |A|."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = "token_mean"
-    """How per-token losses become one number."""
+    """How per-token losses are averaged."""
     constant_length: Annotated[Count | None, AppliesTo("aggregation", "constant")] = None
     """constant: token sums are divided by this times the number of episodes. null: model.max_length."""
     kl_coef: NonNegative = 0.0
@@ -191,7 +191,7 @@ def kl_estimate(logprobs: Tensor, logprobs_ref: Tensor, kind: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Denominators:
-    """What `aggregate` divides by, over a whole minibatch; see `denominators`."""
+    """Divisors of `aggregate`, over an entire minibatch; see `denominators`."""
 
     tokens: float
     sequences: float

@@ -1,6 +1,6 @@
-"""What methods share that learn off-policy from an offline dataset: settings, the batch, the networks' scores, two plain losses.
+"""Shared parts of methods that learn from an offline dataset: settings, the batch, the networks' scores, loss terms.
 
-Every loss is a sum of weighted terms per token; weights are computed over the whole optimiser step, so that the split into
+Every loss is a weighted sum over tokens. Weights are computed over the entire optimiser step, so that the split into
 micro-batches changes nothing.
 """
 
@@ -22,14 +22,14 @@ Discount = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class OfflineSettings(Section):
-    """Keys of rl.settings that all of these methods have."""
+    """Keys of rl.settings that all these methods have."""
 
     per_step: Count = 64
     """Episodes per optimiser step."""
     real_share: Share = 0.5
-    """Share of these that is ground truth: the expert's demonstrations and other known solutions."""
+    """Share of ground truth among them: the expert's demonstrations and other known solutions."""
     other_share: Share = 0.25
-    """Share of these that others played: known mistakes, records of games, noisy demonstrations. The rest are the SFT policy's
+    """Share of episodes by others among them: known mistakes, recorded games, noisy demonstrations. The rest are the SFT policy's
     own rollouts. A kind without episodes is replaced by the others."""
     beta_ce: NonNegative = 0.5
     """Weight of the negative log-probability of the ground truth."""
@@ -37,7 +37,7 @@ class OfflineSettings(Section):
     @model_validator(mode="after")
     def _shares(self) -> OfflineSettings:
         if self.real_share + self.other_share > 1:
-            raise ValueError(f"real_share ({self.real_share:g}) and other_share ({self.other_share:g}) add up to more than 1")
+            raise ValueError(f"real_share ({self.real_share:g}) and other_share ({self.other_share:g}) sum to more than 1")
         return self
 
 
@@ -50,26 +50,26 @@ class OfflineBatch(Extra):
     token_ids: Tensor
     """[B, T] int64."""
     mask: Tensor
-    """[B, T] bool: tokens that whoever played chose."""
+    """[B, T] bool: tokens chosen by the player of the episode."""
     rewards: Tensor
-    """[B, T] float32: of a turn, on its last token."""
+    """[B, T] float32: each turn's reward, on its last token."""
     real: Tensor
-    """[B] bool: ground truth."""
+    """[B] bool: whether the episode is ground truth."""
     baseline: Tensor
     """[B] float32: mean return of the SFT policy's own episodes of the task (of all tasks, if it has none)."""
     weight: Tensor
-    """[B] float32: of each token's term, 1 / (tokens of the episode * episodes of the step)."""
+    """[B] float32: weight of each token's term, 1 / (tokens of the episode * episodes of the step)."""
     real_weight: Tensor
-    """[B] float32: the same over the step's ground truth alone, 0 for other episodes."""
+    """[B] float32: the same over the step's ground truth only, 0 for other episodes."""
     logprobs_ref: Tensor
     """[B, T] float32: log-probabilities of the tokens under the frozen SFT policy."""
     best_ref: Tensor
-    """[B, T] float32: log-probabilities of its likeliest tokens at the same positions."""
+    """[B, T] float32: log-probabilities of that policy's most likely tokens at the same positions."""
     greedy: Tensor
-    """[B, T] int64: these likeliest tokens; the lowest id of equals."""
+    """[B, T] int64: these most likely tokens; the lowest id among equals."""
 
     def take(self, rows: list[int], device: torch.device | str = "cpu") -> OfflineBatch:
-        """Some rows, cut to the longest, on `device`."""
+        """The batch of some rows, cut to their longest, on `device`."""
         import torch
 
         picked = self.rows(torch.tensor(rows))
@@ -87,13 +87,13 @@ class Scores:
     logprobs: Tensor | None = None
     """The policy's log-probabilities of the tokens, with gradient."""
     best: Tensor | None = None
-    """... of its own likeliest tokens."""
+    """Its log-probabilities of its own most likely tokens."""
     greedy: Tensor | None = None
-    """... of the frozen SFT policy's likeliest tokens."""
+    """Its log-probabilities of the frozen SFT policy's most likely tokens."""
     value: Tensor | None = None
     """The value network's output, before it is bounded."""
     residual: Tensor | None = None
-    """What the policy's learner adds to that."""
+    """The residual head's output, which is added to `value`."""
 
 
 def required(scores: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses on preference pairs: pure functions of log-probabilities of a winner and a loser after a common history. Minimised.
+"""Losses on preference pairs: pure functions of log-probabilities of a winner and a loser after a common history.
 
 Symbols: l the sum of log pi over a continuation's policy tokens, lbar the mean; h = l - l_ref; D = h(winner) - h(loser);
 s = log sigmoid. `beta`, `gamma` and the others are keys of rl.preference.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Preference(Part):
-    """Offline optimisation on preference pairs; for the algorithms that learn from them."""
+    """Offline optimisation on preference pairs, for algorithms that learn from them."""
 
     switch, data = "loss", ("pairs",)
 
@@ -32,34 +32,35 @@ class Preference(Part):
     loss: Literal["dpo", "cdpo", "robust_dpo", "slic", "ipo", "kto", "orpo", "simpo", "cpo", "sppo", "own"] = "dpo"
     """The loss of a pair."""
     level: Literal["step", "trajectory"] = "trajectory"
-    """What a pair of trees compares: the two actions, or each with what followed it to the nearest right and wrong end."""
+    """What a pair from a tree compares: the two actions, or each with its continuation to the nearest successful or failed
+    end."""
     pairs_per_step: Count = 32
     """Pairs in one optimiser step."""
     beta: Positive = 0.1
-    """Scale of log-ratios of policy and reference."""
+    """Factor on the log-ratio of policy and reference."""
     gamma: Annotated[NonNegative, AppliesTo("loss", "simpo")] = 0.5
-    """simpo: target margin, outside beta."""
+    """simpo: target margin, not multiplied by beta."""
     smoothing: Annotated[float, Field(ge=0.0, lt=0.5), AppliesTo("loss", "cdpo", "robust_dpo")] = 0.1
     """cdpo, robust_dpo: assumed share of pairs with the labels swapped."""
     length_normalise: Annotated[bool, AppliesTo("loss", "ipo")] = False
-    """ipo: log-probabilities per token in place of sums."""
+    """ipo: mean log-probabilities per token instead of sums."""
     desirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
-    """kto: weight of desirable episodes."""
+    """kto: weight of desirable examples."""
     undesirable: Annotated[Positive, AppliesTo("loss", "kto")] = 1.0
-    """kto: weights of the two kinds."""
+    """kto: weight of undesirable examples."""
     nll_coef: Annotated[NonNegative, AppliesTo("loss", "cpo", "orpo")] = 1.0
     """cpo, orpo: weight of the winner's negative log-probability."""
 
     def check(self, rl: Rl, method: Composition) -> None:
         if self.loss == "kto" and self.pairs_per_step == 1:
             raise ParamsError(
-                "rl.preference.pairs_per_step is 1, and kto compares with the continuations of other pairs; set it to at least 2"
+                "rl.preference.pairs_per_step is 1, but kto compares with continuations of other pairs; set it to at least 2"
             )
 
 
 @dataclass(frozen=True)
 class PairScores:
-    """P pairs, all tensors [P] float32."""
+    """Scores of P pairs; all tensors are [P] float32."""
 
     win: Tensor
     lose: Tensor
@@ -72,7 +73,7 @@ class PairScores:
     """Policy tokens of the continuations."""
     win_value: Tensor
     lose_value: Tensor
-    """What the continuations are worth, in [0, 1]: whether they end right; at level step, how often the policy then does."""
+    """Values of the continuations in [0, 1]: whether they succeed; at level step, how often the policy succeeds after them."""
     mismatched: float = 0.0
     """kto: z0, the mean h of continuations after other pairs' histories, at least 0."""
 
@@ -199,12 +200,12 @@ LOSSES: dict[str, Callable[[PairScores, Preference], Tensor]] = {
 
 
 def margin(pairs: PairScores, loss: str) -> Tensor:
-    """By how much a pair is ranked right, [P] nats: difference of mean log-probabilities where the loss takes means and no
-    reference (orpo, simpo), of sums for cpo, D for the rest. Right where above 0."""
+    """The margin of each pair, [P] nats, positive if it is ranked correctly: the difference of mean log-probabilities for losses
+    on means without a reference (orpo, simpo), of sums for cpo, D for the others."""
     if loss in ("orpo", "simpo"):
         return pairs.win_mean - pairs.lose_mean
     return pairs.win - pairs.lose if loss == "cpo" else pairs.difference
 
 
 REFERENCE_FREE = ("orpo", "simpo", "cpo")
-"""Losses that do without the frozen reference."""
+"""Losses that need no frozen reference."""

@@ -1,12 +1,12 @@
 """Step rewards from a progress estimator (SPA, arXiv 2505.20732): the return divided among the turns that earned it.
 
-`rl.credit.kind: progress`, before the advantage is estimated. With contributions c_i of N turns and g_i = 1 where the environment
-understood turn i's action,
+`rl.credit.kind: progress`, before the advantage is estimated. With contributions c_i of N turns and g_i = 1 if the environment
+accepted turn i's action,
 
     r_i = weight * c_i + grounding_coef * g_i  (bonus)    or    - grounding_coef * (1 - g_i)  (penalty).
 
 A bonus is paid for every turn, so longer episodes earn more; `share` divides it by N; the penalty, the default, pays nothing for
-a turn that changes nothing. `residual` assigns what the contributions lack of the return: to the last turn, or evenly to all.
+a turn that changes nothing. `residual` adds the difference between return and contributions to the last turn, or evenly to all.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def contributions(batch: TrajectoryBatch, params: Credit) -> Tensor:
 
 
 def grounding(batch: TrajectoryBatch, params: Credit) -> Tensor:
-    """Rewards for actions that were understood, [B, U]. Raises ValueError if the batch does not have `accepted`."""
+    """Rewards for accepted actions, [B, U]. Raises ValueError if the batch does not have `accepted`."""
     if batch.accepted is None:
-        raise ValueError("rl.credit.grounding needs the batch's `accepted` (which actions were understood), and it has none")
+        raise ValueError("rl.credit.grounding needs the batch's `accepted` (which actions the environment accepted)")
     real, understood, coef = batch.real_turns, batch.accepted.float(), params.grounding_coef
     if params.grounding == "penalty":
         return coef * (understood - 1.0) * real

@@ -1,4 +1,4 @@
-"""The replay buffer: what it holds and draws, and how often critic and policy learn."""
+"""Settings of the replay buffer: its content, its samples, and the updates of critic and policy."""
 
 from __future__ import annotations
 
@@ -21,49 +21,48 @@ def _plays(rl: Rl) -> bool:
 
 
 class Replay(Part):
-    """Learning off-policy, with advantage.estimator utterance: whole episodes are kept, and critic and policy learn from draws
-    of them."""
+    """Off-policy learning with advantage.estimator utterance: critic and policy are trained on samples of stored episodes."""
 
     applies = AppliesTo("advantage.estimator", "utterance")
 
     records: list[Literal["rollouts", "demonstrations", "games"]] = []
-    """Recorded episodes of the training tasks that can be drawn from the start: those of the stage rollout, demonstrations of
-    expert and noisy expert, game records. What a domain does not have is left out."""
-    capacity: Annotated[Count, AppliesIf(_plays, "an algorithm that plays episodes to keep")] = 100_000
-    """Turns of played episodes that are kept; the oldest episodes make room."""
+    """Recorded episodes of the training tasks in the buffer from the start: those of the stage rollout, demonstrations of expert
+    and noisy expert, recorded games; those that a domain lacks are omitted."""
+    capacity: Annotated[Count, AppliesIf(_plays, "an algorithm that plays episodes")] = 100_000
+    """Maximum number of stored turns of played episodes; the oldest episodes are dropped."""
     episodes: Count = 16
-    """Drawn for each optimiser step, with replacement; it learns from all their turns."""
+    """Episodes sampled for each optimiser step, with replacement; all their turns are used."""
     critic_updates: Count = 20
     """Optimiser steps of the critic per step."""
     policy_updates: Count = 2
-    """Batches per step that the policy learns from, after the critic. actions: played: the same one each time; the default is
-    then 1."""
+    """Batches per step on which the policy is trained, after the critic. actions: played: the same batch each time, and the
+    default is 1."""
     tau: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
-    """Polyak rate of the target network, which follows each update of the critic; 1: a copy."""
+    """Polyak rate of the target network, updated after each update of the critic; 1: a copy."""
     value_target: Literal["policy", "expectile"] = "policy"
-    """What V learns. policy: Q of actions that the policy draws anew; expectile: of the recorded action, by expectile regression
-    (implicit Q-learning), so that no action is valued that the records lack."""
+    """Target of V. policy: Q of actions newly sampled from the policy; expectile: Q of the recorded action by expectile
+    regression (implicit Q-learning), so that no unrecorded action is evaluated."""
     samples: Annotated[Count, AppliesTo("value_target", "policy")] = 1
-    """policy: actions drawn per turn."""
+    """policy: actions sampled per turn."""
     expectile: Annotated[float, Field(gt=0.0, lt=1.0), AppliesTo("value_target", "expectile")] = 0.9
-    """expectile: 0.5 is the mean; towards 1 V becomes the best recorded action's Q."""
+    """expectile: 0.5 gives the mean; towards 1, V approaches the Q of the best recorded action."""
     bootstrap_truncated: bool = False
-    """Where a limit cut the episode, the last turn's target goes on with V; False: the limit is the end."""
+    """Whether to bootstrap with V after the last turn of a truncated episode; False: truncation is an end."""
     actions: Literal["fresh", "played", "recorded"] = "fresh"
-    """What the policy learns from. fresh: actions that it draws anew after histories of drawn episodes; played: the step's own
-    episodes; recorded: the actions of drawn episodes."""
+    """Actions on which the policy is trained. fresh: newly sampled after histories of sampled episodes; played: the step's own
+    episodes; recorded: those of sampled episodes."""
 
     @classmethod
     def derive(cls, given: Rl, values: dict[str, Any], max_length: int | None) -> None:
         if "policy_updates" not in given.replay.model_fields_set and values["replay"]["actions"] == "played":
-            # The episodes were played once, by the policy as it was before the first batch.
+            # These episodes were played by the policy before its first update of the step.
             values["replay"]["policy_updates"] = 1
 
     def check(self, rl: Rl, method: Composition) -> None:
         if method.data == "offline_replay":
             self._check_records(rl, method.card.slug)
         if rl.advantage.estimator == "utterance":
-            self._check_utterances(rl)
+            self._check_turn_critic(rl)
 
     def _check_records(self, rl: Rl, slug: str) -> None:
         if rl.advantage.estimator != "utterance":
@@ -72,11 +71,11 @@ class Replay(Part):
                 f"learns from an offline dataset; set it to null"
             )
         if not self.records:
-            raise ParamsError(f"rl.replay.records is empty, and algorithm {slug} has nothing else to learn from; name some")
+            raise ParamsError(f"rl.replay.records is empty, and algorithm {slug} has no other data; list some")
         if self.actions == "played":
-            raise ParamsError(f"rl.replay.actions: played, and algorithm {slug} plays none; set it to recorded or fresh")
+            raise ParamsError(f"rl.replay.actions is played, but algorithm {slug} plays no episodes; set it to recorded or fresh")
 
-    def _check_utterances(self, rl: Rl) -> None:
+    def _check_turn_critic(self, rl: Rl) -> None:
         other = {
             "group_resampling.kind": (rl.group_resampling.kind, "none"),
             "branching.kind": (rl.branching.kind, "none"),
@@ -87,19 +86,19 @@ class Replay(Part):
         for key, (value, none) in other.items():
             if value != none:
                 raise ParamsError(
-                    f"rl.{key}: {value} acts on returns and groups of one step's episodes, and rl.advantage.estimator: utterance "
-                    f"learns values of turns from all steps' episodes; set it to {none} (demonstrations: rl.replay.records)"
+                    f"rl.{key}: {value} applies to returns and groups of one step's episodes, but rl.advantage.estimator: "
+                    f"utterance learns values of turns from all steps' episodes; set it to {none} (for demonstrations, use "
+                    f"rl.replay.records)"
                 )
         if self.actions == "played" and self.policy_updates > 1 and rl.loss.kind == "policy_gradient":
             raise ParamsError(
                 f"rl.replay.policy_updates is {self.policy_updates}, and with rl.replay.actions: played all these batches are "
-                f"the same episodes, which the policy has moved away from after the first; rl.loss.kind: policy_gradient has no "
-                f"correction for that: set policy_updates to 1, loss.kind to importance, ppo_clip, gspo or cispo, or actions to "
-                f"fresh"
+                f"the same episodes, which are off-policy after the first update; rl.loss.kind: policy_gradient does not correct "
+                f"for that: set policy_updates to 1, loss.kind to importance, ppo_clip, gspo or cispo, or actions to fresh"
             )
         if self.actions == "recorded" and rl.loss.kind != "own":
             raise ParamsError(
-                f"rl.replay.actions: recorded lets the policy learn from actions of other policies, which rl.loss.kind: "
-                f"{rl.loss.kind} does not correct for; set it to fresh, or take algorithm archer_offline, which weighs them by "
+                f"rl.replay.actions: recorded trains the policy on actions of other policies, for which rl.loss.kind: "
+                f"{rl.loss.kind} does not correct; set it to fresh, or use algorithm archer_offline, which weights them by "
                 f"advantage"
             )

@@ -1,7 +1,7 @@
-"""Reward shaping on a batch: from the environment's rewards to those that advantages are made of.
+"""Reward shaping on a batch: from the environment's rewards to those from which advantages are computed.
 
-In this order: what is rewarded (`kind`), how often (`density`), what right and wrong are worth, the tool term, the length term.
-Where a part grades the whole episode, its reward falls on the last turn.
+In this order: the scored criterion (`kind`), the frequency of rewards (`density`), grades of success and failure, the tool term,
+the length term. Terms that grade the entire episode are added to the last turn's reward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stages.algorithms.parts.part import AppliesAboveZero, AppliesTo, Part
-from stages.algorithms.rewards.settings import PrsStage
+from stages.algorithms.parts.shaping import PrsStage, dense, hierarchical, overlong_term, single, staged, with_tool_bonus
 from stages.runtime.validation import Count, NonNegative, ParamsError, Positive
 
 if TYPE_CHECKING:
@@ -31,39 +31,39 @@ PRS_STAGES = [
 
 
 class Reward(Part):
-    """Reward shaping. What counts as success, for reports and the curriculum, is always the environment's own return."""
+    """Reward shaping. Success, in reports and the curriculum, is always determined by the environment's own return."""
 
     kind: Literal["environment", "prs", "hierarchical", "own"] = "environment"
-    """`hierarchical`: format_penalty for an episode with an action that was not understood, or without room for its end; else the
-    return, and multi_tool_bonus if it is above 0 and two tools were used."""
+    """`hierarchical`: format_penalty for an episode with a rejected action or one that ran out of tokens; else the return, plus
+    multi_tool_bonus if it is above 0 and two tools were used."""
     prs: Annotated[list[PrsStage], Field(min_length=1), AppliesTo("kind", "prs")] = PRS_STAGES
-    """Stages in order; their weights sum to the largest reward."""
+    """prs: the stages in order; their weights sum to the largest reward."""
     density: Literal["environment", "single", "dense"] = "environment"
-    """`single`: success alone, on the last turn; `dense`: the environment's increments over a common divisor."""
+    """`single`: 1 for success, on the last turn; `dense`: the environment's increments over a common divisor."""
     divisor: Annotated[Literal["max_total", "reference"], AppliesTo("density", "dense")] = "max_total"
-    """dense: `max_total` for all; `reference`: the number of positive increments of a success, max_total of a failure."""
+    """dense: `max_total` for all; `reference`: the number of positive increments for a success, max_total for a failure."""
     max_total: Annotated[Positive, AppliesTo("density", "dense")] = 1.0
-    """dense: the largest return that the environment's increments sum to."""
+    """dense: the largest sum of the environment's increments."""
     correct: float | None = None
-    """Return of a success in place of the environment's."""
+    """Return of a success, replacing the environment's."""
     wrong: float | None = None
-    """Return of a failure in place of the environment's."""
+    """Return of a failure, replacing the environment's."""
     format_penalty: Annotated[float, AppliesTo("kind", "hierarchical")] = -1.0
-    """hierarchical: return of an episode of bad format."""
+    """hierarchical: return of an episode with invalid format."""
     multi_tool_bonus: Annotated[NonNegative, AppliesTo("kind", "hierarchical")] = 0.1
-    """hierarchical: added where an episode of some success called two different tools."""
+    """hierarchical: added to a return above 0 if two different tools were called."""
     tool_bonus: NonNegative = 0.0
     """Added per tool call."""
     tool_bonus_on: Annotated[Literal["wrong", "both"], AppliesAboveZero("tool_bonus")] = "wrong"
-    """wrong: failures alone; both: successes too."""
+    """wrong: only failures; both: also successes."""
     tool_bonus_cap: Annotated[float | None, AppliesAboveZero("tool_bonus")] = None
     """Largest reward of a failure with its bonus."""
     overlong_penalty: NonNegative = 0.0
-    """Largest subtraction for length, environment's tokens included; 0: none."""
+    """Largest length penalty; the environment's tokens count, too. 0: none."""
     overlong_max: Annotated[Count | None, AppliesAboveZero("overlong_penalty")] = None
-    """Tokens after the prompt from which the whole penalty applies."""
+    """Tokens after the prompt from which the full penalty applies. null: model.max_length."""
     overlong_cache: Annotated[Count | None, AppliesAboveZero("overlong_penalty")] = None
-    """The penalty grows over this many tokens before overlong_max."""
+    """The penalty grows linearly over this many tokens before overlong_max. null: a fifth of overlong_max."""
     kl_coef: NonNegative = 0.0
     """Subtracted per token: kl_coef times the estimate of the sampling policy's KL from the reference."""
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], AppliesAboveZero("kl_coef")] = "k1"
@@ -84,32 +84,32 @@ class Reward(Part):
         self._check_outcome()
         if self.overlong_max is not None and self.overlong_cache is not None and self.overlong_cache > self.overlong_max:
             raise ParamsError(
-                f"rl.reward.overlong_cache ({self.overlong_cache}) is the last part of overlong_max ({self.overlong_max}), over "
-                f"which the penalty grows; set it to at most that"
+                f"rl.reward.overlong_cache ({self.overlong_cache}), the tokens before overlong_max over which the penalty grows, "
+                f"must be at most overlong_max ({self.overlong_max})"
             )
 
     def _check_kind(self) -> None:
         if self.kind == "prs":
             if self.density != "environment":
                 raise ParamsError(
-                    f"rl.reward.kind: prs scores whole episodes, and rl.reward.density: {self.density} would take the place of "
-                    f"its scores: set one of the two to environment"
+                    f"rl.reward.kind: prs scores entire episodes, and rl.reward.density: {self.density} would replace its "
+                    f"scores; set one of the two to environment"
                 )
             names = [stage.name for stage in self.prs]
             if len(set(names)) != len(names):
                 raise ParamsError(
-                    f"rl.reward.prs names a stage twice: {names}; give each stage a name of its own (`term` is what it scores)"
+                    f"rl.reward.prs names a stage twice: {names}; give each a different name (`term` selects what it scores)"
                 )
             if sum(stage.weight for stage in self.prs) <= 0:
-                raise ParamsError("rl.reward.prs: the weights of all stages are 0, and no reward would be left; set one above 0")
+                raise ParamsError("rl.reward.prs: the weights of all stages are 0, so all rewards would be; set one above 0")
         if self.kind == "hierarchical" and self.density != "environment":
             raise ParamsError(
-                f"rl.reward.kind: hierarchical scores whole episodes, and rl.reward.density: {self.density} would put other "
-                f"rewards in their place: set one of the two to environment"
+                f"rl.reward.kind: hierarchical scores entire episodes, and rl.reward.density: {self.density} would replace its "
+                f"scores; set one of the two to environment"
             )
 
     def _check_outcome(self) -> None:
-        """The grades of right and wrong answers."""
+        """Check the grades of success and failure."""
         if (self.correct is None) != (self.wrong is None):
             raise ParamsError("rl.reward.correct and wrong replace the environment's return together: set both, or neither")
         if self.correct is None or self.wrong is None:
@@ -118,39 +118,40 @@ class Reward(Part):
             raise ParamsError(f"rl.reward.correct ({self.correct:g}) must be above wrong ({self.wrong:g})")
         if self.kind in ("prs", "hierarchical") or self.density != "environment":
             raise ParamsError(
-                f"rl.reward.correct and wrong grade the outcome alone, in place of what kind: {self.kind} and density: "
-                f"{self.density} give; set both to null, or these two to environment"
+                f"rl.reward.correct and wrong replace the rewards of kind: {self.kind} and density: {self.density}; set both to "
+                f"null, or these two to environment"
             )
         cap = self.tool_bonus_cap if self.tool_bonus else None
         if cap is not None and not self.wrong <= cap < self.correct:
             raise ParamsError(
-                f"rl.reward.tool_bonus_cap ({cap:g}) is the most that a failure gets with its bonus; it must lie from wrong "
-                f"({self.wrong:g}) to below correct ({self.correct:g})"
+                f"rl.reward.tool_bonus_cap ({cap:g}), the largest reward of a failure with its bonus, must be at least wrong "
+                f"({self.wrong:g}) and below correct ({self.correct:g})"
             )
 
     @property
     def environments_own(self) -> bool:
-        """Whether rewards are the environment's own; penalties and bonuses added to them aside."""
+        """Whether rewards are the environment's own, apart from penalties and bonuses added to them."""
         return self.kind == self.density == "environment" and self.correct is None and self.wrong is None
 
 
 def largest_reward(reward: Reward) -> float | None:
-    """The largest return that shaping gives, None where it is the environment's own."""
+    """The largest return after shaping; None if it is the environment's own."""
     if reward.kind == "prs":
         return sum(stage.weight for stage in reward.prs)
     return 1.0 + reward.multi_tool_bonus if reward.kind == "hierarchical" else reward.correct
 
 
 def known(batch: TrajectoryBatch, name: str, key: str) -> Tensor:
-    """A field of the batch that the shaping `key` needs. Raises ValueError if the batch does not carry it."""
+    """A field of the batch that the shaping `key` needs. Raises ValueError if the batch does not have it."""
     value = getattr(batch, name)
     if value is None:
-        raise ValueError(f"rl.reward.{key} needs the episodes' {name}, and this batch carries none")
+        raise ValueError(f"rl.reward.{key} needs the episodes' {name}, and this batch has none")
     return value
 
 
 def stage_score(batch: TrajectoryBatch, stage: PrsStage) -> Tensor:
-    """Score of one stage of progressive shaping, [B] in [0, 1]. Raises ValueError for an unknown term, naming those there are."""
+    """Score of one stage of progressive shaping, [B] in [0, 1]. Raises ValueError, listing the known ones, for an unknown
+    term."""
     import torch
 
     term = stage.term or stage.name
@@ -167,7 +168,7 @@ def stage_score(batch: TrajectoryBatch, stage: PrsStage) -> Tensor:
     if term in batch.terms:
         return batch.terms[term].clamp(0.0, 1.0)
     raise ValueError(
-        f"rl.reward.prs: stage '{stage.name}' asks for the term '{term}'; known: parse, tool, outcome"
+        f"rl.reward.prs: stage '{stage.name}' has the unknown term '{term}'; known: parse, tool, outcome"
         + "".join(f", {name}" for name in sorted(batch.terms))
     )
 
@@ -191,10 +192,8 @@ def with_terminal(batch: TrajectoryBatch, term: Tensor) -> TrajectoryBatch:
 
 
 def progressive(batch: TrajectoryBatch, stages: list[PrsStage]) -> TrajectoryBatch:
-    """R by `rewards.progressive.staged`; the stages' scores become terms `prs/<name>` and metrics."""
+    """The batch with returns by `staged`; the stages' scores become terms `prs/<name>` and metrics."""
     import torch
-
-    from stages.algorithms.rewards.progressive import staged
 
     scores = torch.stack([stage_score(batch, stage) for stage in stages], 1)
     rewards = staged(scores, [stage.weight for stage in stages], [stage.threshold for stage in stages])
@@ -204,7 +203,7 @@ def progressive(batch: TrajectoryBatch, stages: list[PrsStage]) -> TrajectoryBat
 
 
 def well_formed(batch: TrajectoryBatch) -> Tensor:
-    """Episodes [B] bool whose actions were all understood and that did not run out of tokens."""
+    """Episodes [B] bool whose actions were all accepted and that did not run out of tokens."""
     import torch
 
     accepted, overlong = known(batch, "accepted", "kind"), known(batch, "overlong", "kind")
@@ -213,12 +212,8 @@ def well_formed(batch: TrajectoryBatch) -> Tensor:
 
 
 def shape_rewards(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
-    """The batch with shaped `rewards` and `turn_rewards`; the same batch if nothing is to be shaped."""
+    """The batch with shaped `rewards` and `turn_rewards`; the batch itself without shaping."""
     import torch
-
-    from stages.algorithms.rewards.density import dense, single
-    from stages.algorithms.rewards.hierarchical import hierarchical
-    from stages.algorithms.rewards.terms import overlong_term, with_tool_bonus
 
     given = batch
     if params.kind == "prs":
@@ -259,7 +254,7 @@ def response_lengths(batch: TrajectoryBatch) -> Tensor:
 
 
 def kl_penalty(batch: TrajectoryBatch, params: Reward) -> TrajectoryBatch:
-    """The batch with `token_rewards` -kl_coef * KL estimate of the sampling policy from the reference, per token of its own.
+    """The batch with `token_rewards` -kl_coef * KL estimate of the sampling policy from the reference, per policy token.
 
     Raises ValueError without reference log-probabilities.
     """

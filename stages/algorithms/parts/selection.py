@@ -1,4 +1,4 @@
-"""Which training tasks rl may draw. What selects them: stages/training/rl/curriculum.py. Light to import."""
+"""Settings that restrict the training tasks of rl; stages/training/rl/curriculum.py applies them. Light to import."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Histogram(Section):
     """Shares of easy, medium and hard tasks; only their proportions matter."""
 
     easy: NonNegative = 1.0
-    """Tasks of a success rate of easy_min or more."""
+    """Tasks with a success rate of at least easy_min."""
     medium: NonNegative = 1.0
     """Tasks in between."""
     hard: NonNegative = 1.0
-    """Tasks of a success rate of hard_max or less."""
+    """Tasks with a success rate of at most hard_max."""
 
     @model_validator(mode="after")
     def _some(self) -> Histogram:
         if self.easy + self.medium + self.hard == 0:
-            raise ValueError("easy, medium and hard are all 0: no task would be left")
+            raise ValueError("easy, medium and hard are all 0, which selects no tasks; set one above 0")
         return self
 
 
 class Selection(Section):
-    """Which training tasks RL may draw."""
+    """Which training tasks RL may use."""
 
     kind: Literal["all", "model_aware"] = "all"
-    """`model_aware`: only tasks that rollout measured and that the SFT policy solves sometimes, weighted by `target`."""
+    """`model_aware`: only tasks that the SFT policy solved sometimes in rollout, weighted by `target`."""
     easy_min: Share = 0.75
     """Success rate from which a task is easy."""
     hard_max: Share = 0.25

@@ -64,7 +64,7 @@ AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: install
 	@echo "test: pytest, four at a time"
-	python -m pytest -q $(AT_ONCE)
+	python -m pytest -q $(AT_ONCE) --junitxml=.bellwether/tests.xml
 
 # Including tests of entire pipelines that take too long for `make test`.
 test-all: install
@@ -113,11 +113,14 @@ docs: install
 screenshots: install
 	python -m screenshots
 
-# The lock file constrains the extra's requirements. BENCH_ARGS=--force measures again even if nothing has changed.
+# The lock file constrains the extra's requirements. An interrupted run continues with what is missing; FRESH=1 measures again even
+# if nothing has changed.
 bench: install
-	@python -c 'import mergekit, trl' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
+	@python -c 'import mergekit, prefect_dask, prefect_ray, trl' 2> /dev/null \
+		|| pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
+	$(if $(FRESH),python -m benchmarks --fresh)
 	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
-	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
+	dvc --wait-for-lock repro reports/benchmarks/dvc.yaml
 	python -m benchmarks.documents
 
 # Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.

@@ -26,7 +26,7 @@ def speed_section(inputs: Inputs) -> Section | None:
     measured = {name: item for name, item in found[1].measured.items() if item.spans} if found else {}
     if not found or not measured:
         return None
-    ordered = {name: measured[name] for name in in_order(measured)}
+    ordered = {name: measured[name] for name in in_order({**now.work, **measured}) if name in measured}  # domains in their order
     section = Section("speed", "Speed", INTRO)
     caption = "Time of each stage by what its processes did, and use of the cores"
     drawing = draw("speed-parts", caption, stacked_parts, ordered)

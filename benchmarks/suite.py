@@ -48,7 +48,7 @@ SCENARIOS = {
     "merge": Scenario("merge:measure", repeats=3),
     "sandbox": Scenario("sandbox:measure"),
     "workers": Scenario("workers:measure", repeats=3),
-    "nodes": Scenario("nodes:measure", repeats=3),
+    "nodes": Scenario("nodes:measure", repeats=2),
     "profiles": Scenario("profiles:measure"),
     "scaling_rollouts": Scenario("scaling:rollouts", repeats=3),
     "scaling_steps": Scenario("scaling:steps", repeats=3),

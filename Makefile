@@ -1,17 +1,17 @@
-# make lifecycle   set up and run the whole pipeline        make test   set up and run the tests
+# make lifecycle   set up and run the pipeline              make test   set up and run the tests
 # make ui          browse the runs in MLflow                make lint   ruff and mypy
-# make serve       Prefect, schedules, MLflow, report       make serve-stop   end them
+# make serve       Prefect, schedules, MLflow, report       make serve-stop   stop them
 # make agent       the merged model behind OpenAI's API; MODEL=rl@search, MODEL=merged+q@search: another
 # make experiments a table of DVC's experiments             make plots  DVC's plots, without a network and as SVG
 # make test-all    the tests, slow ones too
-# make install     set up only (.venv, pinned)              make clean  remove checkpoints and caches of tools, keep the results
-# make keep        keep the finished run, so that later reports say what changed; NOTE="..." says what is special about it
-# make docs        write the generated pages: parameters and their schema, README's tables, methods, the board
-# make screenshots take the pictures of the pages in docs/ (Chromium and its driver; after make lifecycle)
-# make bench       measure speed beside TRL, transformers and mergekit (about an hour; leave the machine alone meanwhile)
-# make claims      run the experiments of reports/claims that are not done (hours; METHOD=lite_ppo: one), write the board
+# make install     set up only (.venv, pinned)              make clean  remove checkpoints and tool caches, keep results
+# make keep        keep the finished run, so that later reports show changes since then; NOTE="..." describes it
+# make docs        generate pages: parameters and their schema, README's tables, methods, the board
+# make screenshots take the screenshots in docs/ (needs Chromium and its driver; after make lifecycle)
+# make bench       compare speed with TRL, transformers and mergekit (about an hour, on an otherwise idle machine)
+# make claims      run unfinished experiments of reports/claims (hours; METHOD=lite_ppo: only one) and generate the board
 #
-# PYTHON=python3.12 picks the interpreter that makes .venv. TORCH_ARGS passes options to pip for torch alone, e.g. the index of
+# PYTHON=python3.12 selects the interpreter for .venv. TORCH_ARGS passes options to pip for torch only, e.g. the index of
 # PyTorch's small CPU builds.
 
 SHELL := /bin/bash
@@ -22,7 +22,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH_ARGS ?=
 VENV := .venv
-# Stages are started as `python -m stages.<name>`: the environment's python must be the first one found.
+# Stages run as `python -m stages.<name>`, so the environment's python must be the first on PATH.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DVC_NO_ANALYTICS := 1
@@ -35,7 +35,7 @@ install:
 	@if [ ! -x $(VENV)/bin/python ]; then \
 		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 			|| { echo "Bellwether needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version). Set PYTHON=..." >&2; exit 1; }; \
-		echo "install: making $(VENV) with $$($(PYTHON) --version)"; \
+		echo "install: creating $(VENV) with $$($(PYTHON) --version)"; \
 		$(PYTHON) -m venv $(VENV); \
 	fi
 	@wanted=$$(cat requirements.lock pyproject.toml | sha256sum | cut -d' ' -f1); \
@@ -58,15 +58,15 @@ lifecycle: install
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 
-# Much of the time goes to waiting for servers and processes that start: four at a time on two cores. Tests of one file share what
-# they made; the longest files (the mark `long`) begin first.
+# Four at a time even on two cores, since tests often wait for servers and processes to start. Tests of one file share fixtures;
+# the longest files (marker `long`) start first.
 AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 test: install
 	@echo "test: pytest, four at a time"
-	python -m pytest -q $(AT_ONCE)
+	python -m pytest -q $(AT_ONCE) --junitxml=.bellwether/tests.xml
 
-# With the tests of whole pipelines that `make test` has no time for.
+# Including tests of entire pipelines that take too long for `make test`.
 test-all: install
 	python -m pytest -q --slow $(AT_ONCE)
 
@@ -75,16 +75,16 @@ lint: install
 	ruff format --check .
 	mypy
 
-# UI_ARGS='--port 5005' for another port. What a power cut left as running is ended, and what a server missed is sent, first.
+# UI_ARGS='--port 5005' for another port. First, runs left as running by a power cut are ended and unsent events are sent.
 ui: install
 	@python -m stages.tracking --replay > /dev/null || true
 	@exec python -m stages.tracking.ui $(UI_ARGS)
 
-# What differs between experiments, without the hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...
+# Columns that differ between experiments, without hashes of data and code. EXP_ARGS='-A', '--sort-by search.merged', ...
 experiments: install
 	@dvc exp show --no-pager --only-changed --drop '^(data|reports|stages)/' $(EXP_ARGS)
 
-# REVS='main ties': lay commits, branches or experiments over each other.
+# REVS='main ties': overlay commits, branches or experiments.
 plots: install
 	@python -c 'import vl_convert' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[plots]'
 	@python -m stages.reporting.plots $(REVS)
@@ -101,7 +101,7 @@ MODEL ?= merged
 agent: install
 	@exec python -m stages.serving --model '$(MODEL)' $(AGENT_ARGS)
 
-# Afterwards the report shows the kept run's times, and what changed since the one before it.
+# The report then shows the kept run's times and the changes since the previous one.
 keep: install
 	python -m stages.reporting.keep --note "$(NOTE)"
 	dvc --wait-for-lock repro report
@@ -113,16 +113,19 @@ docs: install
 screenshots: install
 	python -m screenshots
 
-# The lock file constrains what the extra brings along. BENCH_ARGS=--force measures again where nothing has changed.
+# The lock file constrains the extra's requirements. An interrupted run continues with what is missing; FRESH=1 measures again even
+# if nothing has changed.
 bench: install
-	@python -c 'import mergekit, trl' 2> /dev/null || pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
+	@python -c 'import mergekit, prefect_dask, prefect_ray, trl' 2> /dev/null \
+		|| pip install -qq -c requirements.lock --no-build-isolation -e '.[bench]'
+	$(if $(FRESH),python -m benchmarks --fresh)
 	@echo "bench: dvc repro reports/benchmarks/dvc.yaml"
-	dvc --wait-for-lock repro $(BENCH_ARGS) reports/benchmarks/dvc.yaml
+	dvc --wait-for-lock repro reports/benchmarks/dvc.yaml
 	python -m benchmarks.documents
 
-# What was interrupted goes on where it stopped. BELLWETHER_JOBS=1 runs one arm and seed at a time.
+# Interrupted runs resume. BELLWETHER_JOBS=1 runs one arm and seed at a time.
 claims: install
-	@echo "claims: dvc repro reports/claims/dvc.yaml (what is done stays done)"
+	@echo "claims: dvc repro reports/claims/dvc.yaml (finished experiments are skipped)"
 	dvc --wait-for-lock repro reports/claims/dvc.yaml$(if $(METHOD),:claim@$(METHOD))
 	python -m stages.reporting.documents
 

@@ -23,8 +23,9 @@ def main() -> int:
         help=f"default: all of {', '.join(SCENARIOS)}",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat: a smoke test")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("reports/benchmarks"))
+    parser.add_argument("--fresh", action="store_true", help="measure again what is measured with the same code and settings")
+    parser.add_argument("--repeats", type=int, default=5, help="at most; slow scenarios have fewer")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: reports/benchmarks; with --quick none)")
     parser.add_argument(
         "--scratch",
         type=Path,
@@ -35,15 +36,16 @@ def main() -> int:
     parser.add_argument("--outcome", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     root = Path.cwd()
-    threads = load_params(root / "params.yaml").resources.threads
+    resources = load_params(root / "params.yaml").resources
+    settings = (arguments.quick, arguments.repeats, resources.threads, resources.workers)
     if arguments.scenario:
-        options = Options(root, arguments.scratch, arguments.quick, arguments.repeats, threads)
+        options = Options(root, arguments.scratch, *settings)
         return child(arguments.scenario, options, arguments.outcome)
     place = arguments.scratch or root / ".bellwether"
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=place) as scratch:
-        options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads)
-        failures = run(arguments.only, options, arguments.out)
+        out = arguments.out or (Path(scratch) / "results" if arguments.quick else Path("reports/benchmarks"))
+        failures = run(arguments.only, Options(root, Path(scratch), *settings), out, arguments.fresh)
     for failure in failures:
         print(f"benchmarks: {failure}", file=sys.stderr)
     return 1 if failures else 0

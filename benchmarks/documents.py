@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import draw
+from benchmarks.figure import WORKERS, draw
 from stages.reporting.generated_blocks import filled, link, markdown_table, write_or_check
 from stages.reporting.style import drawing, to_svg
 
@@ -58,8 +58,9 @@ def conditions(raw: Mapping[str, Any]) -> str:
     machine = raw["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["versions"].items()))
     return (
-        f"{machine['cpu']}, {machine['nproc']} cores, {machine['threads']} threads, {machine['precision']}; alternating order, "
-        f"{raw['warm_ups']} warm-up, medians of {raw['repeats']} repeats. {versions}."
+        f"{machine['cpu']}, {machine['cores']} cores (ours: {machine['workers']} processes x {machine['threads']} thread), "
+        f"{machine['precision']}; alternating order, {raw['warm_ups']} warm-up, medians of up to {raw['repeats']} repeats. "
+        f"{versions}. All scenarios together took {sum(raw['scenario_seconds'].values()) / 60:.0f} minutes."
     )
 
 
@@ -84,10 +85,23 @@ def profiles(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(("share of our time", *parts), lines, "l" + "r" * len(parts))
 
 
+def by_workers(rows: Sequence[Mapping[str, float]]) -> str:
+    """Speed-ups by number of workers; "" if they were not measured."""
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        spread = f"{number(row['measured'])} ({number(row['low'])} to {number(row['high'])})" if "measured" in row else ""
+        lines.append((f"{row['workers']:g}", spread, *(number(row[name]) for name in ("together", *WORKERS))))
+    header = ("workers", "measured, all four stages", "model, all four stages", *(f"model, {stage}" for stage in WORKERS))
+    return markdown_table(header, lines, "r" * len(header))
+
+
 def block(raw: Mapping[str, Any], document: Path) -> str:
     where = profiles(raw["tables"].get("profiles", {}).get("rows", []))
     picture = f"![{TITLE}]({link(FIGURE, document)})"
-    parts = [picture, table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where]
+    workers = by_workers(raw["tables"].get("workers", {}).get("rows", []))
+    parts = [picture, table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where, workers]
     return "\n\n".join(part for part in parts if part)
 
 

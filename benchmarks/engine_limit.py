@@ -46,7 +46,7 @@ def ours(options: Options, size: str, rows: int, decoded: int) -> Side:
         sessions[:] = [engine.open(text) for text in texts]
         turn(1)
 
-    return Side("bellwether", lambda: turn(decoded), model, before)
+    return Side("bellwether", lambda: turn(decoded), before)
 
 
 def make_cache(config: Any, rows: int, length: int) -> Any:
@@ -73,13 +73,12 @@ def make_cache(config: Any, rows: int, length: int) -> Any:
     return Preallocated()
 
 
-def limit(options: Options, size: str, rows: int, decoded: int, attention: str) -> Side:
+def limit(model: Any, rows: int, decoded: int, attention: str) -> Side:
     """The bare loop. It feeds fixed tokens, so that even token selection costs nothing."""
     import torch
 
-    model, tokenizer = load(make_model(options, size), attention)
     cache = make_cache(model.config, rows, PROMPT + decoded)
-    ids = torch.tensor(prompts(rows, len(tokenizer)))
+    ids = torch.tensor(prompts(rows, model.config.vocab_size))
     decoder, head = model.base_model, model.get_output_embeddings()
 
     def forward(tokens: torch.Tensor, first: int) -> None:
@@ -98,13 +97,17 @@ def limit(options: Options, size: str, rows: int, decoded: int, attention: str) 
                 forward(ids[:, step % PROMPT, None], PROMPT + step)
         return rows * decoded
 
-    return Side(f"bare loop {attention}", run, model, before)
+    return Side(f"bare loop {attention}", run, before)
 
 
 def measure_size(options: Options, size: str) -> Result:
     rows, decoded = options.size(64, 4), options.size(DECODED, 4)
     mine = ours(options, size, rows, decoded)
-    candidates = [lambda kernel=kernel: limit(options, size, rows, decoded, kernel) for kernel in ("sdpa", "eager")]
+    folder = make_model(options, size)
+    candidates = [
+        lambda kernel=kernel: limit(load(folder, kernel)[0], rows, decoded, kernel)  # type: ignore[misc]
+        for kernel in ("sdpa", "eager")
+    ]
     other, trials = fastest(candidates, options)
     notes = {"rows": rows, "tokens": {"prompt": PROMPT, "decoded": decoded}, "theirs": other.label, "trials": trials}
     return Result("tokens/s", AGAINST, "rate", *alternate(mine, other, options), notes=notes)

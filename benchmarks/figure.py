@@ -65,15 +65,40 @@ PANELS: Mapping[str, tuple[str, str, str, Mapping[str, str], float]] = {
 }
 
 
+WORKERS = ("rollout", "annotate", "rl", "evaluate")
+"""Stages in the table `workers`."""
+
+
+def _workers(axes: Any, rows: Sequence[Row]) -> None:
+    """Speed-up by workers: Amdahl's law as lines, measurements as points with their range."""
+    counts = [row["workers"] for row in rows]
+    axes.plot(counts, counts, color=colour("muted"), linestyle=":", label="linear")
+    for stage in WORKERS:
+        axes.plot(counts, [row[stage] for row in rows], color=colour("muted"), linewidth=0.8)
+        axes.annotate(stage, (counts[-1], rows[-1][stage]), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6)
+    axes.plot(counts, [row["together"] for row in rows], color=colour("sft"), label="model, together")
+    measured = [row for row in rows if "measured" in row]
+    spread = [[row["measured"] - row["low"] for row in measured], [row["high"] - row["measured"] for row in measured]]
+    places, values = [row["workers"] for row in measured], [row["measured"] for row in measured]
+    axes.errorbar(places, values, spread, color=colour("domain0"), fmt="o", label="measured, together")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(counts, [f"{count:g}" for count in counts])
+    axes.set_yticks(counts, [f"{count:g}" for count in counts])
+    axes.set_xlim(0.9, counts[-1] * 2.6)
+    axes.minorticks_off()
+    axes.legend(loc="upper left")
+
+
 def draw(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]]) -> Figure:
-    """Top: ratios. Bottom: a panel per table."""
+    """Top: ratios. Below: a panel per table of PANELS, then that of the workers."""
     from matplotlib.figure import Figure
 
     names = [name for name in summary if summary[name]["ratio"]]
     shown = [name for name in PANELS if len(tables.get(name, ())) > 1]
-    height = 0.7 + 0.27 * len(names)
-    figure = Figure(figsize=(WIDTH, height + (2.5 if shown else 0)), layout="constrained")
-    grid = figure.add_gridspec(2 if shown else 1, max(len(shown), 1), height_ratios=[height, 2.5] if shown else [1])
+    heights = [0.7 + 0.27 * len(names), *([2.5] if shown else []), *([2.9] if tables.get("workers") else [])]
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(heights), max(len(shown), 1), height_ratios=heights)
     _ratios(figure.add_subplot(grid[0, :]), summary, names)
     for place, name in enumerate(shown):
         title, x, label, lines, scale = PANELS[name]
@@ -81,4 +106,9 @@ def draw(summary: Mapping[str, Any], tables: Mapping[str, Sequence[Row]]) -> Fig
         _growth(axes, tables[name], x, lines, scale)
         axes.set_title(title)
         axes.set_xlabel(label, loc="left")
+    if tables.get("workers"):
+        axes = figure.add_subplot(grid[-1, :])
+        _workers(axes, tables["workers"])
+        axes.set_title("Speed-up of the default run's stages by workers (beyond the measured points: Amdahl's law)")
+        axes.set_xlabel("workers", loc="left")
     return figure

@@ -8,16 +8,19 @@ Both sides take the sequences in the same order and stop each at its length in t
 from __future__ import annotations
 
 import math
+from functools import partial
 from statistics import NormalDist
 
 from benchmarks.measure import Options, Result, Side, alternate, fastest
-from benchmarks.models import forwarded_per_unit, load, make_model, named, sizes
+from benchmarks.models import counting, forwarded_per_unit, load, make_model, named, sizes
+from benchmarks.processes import ALONE, apart, candidates, own_layout, share
+from stages.runtime.team import Team
 from stages.seeding import permutation, stream
 
 MEAN, MOST, SIGMA = 64, 4.0, 0.8
 PROMPT = 32
-SEQUENCES = {"9m": 128}
-"""Fewer than 256 for the larger model, since `generate` takes minutes."""
+SEQUENCES = {"1m": 256, "9m": 64}
+"""Fewer for the larger model, since `generate` takes minutes."""
 AGAINST = "transformers generate"
 
 
@@ -38,38 +41,47 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(vocabulary) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def ours(options: Options, size: str, table: list[int], slots: int) -> Side:
+def ours(options: Options, size: str, table: list[int], slots: int, team: Team = ALONE) -> Side:
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
     from stages.seeding import key64
 
     model, tokenizer = load(make_model(options, size), "sdpa")
     engine = TorchEngine(model, [], slots, PROMPT + max(table) + 1)
-    texts = prompts(len(table), len(tokenizer))
+    own = share(list(enumerate(zip(prompts(len(table), len(tokenizer)), table, strict=True))), team)
+    expected = sum(length for _, (_, length) in own)
 
     def run() -> float:
-        for number, (text, length) in enumerate(zip(texts, table, strict=True)):
+        for number, (text, length) in own:
             engine.request(engine.open(text), key64("benchmarks", number), Sampling(max_tokens=length))
         made = left = 0
-        while left < len(table):
+        while left < len(own):
             for turn in engine.advance():
                 made, left = made + len(turn.token_ids), left + 1
                 engine.close(turn.session)
-        if made != sum(table):
-            raise RuntimeError(f"{made} tokens were generated, expected {sum(table)}")
+        if made != expected:
+            raise RuntimeError(f"{made} tokens were generated, expected {expected}")
         return made
 
-    return Side("bellwether", run, model)
+    return counting(Side("bellwether", run), model)
 
 
-def theirs(options: Options, size: str, table: list[int], rows: int, attention: str = "sdpa", cache: str | None = None) -> Side:
+def theirs(
+    options: Options,
+    size: str,
+    table: list[int],
+    team: Team = ALONE,
+    rows: int = 64,
+    attention: str = "sdpa",
+    cache: str | None = None,
+) -> Side:
     """`generate` on batches of `rows` sequences."""
     import torch
     from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
     model, tokenizer = load(make_model(options, size), attention)
-    texts = torch.tensor(prompts(len(table), len(tokenizer)))
-    wanted = torch.tensor(table)
+    texts = torch.tensor(share(prompts(len(table), len(tokenizer)), team))
+    wanted = torch.tensor(share(table, team))
 
     class AtLength(StoppingCriteria):
         """Ends each row at its length in the table."""
@@ -83,7 +95,7 @@ def theirs(options: Options, size: str, table: list[int], rows: int, attention: 
     def run() -> float:
         made = 0
         with torch.inference_mode():
-            for start in range(0, len(table), rows):
+            for start in range(0, len(wanted), rows):
                 part = wanted[start : start + rows]
                 config = GenerationConfig(
                     max_new_tokens=int(part.max()),
@@ -109,24 +121,30 @@ def theirs(options: Options, size: str, table: list[int], rows: int, attention: 
         return made
 
     model.generation_config.eos_token_id = None
-    return Side(f"transformers {attention} cache={cache or 'dynamic'} rows={rows}", run, model)
+    return counting(Side(f"transformers {attention} cache={cache or 'dynamic'} rows={rows}", run), model)
 
 
 def measure_size(options: Options, size: str) -> Result:
-    table, slots = lengths(options.size(SEQUENCES.get(size, 256), 8), options.size(MEAN, 4)), options.size(64, 4)
-    mine = ours(options, size, table, slots)
-    settings = [(slots, "sdpa", None), (len(table), "sdpa", None), (slots, "eager", None), (slots, "sdpa", "static")]
-    candidates = [lambda choice=choice: theirs(options, size, table, *choice) for choice in settings]
-    other, trials = fastest(candidates, options)
+    table, slots = lengths(options.size(SEQUENCES.get(size, 0), 8), options.size(MEAN, 4)), options.size(64, 4)
+    mine = apart(partial(ours, options, size, table, slots), own_layout(options))
+    settings = [(rows, "sdpa", None) for rows in dict.fromkeys((slots, len(table)))]
+    settings += [(slots, "eager", None), (slots, "sdpa", "static")]
+    builds = [
+        partial(theirs, options, size, table, rows=rows, attention=attention, cache=cache) for rows, attention, cache in settings
+    ]
+    other, trials = fastest(candidates(builds, options, distributed=False), options)
     samples = alternate(mine, other, options)
     notes = {
         "sequences": len(table),
         "slots": slots,
         "lengths": {"mean": sum(table) / len(table), "max": max(table), "prompt": PROMPT},
         "trials": trials,
+        "ours": mine.label,
         "theirs": other.label,
         "tokens_forwarded_per_action_token": {"ours": forwarded_per_unit(mine), "theirs": forwarded_per_unit(other)},
     }
+    mine.close()
+    other.close()
     return Result("tokens/s", AGAINST, "rate", *samples, notes=notes)
 
 

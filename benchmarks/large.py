@@ -18,12 +18,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import rollout_multi_turn, train_step, trl_side
 from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
 from benchmarks.models import SHAPES, load, make_model
+from benchmarks.processes import ALONE
 from benchmarks.rollout_multi_turn import Work
 from benchmarks.suite import machine, write_json
 from benchmarks.train_step import Method, Ours, Theirs
@@ -124,7 +126,7 @@ def rollouts(options: Options, size: str) -> dict[str, Any]:
     work = Work(2, 2, 2) if options.quick else WORK
     before = Device(options.device).held()
     mine = rollout_multi_turn.ours(options, size, work)
-    candidates = rollout_multi_turn.candidates(options, size, work)
+    candidates = [partial(build, ALONE) for build in rollout_multi_turn.settings(options, size, work)]
     outcome = compared(mine, candidates, options, before, "rate", "action tokens/s", rollout_multi_turn.AGAINST)
     return {**outcome, "work": asdict(work)}
 
@@ -137,7 +139,10 @@ def training_step(options: Options, size: str, prompt: int, method: Method) -> d
     # In micro-batches, since all rows may not fit at once.
     difference = train_step.disagreement(mine.gradient(), Theirs(options, size, mine, group, accumulate=4).gradient())
     train_step.check(difference, f"prompts of {prompt} tokens, {method}", TOLERANCE)
-    candidates = train_step.candidates(options, size, mine, group)
+    candidates = [
+        lambda setting=setting: Theirs(options, size, mine, group, *setting).side()  # type: ignore[misc]
+        for setting in train_step.SETTINGS
+    ]
     outcome = compared(Side("bellwether", mine.run), candidates, options, before, "seconds", "s", train_step.AGAINST)
     work = {
         "rows": tasks * group,
@@ -239,7 +244,7 @@ def main() -> int:
     place.mkdir(parents=True, exist_ok=True)
     out = arguments.out or (None if arguments.quick else OUT)
     with tempfile.TemporaryDirectory(prefix="benchmarks-", dir=place) as scratch:
-        options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads, arguments.device, "bfloat16")
+        options = Options(root, Path(scratch), arguments.quick, arguments.repeats, threads, 1, arguments.device, "bfloat16")
         found = measure(options, arguments.only, out)
     if out is not None:
         print(f"benchmarks.large: wrote {out}")

@@ -12,12 +12,15 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
 from benchmarks.models import load
+from benchmarks.processes import ALONE, apart, candidates, own_layout, share
 from benchmarks.search_domain import SearchTasks, search_tasks, weights
+from stages.runtime.team import Team
 
 AGAINST = "the same search, one model.generate per request"
 TASKS, ITERATIONS = 200, 32
@@ -28,8 +31,8 @@ PARTS = ("search_s", "labels_s", "value_model_s")
 class OneByOne:
     """`stages.engine.engine.Engine` without a cache, slots or batches."""
 
-    def __init__(self, model: Any, end_of_turn: int, pad: int, cache: str | None) -> None:
-        self.model, self.end_of_turn, self.pad, self.cache = model, end_of_turn, pad, cache
+    def __init__(self, model: Any, end_of_turn: int, pad: int) -> None:
+        self.model, self.end_of_turn, self.pad = model, end_of_turn, pad
         self._tokens: dict[int, list[int]] = {}
         self._queue: list[tuple[int, Any]] = []
         self._next = 0
@@ -79,8 +82,6 @@ class OneByOne:
             top_k=sampling.top_k,
             eos_token_id=self.end_of_turn,
             pad_token_id=self.pad,
-            cache_implementation=self.cache,
-            disable_compile=True,
             return_dict_in_generate=True,
             output_logits=True,
         )
@@ -94,8 +95,8 @@ class OneByOne:
         return [turn]
 
 
-def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, options: Options) -> Side:
-    """Grow `count` trees with `engine`; the amount is the number of annotated steps."""
+def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, options: Options, team: Team) -> Side:
+    """Grow this process's share of `count` trees with `engine`; the amount is the number of annotated steps."""
     from stages.agent.rollout import EnvironmentPool
     from stages.annotation.search import Search
 
@@ -107,38 +108,45 @@ def side(label: str, engine: Any, chat: Any, tasks: SearchTasks, count: int, opt
     def run() -> float:
         # A new seed for each run.
         search = Search(engine, chat, pool, params, next(numbers), tasks.params.model.max_length)
-        trees = search.grow(tasks.tasks[:count])
+        trees = search.grow(share(tasks.tasks[:count], team))
         return sum(len(tree.nodes) - 1 for tree in trees)
 
     return Side(label, run)
 
 
-def ours(options: Options, tasks: SearchTasks, count: int) -> Side:
+def ours(options: Options, tasks: SearchTasks, count: int, team: Team = ALONE) -> Side:
     from stages.agent.chat import Chat
     from stages.engine.torch_engine import TorchEngine
 
     model, tokenizer = load(tasks.weights, "eager")
     chat, params = Chat(tokenizer), tasks.params
     engine = TorchEngine(model, [chat.end_of_turn], params.resources.slots, params.model.max_length)
-    return side("bellwether", engine, chat, tasks, count, options)
+    return side("bellwether", engine, chat, tasks, count, options, team)
 
 
-def theirs(options: Options, tasks: SearchTasks, count: int, attention: str = "sdpa", cache: str | None = None) -> Side:
+def theirs(options: Options, tasks: SearchTasks, count: int, team: Team = ALONE, attention: str = "sdpa") -> Side:
     from stages.agent.chat import Chat
 
     model, tokenizer = load(tasks.weights, attention)
     chat = Chat(tokenizer)
-    engine = OneByOne(model, chat.end_of_turn, chat.pad_token, cache)
-    return side(f"generate {attention} cache={cache or 'dynamic'}", engine, chat, tasks, count, options)
+    engine = OneByOne(model, chat.end_of_turn, chat.pad_token)
+    return side(f"generate {attention}", engine, chat, tasks, count, options, team)
 
 
 def measure(options: Options) -> dict[str, Result]:
     tasks = search_tasks(options, weights(options))
     trees, fewer = options.size(128, 2), options.size(4, 1)
-    settings = [("sdpa", None), ("eager", None)]
-    other, trials = fastest([lambda choice=choice: theirs(options, tasks, fewer, *choice) for choice in settings], options)
-    samples = alternate(ours(options, tasks, trees), other, options)
-    notes = {"trees": {"ours": trees, "theirs": fewer}, "weights": tasks.named, "theirs": other.label, "trials": trials}
+    builds = [partial(theirs, options, tasks, fewer, attention=attention) for attention in ("sdpa", "eager")]
+    other, trials = fastest(candidates(builds, options, distributed=False), options)
+    mine = apart(partial(ours, options, tasks, trees), own_layout(options))
+    samples = alternate(mine, other, options)
+    notes = {
+        "trees": {"ours": trees, "theirs": fewer},
+        "weights": tasks.named,
+        "ours": mine.label,
+        "theirs": other.label,
+        "trials": trials,
+    }
     return {"mcts": Result("steps/s", AGAINST, "rate", *samples, notes=notes)}
 
 

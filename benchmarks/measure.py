@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+WARM_S = 3.0
+"""Seconds of a first run after which its start no longer matters."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,21 @@ class Options:
     """Folder for temporary files, removed afterwards."""
     quick: bool = False
     repeats: int = 5
-    threads: int = 2
+    threads: int = 1
+    """Of each of our processes, as resources.threads."""
+    workers: int = 2
+    """Our processes, as resources.workers."""
     device: str = "cpu"
     precision: str = "float32"
     """Compute precision, as resources.precision."""
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
+
+    @property
+    def cores(self) -> int:
+        """What both sides may use."""
+        return self.threads * self.workers
 
     @property
     def warm_ups(self) -> int:
@@ -44,10 +55,13 @@ class Side:
 
     label: str
     run: Callable[[], float]
-    model: Any = None
-    """The model, for counting forwarded tokens."""
     before: Callable[[], None] = lambda: None
     """Untimed preparation of each run."""
+    facts: Callable[[], Any] = lambda: None
+    """Untimed: what the scenario checks or reports beside times."""
+    cpu: Callable[[], float] = time.process_time
+    """CPU seconds so far."""
+    close: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -123,10 +137,10 @@ def timed(side: Side) -> Sample:
     """Run once, after a garbage collection."""
     side.before()
     gc.collect()
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu, wall = side.cpu(), time.perf_counter()
     amount = side.run()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Sample(amount, wall, cpu)
+    wall = time.perf_counter() - wall
+    return Sample(amount, wall, side.cpu() - cpu)
 
 
 def turns(count: int) -> list[tuple[int, int]]:
@@ -152,7 +166,8 @@ def alone(side: Side, options: Options) -> list[Sample]:
 
 
 def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple[Side, dict[str, float]]:
-    """The fastest of several settings, by one run after a warm-up, and the rate of each; in quick mode the first, unmeasured.
+    """The fastest of several settings, by one run (after a warm-up, unless that took WARM_S), and the rate of each; in quick mode
+    the first, unmeasured. The others are closed.
 
     Settings that fail on this machine are skipped; raises RuntimeError if all fail.
     """
@@ -164,18 +179,14 @@ def fastest(candidates: Sequence[Callable[[], Side]], options: Options) -> tuple
     for make in candidates:
         try:
             side = make()
-            timed(side)
-            rates[side.label] = rounded(timed(side).rate)
+            sample = timed(side)
+            rates[side.label] = rounded((sample if sample.wall > WARM_S else timed(side)).rate)
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
             errors.append(f"{type(error).__name__}: {error}")
             continue
-        if best is None or rates[side.label] > rates[best.label]:
-            best = side
+        slower, best = (best, side) if best is None or rates[side.label] > rates[best.label] else (side, best)
+        if slower is not None:
+            slower.close()
     if best is None:
         raise RuntimeError("all settings failed: " + "; ".join(errors))
     return best, rates
-
-
-def merged(results: Sequence[Mapping[str, Result]]) -> dict[str, Result]:
-    """All results by name."""
-    return {name: result for part in results for name, result in part.items()}

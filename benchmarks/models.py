@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Options, Side, rounded
+from stages.runtime.files import locked
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,15 @@ def named(scenario: str, size: str) -> str:
 
 
 def make_model(options: Options, size: str) -> Path:
-    """The `save_pretrained` folder of a random model, created once per scratch folder."""
-    return _make(options.root, options.scratch / f"model-{size}", SHAPES[size])
+    """The `save_pretrained` folder of a random model, made once per scratch folder."""
+    folder = options.scratch / f"model-{size}"
+    with locked(folder.with_suffix(".lock"), wait=True):  # the processes of a side all need it
+        if not folder.exists():
+            _make(options.root, folder, SHAPES[size])
+    return folder
 
 
-@cache
-def _make(root: Path, folder: Path, shape: Shape) -> Path:
+def _make(root: Path, folder: Path, shape: Shape) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,7 +76,6 @@ def _make(root: Path, folder: Path, shape: Shape) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     save_policy(LlamaForCausalLM(config).to(getattr(torch, shape.dtype)), tokenizer, folder)
-    return folder
 
 
 def load(folder: Path, attention: str, device: str = "cpu", precision: str = "float32") -> tuple[Any, Any]:
@@ -102,8 +104,18 @@ class ForwardCounter:
         self._hook.remove()
 
 
+def counting(side: Side, model: Any) -> Side:
+    """The side with `facts`: (tokens that went through the model, padding included; amount of work) of a run."""
+
+    def facts() -> tuple[int, float]:
+        with ForwardCounter(model) as counter:
+            amount = side.run()
+        return counter.tokens, amount
+
+    return replace(side, facts=facts)
+
+
 def forwarded_per_unit(side: Side) -> float:
-    """Tokens that went through the model, padding included, for each unit of work; by a run that is not timed."""
-    with ForwardCounter(side.model) as counter:
-        amount = side.run()
-    return rounded(counter.tokens / amount)
+    """Tokens through the model for each unit of work; `side` is in processes of its own and counts."""
+    tokens, amounts = zip(*side.facts(), strict=True)
+    return rounded(sum(tokens) / sum(amounts))

@@ -59,7 +59,7 @@ def sides(options: Options) -> dict[str, Callable[[], Side]]:
     for size in sizes(options):
         made[f"rollout_multi_turn@{size}"] = lambda size=size: rollout_multi_turn.ours(options, size, work)  # type: ignore[misc]
     made["mcts"] = lambda: mcts.ours(options, tasks, options.size(128, 2))
-    made["rl_iteration"] = lambda: rl_iteration.ours(options, tasks, rl_iteration.RunStatistics())
+    made["rl_iteration"] = lambda: rl_iteration.ours(options, tasks)
     for size in sizes(options):
         made[f"train_step_p{prompt}@{size}"] = lambda size=size: Side(  # type: ignore[misc]
             "bellwether", train_step.Ours(options, size, prompt, options.size(train_step.ANSWER, 8), tasks_per_step, group).run

@@ -2,19 +2,22 @@
 
 Ours is the rl stage's job. TRL plays the same tasks through its tool loop: each action is a call of the one tool until the policy
 answers or runs out of turns; the reward is the environment's. The weights are restored before each run, so every repeat is an
-iteration of the same policy; the n-th runs of both sides play the same tasks.
+iteration of the same policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks import trl_side
 from benchmarks.measure import Options, Result, Side, alternate, fastest
+from benchmarks.processes import ALONE, apart, candidates, consecutive, own_layout
 from benchmarks.search_domain import SearchTasks, search_tasks, weights
+from stages.runtime.team import Team
 
 AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
 ANSWER = "answer "
@@ -46,8 +49,8 @@ def restore(model: Any) -> Callable[[], None]:
     return back
 
 
-def ours(options: Options, tasks: SearchTasks, seen: RunStatistics) -> Side:
-    """The rl stage's job, without tracking, with the same settings as TRL."""
+def ours(options: Options, tasks: SearchTasks, team: Team = ALONE) -> Side:
+    """The rl stage's job in one process of `team`, without tracking, with the same settings as TRL."""
     from stages.agent.policy import load_policy
     from stages.algorithms.algorithm import resolve
     from stages.records.episode import write_json, write_tasks
@@ -56,13 +59,16 @@ def ours(options: Options, tasks: SearchTasks, seen: RunStatistics) -> Side:
     from stages.training.loop import make_processes
     from stages.training.rl.online import OnlineJob
 
-    write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
-    write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
-    context = StageContext("rl", "search", tasks.params, options.scratch, Tracker())
+    together, seen = team if team.count > 1 else None, RunStatistics()
+    if team.index == 0:
+        write_tasks(options.scratch / "data" / "curated" / "search" / "tasks.parquet", tasks.tasks)
+        write_json(options.scratch / "data" / "rollouts" / "search" / "difficulty.json", {})
+    team.wait()
+    context = StageContext("rl", "search", tasks.params, options.scratch, Tracker(), team.index == 0, together)
     algorithm = resolve(section(options, tasks))
     policy = load_policy(tasks.weights, attention="sdpa")
     domain: Any = SimpleNamespace(make=lambda worlds: tasks.make(), settings=tasks.domain.settings)
-    job = OnlineJob(context, algorithm, policy, make_processes(tasks.params.resources), domain)
+    job = OnlineJob(context, algorithm, policy, make_processes(tasks.params.resources, together), domain)
     steps = iter(range(10**9))
 
     def run() -> float:
@@ -75,9 +81,9 @@ def ours(options: Options, tasks: SearchTasks, seen: RunStatistics) -> Side:
         dead = job.finish(step, sums)["dead_groups"]
         seen.action_tokens.append(sum(episode.policy_tokens for episode in job.played))
         seen.dead_groups.append(int(dead))
-        return 1.0
+        return 1 / team.count
 
-    return Side("bellwether", run, policy.model, restore(policy.model))
+    return Side("bellwether", run, restore(policy.model), seen.summary)
 
 
 def drawn(tasks: SearchTasks, rl: Any, step: int) -> list[Any]:
@@ -158,12 +164,12 @@ def reward(completions: Sequence[Any], environments: Sequence[Any], **_: Any) ->
 def theirs(
     options: Options,
     tasks: SearchTasks,
-    seen: RunStatistics,
+    team: Team = ALONE,
     accumulate: int = 1,
     attention: str = "sdpa",
     cache: str | None = None,
 ) -> Side:
-    rl = section(options, tasks)
+    rl, seen = section(options, tasks), RunStatistics()
     count = rl.tasks_per_step * rl.group_size
 
     def rows(step: int) -> list[dict[str, Any]]:
@@ -188,34 +194,38 @@ def theirs(
         is_action=lambda text: not text.lower().startswith(ANSWER),
         tool_turns=tasks.domain.settings.max_turns - 1,
         learning_rate=rl.learning_rate,
+        processes=team.count,
     )
     steps = iter(range(10**9))
 
     def run() -> float:
-        batch = trl_side.rollout(trainer, rows(next(steps)))
+        batch = trl_side.rollout(trainer, consecutive(rows(next(steps)), team))
         trl_side.update(trainer, batch)
         seen.action_tokens.append(trl_side.action_tokens(batch))
         dead = batch["advantages"].reshape(-1, rl.group_size).abs().amax(1) == 0
         seen.dead_groups.append(int(dead.sum()))
-        return 1.0
+        return 1 / team.count
 
-    label = f"trl {attention} cache={cache or 'dynamic'} micro-batch={count // accumulate}"
-    return Side(label, run, trainer.model, restore(trainer.model))
+    label = f"trl {attention} cache={cache or 'dynamic'} micro-batch={count // accumulate // team.count}"
+    return Side(label, run, restore(trainer.model), seen.summary)
 
 
 def measure(options: Options) -> dict[str, Result]:
     tasks = search_tasks(options, weights(options))
-    mine, other = RunStatistics(), RunStatistics()
-    settings: list[tuple[Any, ...]] = [(1, "sdpa", None), (4, "sdpa", None), (1, "eager", None), (1, "sdpa", "static")]
-    candidates = [lambda choice=choice: theirs(options, tasks, other, *choice) for choice in settings]
-    chosen, trials = fastest(candidates, options)
-    samples = alternate(ours(options, tasks, mine), chosen, options)
+    builds = [
+        partial(theirs, options, tasks, accumulate=accumulate, attention=attention, cache=cache)
+        for accumulate, attention, cache in ((1, "sdpa", None), (4, "sdpa", None), (1, "eager", None), (1, "sdpa", "static"))
+    ]
+    other, trials = fastest(candidates(builds, options), options)
+    mine = apart(partial(ours, options, tasks), own_layout(options))
+    samples = alternate(mine, other, options)
     rl = section(options, tasks)
     notes = {
         "episodes": rl.tasks_per_step * rl.group_size,
-        "per_iteration": {"ours": mine.summary(), "theirs": other.summary()},
+        "per_iteration": {"ours": mine.facts()[0], "theirs_by_process": other.facts()},
         "weights": tasks.named,
-        "theirs": chosen.label,
+        "ours": mine.label,
+        "theirs": other.label,
         "trials": trials,
     }
     return {"rl_iteration": Result("s", AGAINST, "seconds", *samples, notes=notes)}

@@ -6,13 +6,15 @@ Each turn is 16 action tokens (forced) and 16 observation tokens. Ours: `collect
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks import trl_side
 from benchmarks.measure import Options, Result, Side, alternate, fastest
-from benchmarks.models import forwarded_per_unit, load, make_model, named, sizes
+from benchmarks.models import counting, forwarded_per_unit, load, make_model, named, sizes
+from benchmarks.processes import ALONE, Build, apart, candidates, consecutive, own_layout, share
 from benchmarks.toy import ToyChat, ToyEnvironment, ToyToolEnvironment, dataset_rows, toy_tasks
+from stages.runtime.team import Team
 
 ACTION, OBSERVATION, PROMPT = 16, 16, 64
 AGAINST = "TRL GRPOTrainer, environment_factory, transformers generate"
@@ -43,18 +45,20 @@ def work(options: Options) -> Work:
     return Work(tasks=options.size(8, 2), group=options.size(8, 2), turns=options.size(8, 2))
 
 
-def ours(options: Options, size: str, work: Work, slots: int | None = None) -> Side:
+def ours(options: Options, size: str, work: Work, team: Team = ALONE, slots: int | None = None) -> Side:
+    """The part of one process of `team`: every n-th group, as in rl."""
     from stages.agent.rollout import EnvironmentPool, Labels, attempts, collect
     from stages.engine.engine import Sampling
     from stages.engine.torch_engine import TorchEngine
     from stages.training.batches import trajectory_batch
 
     model, tokenizer = load(make_model(options, size), "sdpa", options.device, options.precision)
-    width, longest = slots or work.tasks * work.group, work.length + work.action
+    tasks = share(toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation), team)
+    expected = work.action_tokens * len(tasks) // work.tasks
+    width, longest = slots or len(tasks) * work.group, work.length + work.action
     # No stop token, so that all turns have the same length.
     engine = TorchEngine(model, [], width, longest)
     chat, pool = ToyChat(tokenizer), EnvironmentPool(ToyEnvironment)
-    tasks = toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation)
     sampling = Sampling(max_tokens=work.action)
 
     def run() -> float:
@@ -63,14 +67,17 @@ def ours(options: Options, size: str, work: Work, slots: int | None = None) -> S
         )
         trajectory_batch(episodes)
         tokens = sum(episode.policy_tokens for episode in episodes)
-        if tokens != work.action_tokens or {len(episode.token_ids) for episode in episodes} != {work.length}:
-            raise RuntimeError(f"{tokens} action tokens were sampled, expected {work.action_tokens}")
+        if tokens != expected or {len(episode.token_ids) for episode in episodes} != {work.length}:
+            raise RuntimeError(f"{tokens} action tokens were sampled, expected {expected}")
         return tokens
 
-    return Side("bellwether", run, model)
+    return counting(Side("bellwether", run), model)
 
 
-def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cache: str | None = None) -> Side:
+def theirs(
+    options: Options, size: str, work: Work, team: Team = ALONE, attention: str = "sdpa", cache: str | None = None
+) -> Side:
+    """The part of one process of accelerate's: consecutive groups, as in TRL."""
     _, tokenizer = load(make_model(options, size), attention)
     tasks = toy_tasks(tokenizer, work.tasks, work.prompt, work.turns, work.observation)
     rows = dataset_rows(tasks, work.group)
@@ -79,6 +86,7 @@ def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cac
         rows=len(rows),
         group=work.group,
         prompts=rows,
+        processes=team.count,
         completion=work.length - work.prompt,
         weights=options.precision,
         attention=attention,
@@ -88,38 +96,44 @@ def theirs(options: Options, size: str, work: Work, attention: str = "sdpa", cac
         tool_turns=work.turns - 1,
     )
 
+    own = consecutive(rows, team)
+    expected = work.action_tokens * len(own) // len(rows)
+
     def run() -> float:
-        batch = trl_side.rollout(trainer, rows)
+        batch = trl_side.rollout(trainer, own)
         tokens = trl_side.action_tokens(batch)
-        if tokens != work.action_tokens or batch["completion_ids"].shape[1] != work.length - work.prompt:
-            raise RuntimeError(f"TRL sampled {tokens} action tokens, expected {work.action_tokens}")
+        if tokens != expected or batch["completion_ids"].shape[1] != work.length - work.prompt:
+            raise RuntimeError(f"TRL sampled {tokens} action tokens, expected {expected}")
         return tokens
 
-    return Side(f"trl {attention} cache={cache or 'dynamic'}", run, trainer.model)
+    return counting(Side(f"trl {attention} cache={cache or 'dynamic'}", run), trainer.model)
 
 
-def candidates(options: Options, size: str, work: Work) -> list[Callable[[], Side]]:
+def settings(options: Options, size: str, work: Work) -> list[Build]:
     """TRL's candidate settings: attention kernel and cache."""
-    settings = [("sdpa", None), ("eager", None), ("sdpa", "static")]
-    return [lambda choice=choice: theirs(options, size, work, *choice) for choice in settings]
+    chosen = [("sdpa", None), ("eager", None), ("sdpa", "static")]
+    return [partial(theirs, options, size, work, attention=attention, cache=cache) for attention, cache in chosen]
 
 
 def measure_size(options: Options, size: str) -> Result:
     plan = work(options)
-    mine = ours(options, size, plan)
-    other, trials = fastest(candidates(options, size, plan), options)
+    mine = apart(partial(ours, options, size, plan), own_layout(options))
+    other, trials = fastest(candidates(settings(options, size, plan), options), options)
     ours_samples, theirs_samples = alternate(mine, other, options)
     notes = {
         "episodes": plan.tasks * plan.group,
         "turns": plan.turns,
         "tokens": {"prompt": PROMPT, "action": ACTION, "observation": OBSERVATION},
         "trials": trials,
+        "ours": mine.label,
         "theirs": other.label,
         "tokens_forwarded_per_action_token": {
             "ours": forwarded_per_unit(mine),
             "theirs": forwarded_per_unit(other),
         },
     }
+    mine.close()
+    other.close()
     return Result("action tokens/s", AGAINST, "rate", ours_samples, theirs_samples, notes=notes)
 
 

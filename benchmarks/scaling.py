@@ -20,7 +20,7 @@ from benchmarks.measure import Options, Side, alone, rounded
 Row = dict[str, float]
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TASKS = (1, 2, 4, 8, 16, 32)
-LAYERS = (2, 4, 8, 16)
+LAYERS = (1, 2, 4, 8)
 PROMPT = 192
 
 
@@ -39,7 +39,7 @@ def rollouts(options: Options) -> list[Row]:
     for slots in SLOTS[:2] if options.quick else SLOTS:
         group = options.size(8, 2)
         work = replace(rollout_multi_turn.work(options), tasks=max(1, 2 * slots // group), group=group)
-        side = rollout_multi_turn.ours(options, "tiny" if options.quick else "1m", work, slots)
+        side = rollout_multi_turn.ours(options, "tiny" if options.quick else "1m", work, slots=slots)
         rates = [sample.rate * work.tasks * work.group / work.action_tokens for sample in alone(side, options)]
         rows.append(
             {

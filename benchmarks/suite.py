@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -11,48 +12,91 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Options
 from benchmarks.startup import SkippedError, environment
+from stages.runtime.lineage import dvc_hash, file_hash
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`function`: module:function that measures it; `repeats`: at most so many, so that all scenarios fit into an hour;
+    `kept`: whether a result stays valid until code, settings or machine change."""
+
+    function: str
+    repeats: int = 5
+    kept: bool = True
+
 
 SCENARIOS = {
-    "stage_help": "startup:stage_help",
-    "noop_repro": "startup:noop_repro",
-    "noop_lifecycle": "startup:noop_lifecycle",
-    "tracking": "tracking:measure",
-    "engine_limit": "engine_limit:measure",
-    "generate_ragged": "generate_ragged:measure",
-    "rollout_multi_turn": "rollout_multi_turn:measure",
-    "train_step": "train_step:measure",
-    "mcts": "mcts:measure",
-    "annotation": "mcts:annotation",
-    "rl_iteration": "rl_iteration:measure",
-    "merge": "merge:measure",
-    "sandbox": "sandbox:measure",
-    "profiles": "profiles:measure",
-    "scaling_rollouts": "scaling:rollouts",
-    "scaling_steps": "scaling:steps",
-    "scaling_merges": "scaling:merges",
-    "lifecycle": "lifecycle:recorded",
+    "stage_help": Scenario("startup:stage_help"),
+    "noop_repro": Scenario("startup:noop_repro"),
+    "noop_lifecycle": Scenario("startup:noop_lifecycle", repeats=3),
+    "tracking": Scenario("tracking:measure", repeats=3),
+    "engine_limit": Scenario("engine_limit:measure", repeats=3),
+    "generate_ragged": Scenario("generate_ragged:measure", repeats=3),
+    "rollout_multi_turn": Scenario("rollout_multi_turn:measure", repeats=3),
+    "train_step": Scenario("train_step:measure"),
+    "mcts": Scenario("mcts:measure"),
+    "annotation": Scenario("mcts:annotation", repeats=1),
+    "rl_iteration": Scenario("rl_iteration:measure"),
+    "merge": Scenario("merge:measure", repeats=3),
+    "sandbox": Scenario("sandbox:measure"),
+    "workers": Scenario("workers:measure", repeats=3),
+    "nodes": Scenario("nodes:measure", repeats=2),
+    "profiles": Scenario("profiles:measure"),
+    "scaling_rollouts": Scenario("scaling:rollouts", repeats=3),
+    "scaling_steps": Scenario("scaling:steps", repeats=3),
+    "scaling_merges": Scenario("scaling:merges", repeats=2),
+    "default_run": Scenario("default_run:measure", kept=False),
+    "lifecycle": Scenario("lifecycle:recorded", kept=False),
 }
-"""Scenario -> module:function that measures it."""
 PACKAGES = ("torch", "transformers", "trl", "mergekit", "accelerate", "numpy", "safetensors", "tokenizers", "dvc")
-SUMMARY = ("ratio", "ours", "theirs", "unit", "against")
+SUMMARY = ("ratio", "ours", "theirs", "unit", "against", "cores", "device")
 
 
 def measure(name: str, options: Options) -> dict[str, Any]:
-    """Measure one scenario: {"results": {name: raw}}, {"table": rows} or {"lifecycle": what the stages recorded}."""
-    module, function = SCENARIOS[name].split(":")
+    """Measure one scenario: {"results": {name: raw}} and {"table": rows}, as far as it has them, or {"lifecycle": what the stages
+    recorded}."""
+    module, function = SCENARIOS[name].function.split(":")
     call = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     if module == "lifecycle":
         return {"lifecycle": call(options.root)}
     found = call(options)
-    if isinstance(found, list):
-        return {"table": found}
-    return {"results": {key: result.raw() for key, result in found.items()}}
+    results, table = found if isinstance(found, tuple) else ({}, found) if isinstance(found, list) else (found, None)
+    outcome: dict[str, Any] = {"results": {key: result.raw() for key, result in results.items()}}
+    return outcome if table is None else {**outcome, "table": table}
+
+
+def modules(name: str) -> set[Path]:
+    """Files of benchmarks/ that module `name` uses: those that it imports or starts, directly or not."""
+    folder = Path(__file__).parent
+    found, waiting = set(), {name}
+    while waiting:
+        path = folder / f"{waiting.pop()}.py"
+        found.add(path)
+        text = path.read_text(encoding="utf-8")
+        named = {other for other in folder.glob("*.py") if re.search(rf"benchmarks(\.| import .*\b){other.stem}\b", text)}
+        waiting |= {other.stem for other in named - found}
+    return found
+
+
+def key(name: str, options: Options, machine: Mapping[str, Any]) -> str:
+    """Hash of all that a result depends on; "" if it is measured anew each time."""
+    if not SCENARIOS[name].kept:
+        return ""
+    files = [*modules(SCENARIOS[name].function.partition(":")[0]), *(options.root / "params.yaml", options.root / "dvc.lock")]
+    hashes = {path.name: file_hash(path) for path in files if path.exists()}
+    folders = {folder: dvc_hash(options.root / folder) for folder in ("stages", "flows")}
+    settings = (SCENARIOS[name].repeats, options.repeats, options.quick, options.threads, options.workers)
+    facts = {**machine, "commit": None}
+    text = json.dumps([hashes, folders, settings, facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def child(name: str, options: Options, out: Path) -> int:
@@ -60,8 +104,9 @@ def child(name: str, options: Options, out: Path) -> int:
     from stages.runtime.workers import quiet_environment
 
     quiet_environment(options.threads)
+    few = replace(options, repeats=min(options.repeats, SCENARIOS[name].repeats))
     try:
-        outcome = measure(name, options)
+        outcome = measure(name, few)
     except SkippedError as reason:
         outcome = {"skipped": str(reason)}
     out.write_text(json.dumps(outcome), encoding="utf-8")
@@ -99,6 +144,8 @@ def machine(options: Options) -> dict[str, Any]:
         "cpu": cpu_name(),
         "nproc": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": options.threads,
+        "workers": options.workers,
+        "cores": options.cores,
         "blas": blas(),
         "precision": options.precision,
         "versions": versions,
@@ -126,17 +173,21 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(partial, path)
 
 
-def add(raw: dict[str, Any], name: str, outcome: dict[str, Any], commit: str, seconds: float) -> None:
-    """Add a scenario's outcome to the contents of raw.json."""
+def add(raw: dict[str, Any], name: str, outcome: dict[str, Any], seconds: float, identity: str) -> None:
+    """Replace a scenario's results in the contents of raw.json by `outcome`."""
+    commit, cores, device = (raw["machine"][fact] for fact in ("commit", "cores", "cpu"))
+    raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if value.get("scenario") != name}
     for key, result in outcome.get("results", {}).items():
-        raw["scenarios"][key] = {**result, "commit": commit}
+        raw["scenarios"][key] = {"cores": cores, "device": device, **result, "commit": commit, "scenario": name}
     if "table" in outcome:
         raw["tables"][name] = {"commit": commit, "rows": outcome["table"]}
     if "lifecycle" in outcome:
         raw["lifecycle"] = outcome["lifecycle"]
     raw["skipped"].pop(name, None)
+    raw["keys"][name] = identity
     if "skipped" in outcome:
         raw["skipped"][name] = outcome["skipped"]
+        del raw["keys"][name]
     raw["scenario_seconds"][name] = round(seconds, 1)
 
 
@@ -146,19 +197,41 @@ def write(raw: dict[str, Any], out: Path) -> None:
     write_json(out / "summary.json", {key: {name: value[name] for name in SUMMARY} for key, value in raw["scenarios"].items()})
 
 
-def run(names: list[str], options: Options, out: Path) -> list[str]:
-    """Measure the scenarios and write the files after each; others keep earlier results. Returns the failures."""
+def read(out: Path) -> dict[str, Any]:
+    """The contents of raw.json, without results of scenarios that no longer exist."""
+    path = out / "raw.json"
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part in ("tables", "skipped", "keys", "scenario_seconds"):
+        raw[part] = {name: value for name, value in raw.get(part, {}).items() if name in SCENARIOS}
+    results = raw.get("scenarios", {})
+    raw["scenarios"] = {name: value for name, value in results.items() if value.get("scenario") in SCENARIOS}
+    return raw
+
+
+def show(outcome: Mapping[str, Any]) -> None:
+    for name, result in outcome.get("results", {}).items():
+        ratio = result["ratio"]
+        print(f"  {name}: {ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})", flush=True)
+    for row in outcome.get("table", []):
+        print("  " + ", ".join(f"{column} {value}" for column, value in row.items()), flush=True)
+    if "skipped" in outcome:
+        print(f"  skipped: {outcome['skipped']}", flush=True)
+
+
+def run(names: list[str], options: Options, out: Path, fresh: bool = False) -> list[str]:
+    """Measure the scenarios and write the files after each. Results with the same key stay, unless `fresh`, so that an
+    interrupted run resumes. Returns the failures."""
     from benchmarks import scaling
 
-    path = out / "raw.json"
-    raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for key in ("scenarios", "tables", "skipped", "scenario_seconds"):
-        raw.setdefault(key, {})
+    raw = read(out)
     raw |= {"machine": machine(options), "spread": "low and high: smallest and largest ratio of the pairs"}
     raw |= {"repeats": options.times, "warm_ups": options.warm_ups}
     failures = []
-    measured: set[str] = set()
     for name in names:
+        identity = key(name, options, raw["machine"])
+        if not fresh and identity and raw["keys"].get(name) == identity:
+            print(f"benchmarks: {name} is measured ({raw['scenario_seconds'][name]:.0f} s)", flush=True)
+            continue
         print(f"benchmarks: {name}", flush=True)
         started = time.perf_counter()
         try:
@@ -167,20 +240,11 @@ def run(names: list[str], options: Options, out: Path) -> list[str]:
             failures.append(str(error))
             print(f"benchmarks: {error}", file=sys.stderr, flush=True)
             continue
-        add(raw, name, outcome, raw["machine"]["commit"], time.perf_counter() - started)
-        measured |= set(outcome.get("results", {}))
-        for key, result in outcome.get("results", {}).items():
-            ratio = result["ratio"]
-            print(f"  {key}: {ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})", flush=True)
-        for row in outcome.get("table", []):
-            print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        if "skipped" in outcome:
-            print(f"  skipped: {outcome['skipped']}", flush=True)
+        add(raw, name, outcome, time.perf_counter() - started, identity)
+        show(outcome)
         write(raw, out)
         if "table" in outcome:
             scaling.write(out / f"{name}.csv", outcome["table"])
-    if not failures and set(names) == set(SCENARIOS):
-        # Drop results of scenarios that no longer exist.
-        raw["scenarios"] = {key: value for key, value in raw["scenarios"].items() if key in measured}
-        write(raw, out)
+    write(raw, out)
+    print(f"benchmarks: all scenarios take {sum(raw['scenario_seconds'].values()) / 60:.0f} minutes", flush=True)
     return failures

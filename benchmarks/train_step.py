@@ -6,13 +6,17 @@ if loss or gradients differ. TRL's micro-batch is chosen by trial; ours is the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import trl_side
 from benchmarks.measure import Options, Result, Side, alternate, fastest, rounded
 from benchmarks.models import load, make_model, named, sizes
+from benchmarks.processes import ALONE, apart, candidates, consecutive, own_layout
+from stages.runtime.team import Team
 from stages.seeding import stream
 
 PROMPTS = (64, 192, 448)
@@ -65,7 +69,15 @@ class Ours:
     """The policy's learner of the rl stage, on one prepared batch."""
 
     def __init__(
-        self, options: Options, size: str, prompt: int, answer: int, tasks: int, group: int, method: Method = Method()
+        self,
+        options: Options,
+        size: str,
+        prompt: int,
+        answer: int,
+        tasks: int,
+        group: int,
+        method: Method = Method(),
+        team: Team = ALONE,
     ) -> None:
         from stages.agent.settings import Lora
         from stages.algorithms.algorithm import resolve
@@ -74,7 +86,7 @@ class Ours:
         from stages.training.batches import trajectory_batch
         from stages.training.ledger import Ledger
         from stages.training.loop import Learner, make_processes
-        from stages.training.optimiser import make_optimiser, warmup_constant
+        from stages.training.optimiser import make_optimiser
         from stages.training.rl.models import Models
         from stages.training.rl.policy_updates import PolicyUpdates
 
@@ -90,7 +102,7 @@ class Ours:
         params = params.model_copy(
             update={"resources": params.resources.model_copy(update=resources), "model": params.model.model_copy(update=shape)}
         )
-        algorithm, processes = resolve(section), make_processes(params.resources)
+        algorithm, processes = resolve(section), make_processes(params.resources, team if team.count > 1 else None)
         self.weights = weight_precision(params)
         model, tokenizer = load(make_model(options, size), "sdpa", options.device, self.weights)
         prepare_model(model, params, params.seed, "benchmarks")
@@ -105,33 +117,34 @@ class Ours:
         self.maker = PolicyUpdates(models, algorithm, Ledger(), constant_length=answer)
         self.model, self.method, self.tokens_per_batch = model, method, tokens
         optimiser = make_optimiser(model, LEARNING_RATE, 0.0, betas=(0.9, 0.999))
-        self.learner = Learner(model, optimiser, warmup_constant(LEARNING_RATE, 0), 1.0, processes)
+        self.learner = Learner(model, optimiser, constant, 1.0, processes)
 
     def updates(self, batch: Any) -> Iterator[Any]:
         return self.maker.updates(batch, 0, ("benchmarks",))
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
-        """Loss on the shifted batch, and gradients by parameter name; no step is made."""
-        total = 0.0
+        """Loss on the shifted batch, and gradients by parameter name; the weights stay as they are."""
+        learner, clipping, sums = self.learner, self.learner.max_grad_norm, {}
+        learner.max_grad_norm, learner.schedule = math.inf, lambda update: 0.0
         for update in self.updates(self.shifted):
-            for micro in update.micro_batches:
-                pieces = update.loss(micro)
-                while True:
-                    with self.learner.processes.accelerator.autocast():
-                        terms = next(pieces, None)
-                    if terms is None:
-                        break
-                    terms.loss.backward()
-                    if terms.trained is not None:
-                        update.on_tokens_trained(*terms.trained)
-                    total += float(terms.loss.detach())
-        return total, pop_gradients(self.model)
+            sums = learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
+        learner.max_grad_norm, learner.schedule = clipping, constant
+        learner.optimiser.state.clear()
+        return sums["loss"], pop_gradients(self.model)
 
     def run(self) -> float:
-        """One step; 1."""
+        """One step; returns this process's share of it."""
         for update in self.updates(self.maker.rescored(self.batch, 0, ("benchmarks",))):
             self.learner.update(update.micro_batches, update.loss, update.on_tokens_trained)
-        return 1.0
+        return 1 / self.learner.processes.count
+
+    def side(self) -> Side:
+        return Side(f"bellwether tokens_per_batch={self.tokens_per_batch}", self.run, facts=self.gradient)
+
+
+def constant(update: int) -> float:
+    """The learning rate of every update."""
+    return LEARNING_RATE
 
 
 def randomise(factors: Mapping[str, Any]) -> None:
@@ -157,9 +170,19 @@ def pop_gradients(model: Any, prefix: str = "") -> dict[str, Any]:
 
 
 class Theirs:
-    """TRL's trainer on our batch's tokens and advantages, in micro-batches of `rows // accumulate`."""
+    """TRL's trainer on our batch's tokens and advantages, in micro-batches of `rows // accumulate`; with several processes, on
+    this one's rows."""
 
-    def __init__(self, options: Options, size: str, ours: Ours, group: int, accumulate: int = 1, attention: str = "sdpa") -> None:
+    def __init__(
+        self,
+        options: Options,
+        size: str,
+        ours: Ours,
+        group: int,
+        accumulate: int = 1,
+        attention: str = "sdpa",
+        team: Team = ALONE,
+    ) -> None:
         batch, method = ours.batch, ours.method
         starts = int(batch.mask[0].int().argmax())
         answer = batch.token_ids.shape[1] - starts
@@ -175,6 +198,7 @@ class Theirs:
             weights=ours.weights,
             checkpointing=method.checkpointing,
             adapters=adapters(method),
+            processes=team.count,
         )
         copy_factors(self.trainer.model, ours.factors)
         tensors = {
@@ -183,10 +207,12 @@ class Theirs:
             "completion_ids": batch.token_ids[:, starts:],
             "completion_mask": batch.token_ids[:, starts:].new_ones(batch.size, answer),
             "advantages": batch.advantages[:, starts],
+            "old_per_token_logps": ours.shifted.logprobs_old[:, starts:],
         }
-        self.batch = {name: value.to(options.device) for name, value in tensors.items()}
-        self.shifted = {**self.batch, "old_per_token_logps": ours.shifted.logprobs_old[:, starts:].to(options.device)}
-        self.label = f"trl {attention} micro-batch={batch.size // accumulate}"
+        rows = consecutive(range(batch.size), team)
+        self.shifted = {name: value[rows].to(options.device) for name, value in tensors.items()}
+        self.batch = {name: value for name, value in self.shifted.items() if name != "old_per_token_logps"}
+        self.label, self.count = f"trl {attention} micro-batch={batch.size // accumulate // team.count}", team.count
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """As `Ours.gradient`."""
@@ -196,7 +222,10 @@ class Theirs:
 
     def run(self) -> float:
         trl_side.update(self.trainer, self.batch)
-        return 1.0
+        return 1 / self.count
+
+    def side(self) -> Side:
+        return Side(self.label, self.run, facts=self.gradient)
 
 
 def adapters(method: Method) -> Any:
@@ -219,7 +248,16 @@ def copy_factors(model: Any, factors: Mapping[str, Any]) -> None:
         theirs[name].data.copy_(factor.detach())
 
 
-def disagreement(mine: tuple[float, dict[str, Any]], other: tuple[float, dict[str, Any]]) -> dict[str, float]:
+Gradient = tuple[float, dict[str, Any]]
+"""Loss, and gradients by parameter name."""
+
+
+def combined(facts: Sequence[Gradient]) -> Gradient:
+    """The gradient that all processes of a side hold, and the mean of their losses."""
+    return sum(loss for loss, _ in facts) / len(facts), facts[0][1]
+
+
+def disagreement(mine: Gradient, other: Gradient) -> dict[str, float]:
     """Relative differences of the losses, of the concatenated gradients, and the largest of any parameter's gradient."""
     (loss, gradients), (their_loss, their_gradients) = mine, other
     if set(gradients) != set(their_gradients):
@@ -244,32 +282,34 @@ def check(difference: dict[str, float], where: str, tolerance: float = TOLERANCE
         )
 
 
-def candidates(options: Options, size: str, ours: Ours, group: int) -> list[Callable[[], Side]]:
-    """TRL's candidate settings: micro-batches and attention kernel."""
-
-    def candidate(accumulate: int, attention: str) -> Side:
-        other = Theirs(options, size, ours, group, accumulate, attention)
-        return Side(other.label, other.run)
-
-    settings = [(1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager")]
-    return [lambda choice=choice: candidate(*choice) for choice in settings]
+SETTINGS = ((1, "sdpa"), (2, "sdpa"), (4, "sdpa"), (1, "eager"))
+"""TRL's candidate settings: micro-batches and attention kernel."""
 
 
 def measure_prompt(options: Options, size: str, prompt: int) -> Result:
     tasks, group, answer = options.size(4, 2), options.size(8, 2), options.size(ANSWER, 8)
-    mine = Ours(options, size, prompt, answer, tasks, group)
-    difference = disagreement(mine.gradient(), Theirs(options, size, mine, group).gradient())
+
+    def ours(team: Team) -> Ours:
+        return Ours(options, size, prompt, answer, tasks, group, team=team)
+
+    def theirs(setting: tuple[int, str], team: Team) -> Side:
+        return Theirs(options, size, ours(ALONE), group, *setting, team=team).side()
+
+    mine = apart(lambda team: ours(team).side(), own_layout(options))
+    other, trials = fastest(candidates([partial(theirs, setting) for setting in SETTINGS], options), options)
+    difference = disagreement(combined(mine.facts()), combined(other.facts()))
     check(difference, f"{size}, prompts of {prompt} tokens")
-    other, trials = fastest(candidates(options, size, mine, group), options)
-    samples = alternate(Side("bellwether", mine.run), other, options)
+    samples = alternate(mine, other, options)
     notes = {
         "rows": tasks * group,
         "tokens": {"prompt": prompt, "answer": answer},
-        "ours": f"tokens_per_batch={mine.tokens_per_batch}",
+        "ours": mine.label,
         "theirs": other.label,
         "trials": trials,
         "difference": {name: rounded(value) for name, value in difference.items()},
     }
+    mine.close()
+    other.close()
     return Result("s", AGAINST, "seconds", *samples, notes=notes)
 
 

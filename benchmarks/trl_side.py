@@ -1,8 +1,8 @@
 """TRL's side of a comparison: its GRPOTrainer, driven step by step, at its fastest setting on this machine.
 
-Same weights, tokenizer, threads and precision; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the
+Same weights, tokenizer, cores and precision; AdamW (0.9, 0.999) without decay, gradients clipped at 1, temperature 1 on the
 full support, no KL term. Logging, saving and evaluation are off, and gradient checkpointing where ours is. Attention kernel,
-cache and micro-batch are chosen by trial (`measure.fastest`).
+cache, micro-batch, and threads or processes are chosen by trial (`measure.fastest`).
 
 Multi-turn episodes use TRL's tool loop (`environment_factory`). It needs a chat template that renders tool calls and a parser for
 them; `tool_tokenizer` adds both to the shipped tokenizer so that the tokens equal those of the shipped template, with tool
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def configuration(options: Options, **settings: Any) -> Any:
         adam_beta1=0.9,
         adam_beta2=0.999,
         max_grad_norm=1.0,
+        ddp_find_unused_parameters=False,  # none are unused, and looking for them takes time
         **settings,
     )
 
@@ -106,12 +108,13 @@ def make_trainer(
     weights: str = "float32",
     checkpointing: bool = False,
     adapters: Any = None,
+    processes: int = 1,
 ) -> Any:
     """A GRPOTrainer ready for `rollout` and `update`.
 
-    rows: episodes per iteration, in groups of `group`, trained in `accumulate` micro-batches; completion: maximum tokens
-    after the prompt (and Dr. GRPO's divisor); prompts: dataset rows; generation: arguments of transformers' `generate`;
-    weights: their precision; adapters: peft's configuration, for LoRA.
+    rows: episodes per iteration of all `processes`, in groups of `group`, trained in `accumulate` micro-batches; completion:
+    maximum tokens after the prompt (and Dr. GRPO's divisor); prompts: dataset rows; generation: arguments of transformers'
+    `generate`; weights: their precision; adapters: peft's configuration, for LoRA.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
@@ -123,7 +126,7 @@ def make_trainer(
         tokenizer = tool_tokenizer(tokenizer, is_action or (lambda text: True))
     config = configuration(
         options,
-        per_device_train_batch_size=rows // accumulate,
+        per_device_train_batch_size=rows // accumulate // processes,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
         num_generations=group,
@@ -147,7 +150,7 @@ def make_trainer(
     # What `Trainer.train` does before its loop.
     if checkpointing:
         trainer.model.activation_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs or None)
-    trainer.accelerator.prepare_model(trainer.model)
+    trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)
     trainer.current_gradient_accumulation_steps = accumulate
     trainer.model.train()
     return trainer
@@ -167,10 +170,14 @@ def losses(trainer: Any, batch: dict[str, Any]) -> float:
     """Forward and backward of all micro-batches; returns the loss."""
     from trl.trainer.utils import split_tensor_dict
 
+    micro_batches = split_tensor_dict(batch, trainer.current_gradient_accumulation_steps)
     total = 0.0
-    for micro in split_tensor_dict(batch, trainer.current_gradient_accumulation_steps):
-        loss = trainer.compute_loss(trainer.model, micro)
-        trainer.accelerator.backward(loss)
+    for number, micro in enumerate(micro_batches, start=1):
+        # Processes exchange gradients once, after the last micro-batch, as in Trainer's loop.
+        waits = trainer.accelerator.no_sync(trainer.model_wrapped) if number < len(micro_batches) else nullcontext()
+        with waits:
+            loss = trainer.compute_loss(trainer.model_wrapped, micro)
+            trainer.accelerator.backward(loss)
         total += float(loss.detach())
     return total
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from stages import params
 from stages.agent.player import EngineSettings
-from stages.agent.scaffold import Scaffold
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.judges import judged
@@ -91,7 +90,7 @@ def run(context: StageContext) -> None:
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
-        scaffold=Scaffold(**evaluate.scaffold.model_dump()),
+        scaffold=evaluate.scaffold,
     )
     outcomes = play_all(context, jobs, settings)
     if context.shard:

@@ -7,11 +7,14 @@ unchanged, so that success is comparable between scaffolds. stages/agent/history
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from stages.environments.protocol import Environment, Observation, Step
 from stages.records.task import Task
+from stages.runtime.validation import Count, Section
 
 if TYPE_CHECKING:
     from stages.records.episode import TurnRecord
@@ -23,19 +26,20 @@ GO_ON = "Now act."
 THINKING = "#thinking"
 """Suffix of the state key while a thought is expected."""
 
-Recall = Literal["none", "action", "task", "both"]
-Think = Literal["none", "plan", "reflect", "both"]
 
+class Scaffold(Section):
+    """The scaffold of evaluated models, by default none: docs/design-search.md."""
 
-@dataclass(frozen=True)
-class Scaffold:
-    """See `ScaffoldParams` (`evaluate.scaffold` in params.yaml). The default is the model alone."""
-
-    window: int | None = None
-    recall: Recall = "none"
-    think: Think = "none"
+    window: Annotated[int, Field(ge=1)] | None = None
+    """Most recent turns that the model sees, besides the task; null: all."""
+    recall: Literal["none", "action", "task", "both"] = "none"
+    """Appended to observations: the action they answer, the task, or both."""
+    think: Literal["none", "plan", "reflect", "both"] = "none"
+    """Turns in which the model writes without acting: plan: one at the start; reflect: one after each rejected action."""
     note: str = ""
-    max_turns: int | None = None
+    """Text before every task."""
+    max_turns: Count | None = None
+    """Turn limit, thoughts included; null: the environment's."""
 
     def acted(self, turns: Sequence[TurnRecord]) -> list[TurnRecord]:
         """The turns whose actions were played, without thoughts."""

@@ -1,4 +1,4 @@
-"""Sections `model` and `rollout` of params.yaml, and `evaluate.scaffold`."""
+"""Sections `model` and `rollout` of params.yaml."""
 
 from __future__ import annotations
 
@@ -56,18 +56,3 @@ class Rollout(Section):
     chunk: Count = 192
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams()
-
-
-class ScaffoldParams(Section):
-    """The scaffold of evaluated models: docs/design-search.md."""
-
-    window: Annotated[int, Field(ge=1)] | None = None
-    """Most recent turns that the model sees, besides the task; null: all."""
-    recall: Literal["none", "action", "task", "both"] = "none"
-    """Appended to observations: the action they answer, the task, or both."""
-    think: Literal["none", "plan", "reflect", "both"] = "none"
-    """Turns in which the model writes without acting: plan: one at the start; reflect: one after each refused action."""
-    note: str = ""
-    """Text before every task."""
-    max_turns: Count | None = None
-    """Turn limit, thoughts included; null: the environment's."""

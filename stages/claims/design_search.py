@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from stages.agent.player import EngineSettings
-from stages.agent.scaffold import Scaffold
 from stages.claims.design_metrics import AFTER, METRICS
 from stages.curation.panel import Panel
 from stages.designs.evaluations import DesignScore, summarise
@@ -56,7 +55,7 @@ def play_design(folder: str, values: Mapping[str, Any], panels: Mapping[str, Pan
         seed=params.seed,
         sampling=Sampling(**params.evaluate.sampling.model_dump()),
         engine=EngineSettings.of(params.resources, params.model.max_length, params.model.thinking),
-        scaffold=Scaffold(**params.evaluate.scaffold.model_dump()),
+        scaffold=params.evaluate.scaffold,
     )
     curated = Path("data/curated")
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -26,7 +26,7 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
-class ValueEnvironment(Generic[S]):
+class ValueEnvironment(ABC, Generic[S]):
     """One running task. A subclass writes `_start`, `step` (which begins with `_running`), `state_key`, `admissible` and
     `next_action`; see stages.environments.protocol.Environment."""
 

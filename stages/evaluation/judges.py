@@ -1,4 +1,4 @@
-"""Which domains have something to rank actions by: a Q-model, or values of tokens. It is told from what annotate and rl left."""
+"""Which domains have a model to rank actions: a Q-model written by annotate, or token values learned by rl."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LACKING = {
-    "q": "No domain has a Q-model: annotate makes them where annotate.q_model.kind is not none",
-    "value": "No domain has values of tokens: rl learns them with rl.algorithm b_coder",
+    "q": "No domain has a Q-model: annotate fits one if annotate.q_model.kind is not none",
+    "value": "No domain has token values: rl learns them with rl.algorithm b_coder",
 }
 
 
 def judges(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
-    """q, value -> those of `domains` that have it in the folder `models` (data/models)."""
+    """q, value -> those of `domains` with such a model in the folder `models` (data/models)."""
     from stages.values.q_model import q_model_kind
     from stages.values.token_q import has_token_q
 
@@ -23,9 +23,9 @@ def judges(models: Path, domains: Sequence[str]) -> dict[str, list[str]]:
 
 
 def judged(models: Path, domains: Sequence[str], choice: str) -> list[str]:
-    """The domains whose panels a model that chooses so among its actions plays ("" for one that does not): those with a Q-model,
-    or with values of tokens; otherwise all. Raises FileNotFoundError where a choice would have no panel to play."""
+    """The domains whose panels a model with this choice among actions plays ("": no choice): those with a Q-model or token
+    values if it needs them, else all. Raises FileNotFoundError if there are none."""
     found = judges(models, domains)[choice] if choice in LACKING else list(domains)
     if not found:
-        raise FileNotFoundError(f"evaluate.models: +{choice} has nothing to choose by in {models}. {LACKING[choice]}")
+        raise FileNotFoundError(f"evaluate.models: +{choice} finds no model to rank actions in {models}. {LACKING[choice]}")
     return found

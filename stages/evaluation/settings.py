@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stages.agent.settings import ScaffoldParams
+from stages.agent.scaffold import Scaffold
 from stages.engine.settings import SamplingParams
 from stages.runtime.validation import Count, Section
 
@@ -37,6 +37,6 @@ class Evaluate(Section):
     chunk: Count = 400
     """Episodes between checkpoints."""
     sampling: SamplingParams = SamplingParams(temperature=0.5, top_p=0.95)
-    scaffold: ScaffoldParams = ScaffoldParams()
+    scaffold: Scaffold = Scaffold()
     split: Literal["test", "valid"] = "test"
     """valid: the validation tasks instead of the frozen panels, for choosing settings."""

@@ -1,9 +1,9 @@
-"""What code each stage of dvc.yaml depends on, found from imports: DVC does not follow them.
+"""The code dependencies of each stage of dvc.yaml, computed from imports, which DVC does not follow.
 
 `python -m stages.runtime.deps --check` compares the lists with the imports, `--write` writes them. A dependency is a folder of
-stages/ where the stage imports something of each of its subfolders, else the modules and subfolders that it does import. A
-part's settings.py counts where it is imported for types alone: its defaults bear on outputs. EXEMPT code does not (a test sees
-to that), and what it imports is not followed.
+stages/ if the stage imports something from each of its subfolders, else the modules and subfolders that it imports. A part's
+settings.py is a dependency even if imported only for type checking, since its defaults affect outputs. EXEMPT code does not (a
+test checks that), and its imports are not followed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stages.runtime.files import atomic_text
 
 ROOT = Path(__file__).resolve().parents[2]
 EXEMPT = ("stages/runtime", "stages/tracking", "stages/serving", "stages/params.py", "stages/__init__.py")
-"""What a stage runs in, and what puts the sections of params.yaml together: changes no output."""
+"""The environment of stages and the assembly of params.yaml's sections, which change no output."""
 FOUND_BY_NAME = ("stages/environments", "stages/algorithms", "stages/merging")
-"""Parts with a registry: whoever reads it may load any module of the part."""
-PLAYED = {"__main__.py", "check.py"}
+"""Parts with a registry: importing it may load any module of the part."""
+COMMANDS = {"__main__.py", "check.py"}
 """Modules of commands, which no stage runs."""
 
 
@@ -50,8 +50,8 @@ def type_checking_lines(tree: ast.Module) -> set[int]:
 
 @cache
 def direct_imports(path: Path, for_types: bool = False) -> frozenset[Path]:
-    """Files of ours that `path` (relative to the root) imports anywhere, inside functions too, and for types if asked; not the
-    packages that they lie in, unless it imports from these."""
+    """Files of this repository that `path` (relative to the root) imports, also within functions, and with `for_types` for type
+    checking; not their packages, unless it imports from these."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     skipped, names = set() if for_types else type_checking_lines(tree), set()
     for node in ast.walk(tree):
@@ -74,17 +74,17 @@ def source_files(folder: str) -> list[Path]:
 
 
 def _with(path: Path) -> Iterable[Path]:
-    """What a stage depends on because it uses `path`: what it imports, settings that it names as types, all of a part that is
-    found by name."""
+    """Dependencies that follow from using `path`: its imports, settings imported for type checking, and all modules of a part
+    with a registry."""
     yield from direct_imports(path)
     yield from (item for item in direct_imports(path, for_types=True) if item.name == "settings.py")
     part = "/".join(path.parts[:2])
     if path.name == "registry.py" and part in FOUND_BY_NAME:
-        yield from (item for item in source_files(part) if item.name not in PLAYED)
+        yield from (item for item in source_files(part) if item.name not in COMMANDS)
 
 
 def code(stage: str) -> list[Path]:
-    """The stage's module and all that it imports, directly or not, but for empty files and exempt ones."""
+    """The stage's module and its direct and indirect imports, except empty and exempt files."""
     seen: set[Path] = set()
     waiting = [Path("stages") / f"{stage}.py"]
     while waiting:
@@ -96,7 +96,7 @@ def code(stage: str) -> list[Path]:
 
 
 def units(used: Iterable[Path]) -> list[str]:
-    """The fewest folders and files that hold `used` and no subfolder that is not used."""
+    """The fewest folders and files that cover `used` without covering an unused subfolder."""
     used = set(used)
 
     def cover(folder: Path) -> list[str]:
@@ -123,7 +123,7 @@ def listed(stages: dict[str, Any], stage: str) -> tuple[list[str], list[str]]:
 
 
 def wanted(stage: str) -> list[str]:
-    """The report says whether code changed, so all of it goes in."""
+    """The code dependencies of a stage; all code for the report, which shows code changes."""
     return ["stages"] if stage == "report" else units(code(stage))
 
 
@@ -165,7 +165,7 @@ def main() -> int:
 
 
 def replaced(text: str, stage: str, deps: list[str]) -> str:
-    """The text of dvc.yaml with a stage's list of dependencies replaced; all else stays as it is, comments too."""
+    """The text of dvc.yaml with a stage's list of dependencies replaced; everything else, including comments, is unchanged."""
     start = text.index("    deps:\n", text.index(f"\n  {stage}:\n")) + len("    deps:\n")
     end = start
     while text.startswith("      - ", end):

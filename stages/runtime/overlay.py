@@ -16,7 +16,7 @@ from stages.runtime.validation import MOVED, RENAMED, ParamsError, parse_yaml
 
 
 def _round_trip() -> Any:
-    """Reads and writes YAML with its comments; nothing but what was changed is to look different afterwards."""
+    """A YAML reader and writer that preserves comments and the formatting of unchanged lines."""
     from ruamel.yaml import YAML
 
     found = YAML()
@@ -32,7 +32,7 @@ def _dumped(round_trip: Any, values: Any) -> str:
 
 
 def overlaid(path: Path, overlay: Path) -> str:
-    """The text of `path` with the values of `overlay` in it, comments kept. Raises ParamsError for a file that can't be read."""
+    """The text of `path` updated with `overlay`, comments preserved. Raises ParamsError for an unreadable file."""
     from ruamel.yaml.error import YAMLError
 
     def write_over(target: Any, values: Any) -> None:
@@ -51,17 +51,18 @@ def overlaid(path: Path, overlay: Path) -> str:
     except OSError as error:
         raise ParamsError(f"{error.filename} can't be read: {error.strerror}") from error
     except YAMLError as error:
-        raise ParamsError(f"{overlay} can't be written into {path}: {error}") from error
+        raise ParamsError(f"{overlay} can't be applied to {path}: {error}") from error
     return _dumped(round_trip, values)
 
 
 SCHEMA = "# yaml-language-server: $schema=params.schema.json\n"
-"""First line of params.yaml: editors complete and check the file by this schema."""
+"""First line of params.yaml, by which editors find the schema."""
 
 
 @dataclass
 class Migration:
-    """A params.yaml in its present form. `changes`: what was done, a line each; `moved`: sections that are now files."""
+    """A params.yaml in the current format. `changes`: one line per change; `moved`: file -> text of sections that are now
+    files."""
 
     text: str
     changes: list[str] = field(default_factory=list)
@@ -69,8 +70,8 @@ class Migration:
 
 
 def migrated(path: Path, defaults: Mapping[str, Any], listed: Container[str]) -> Migration:
-    """`path` with keys renamed (RENAMED) and sections moved (MOVED); then also without nulls and nested keys that are
-    `defaults` and not `listed` in dvc.yaml. Raises ParamsError for a file that can't be read."""
+    """`path` with keys renamed (RENAMED) and sections moved (MOVED); if anything changed, also without nulls and nested keys that
+    equal `defaults` and are not `listed` in dvc.yaml. Raises ParamsError for an unreadable file."""
     parse_yaml(path.read_bytes(), path)
     round_trip = _round_trip()
     values, made = round_trip.load(path.read_bytes()), Migration("")
@@ -93,7 +94,7 @@ def migrated(path: Path, defaults: Mapping[str, Any], listed: Container[str]) ->
             if nested:
                 drop(value, usual[key], f"{where}.")
             if where in listed or (len(section) == 1 and place[:-1] in listed):
-                continue  # the comment of a section without keys would be in its way
+                continue  # ruamel misplaces the comment of a section without keys
             if nested and not value and usual[key]:
                 del section[key]
             elif not nested and value == usual[key] and (where.count(".") > 1 or value is None):
@@ -114,7 +115,7 @@ def migrated(path: Path, defaults: Mapping[str, Any], listed: Container[str]) ->
 
 
 def write_params(path: Path, text: str) -> None:
-    """Replace params.yaml by `text`, all of it or nothing. A link stays a link, and the file's permissions stay as they are."""
+    """Atomically replace params.yaml by `text`; a symbolic link and the file's permissions are preserved."""
     target = path.resolve()
     with atomic_file(target) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -127,8 +128,8 @@ def apply_overlay(path: Path, overlay: Path) -> None:
 
 
 def migrate(path: Path, defaults: Mapping[str, Any], pipeline: Path, check: Callable[[Mapping[str, Any], str], Any]) -> None:
-    """Bring a params.yaml of an earlier release up to date (`migrated`) and print what changed; `check` raises ParamsError where
-    the result is not valid, and the file stays as it is."""
+    """Migrate a params.yaml of an earlier release (`migrated`) and print the changes. If `check` raises ParamsError for the
+    result, the file is unchanged."""
     stages = yaml.safe_load(pipeline.read_text(encoding="utf-8"))["stages"].values()
     listed = {key for stage in stages for key in stage.get("params", ()) if isinstance(key, str)}
     made = migrated(path, defaults, listed)

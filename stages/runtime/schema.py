@@ -1,6 +1,6 @@
-"""What a settings file can hold, from its sections: a JSON schema for editors, a page of documentation, explanations of keys.
+"""Documentation of a settings file from its sections: a JSON schema for editors, a page, explanations of keys.
 
-A field's docstring is read from the source, here alone: pydantic would read it on every import of the section.
+Fields' docstrings are read from the source here, only when needed: pydantic would read them at every import of a section.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ INTRO = """# Parameters
     python -m stages.params                          # check params.yaml and print what it resolves to
     dvc exp run -S ++rl.loss.clip_high=0.3           # set any key for one experiment
 
-Every key of `params.yaml`. A key that is absent has its default; in the sections of `rl` and its parts the method chooses first
-([methods.md](methods.md)). `per_domain.<domain>` overrides `curate`, `rollout`, `annotate` and `rl` for one domain and holds the
-environment's own settings ([environments.md](environments.md)). `make docs` writes this page and `params.schema.json`, by which
-editors complete and check the file.
+Every key of `params.yaml`. Absent keys have their defaults, except in `rl` and its parts, where the method may choose other
+values ([methods.md](methods.md)). `per_domain.<domain>` overrides `curate`, `rollout`, `annotate` and `rl` for one domain and has
+the environment's own settings ([environments.md](environments.md)). `make docs` generates this page and `params.schema.json`,
+with which editors complete and check the file.
 """
 
 
 @cache
 def _docstrings(path: Path) -> dict[str, dict[str, str]]:
-    """Class name -> field -> docstring, of the classes of a module."""
+    """Class name -> field -> docstring, for the classes of a module."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.ClassDef):
@@ -93,7 +93,7 @@ def json_schema(root: type[BaseModel]) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a section. `inner`: the section that it holds, if it does; `values`: what is allowed, in words."""
+    """One key of a section. `values`: a description of allowed values; `inner`: the section under this key, if any."""
 
     name: str
     values: str
@@ -124,20 +124,20 @@ def _words(schema: Mapping[str, Any]) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as it would be written into the file."""
+    """A default as written in the file."""
     if isinstance(default, str) and default:
         return default
     return json.dumps(default, default=lambda section: section.model_dump())
 
 
 def _needs(section: type[BaseModel], field: FieldInfo, place: str) -> str:
-    """What must be set for the key to have an effect, where the field says so."""
+    """The settings required for the key to have an effect, if any."""
     marks = [getattr(section, "applies", None), *field.metadata]
     return " and ".join(mark.words(place.rpartition(".")[2]) for mark in marks if hasattr(mark, "words"))
 
 
 def keys(section: type[BaseModel], place: str) -> Iterator[Key]:
-    """The keys of `section`, which stands at `place` of the file ("" for the file itself)."""
+    """The keys of `section`, whose dotted place in the file is `place` ("" for the file itself)."""
     shown, docs = section.model_json_schema(schema_generator=_Schema)["properties"], field_docs(section)
     for name, field in section.model_fields.items():
         inner = section_within(field.annotation)
@@ -145,12 +145,12 @@ def keys(section: type[BaseModel], place: str) -> Iterator[Key]:
         default = _shown(field.default) if fixed else ""
         values = _words(shown[name])
         if hasattr(section, "layered_keys") and field.default is not None:
-            values = values.removesuffix(" or null")  # which leaves the key to the method
+            values = values.removesuffix(" or null")  # null: the method chooses
         yield Key(name, values, default, _needs(section, field, place), docs.get(name, ""), inner)
 
 
 def sections(root: type[BaseModel], place: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """(place, section) of the file itself and of every section in it, depth first."""
+    """(place, section) for the file itself and every section in it, depth first."""
     yield place, root
     for name, field in root.model_fields.items():
         inner = section_within(field.annotation)
@@ -185,7 +185,7 @@ def page(root: type[BaseModel]) -> str:
 
 
 def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | None]:
-    """Place and section of `key`, and the field's name where `key` is no section itself. Raises ParamsError."""
+    """Place and section of `key`, and the field's name unless `key` is itself a section. Raises ParamsError."""
     section, parts = root, key.split(".")
     passed: list[str] = []
     if parts[0] == "per_domain" and len(parts) > 2 and parts[2] in root.model_fields:
@@ -204,7 +204,7 @@ def _find(root: type[BaseModel], key: str) -> tuple[str, type[BaseModel], str | 
 
 
 def _stages(root: Path, key: str) -> list[str]:
-    """The stages that dvc.yaml runs again after an edit of `key`, but the report, which shows all parameters."""
+    """The stages that dvc.yaml reruns after an edit of `key`, without the report, which shows all parameters."""
     entries = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
     def reads(listed: Any) -> bool:
@@ -214,8 +214,8 @@ def _stages(root: Path, key: str) -> list[str]:
 
 
 def _modules(root: Path, section: type[BaseModel], place: str, name: str | None) -> list[str]:
-    """Modules that read `section`, or its field `name`, as far as names tell: by the last two names of its place, or by its
-    own name in a module that imports the section."""
+    """Modules that appear to read `section` or its field `name`: they contain the last two names of its place, or import the
+    section and contain the field's name."""
     home, parts = Path(inspect.getfile(section)).resolve(), [*place.split("."), *([name] if name else [])]
     chain = re.compile(rf"\b{'.'.join(map(re.escape, ['params', *parts][-2:]))}\b")
     imported = re.compile(rf"from {re.escape(section.__module__)} import [^\n]*\b{section.__name__}\b")
@@ -239,7 +239,7 @@ def explain_key(root: type[BaseModel], key: str, checkout: Path) -> str:
     lines += textwrap.wrap(f"read in {', '.join(_modules(checkout, section, place, name))}", 120, subsequent_indent="  ")
     for one in keys(section, place):
         if name in (None, one.name):
-            default = f", default {one.default}" if one.default else ""
+            default = f"; default {one.default}" if one.default else ""
             lines += ["", f"  {one.name}: {one.values.replace('`', '')}{default}"]
             for text in filter(None, [one.text, f"Needs {one.needs}." if one.needs else ""]):
                 lines += textwrap.wrap(text, 120, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -1,4 +1,4 @@
-"""What every stage is started by: parameters, threads, progress, tracking, errors that tell what to do.
+"""Runs every stage: parameters, threads, progress, tracking, and errors with their remedies.
 
 A stage is `def run(context: StageContext) -> None`; its module ends with
 `raise SystemExit(stage_run("name", run, params, open_tracker))`.
@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from stages.runtime import spans
 from stages.runtime.command import OutputClosed, command
-from stages.runtime.costs import measured
+from stages.runtime.costs import measured, read_cost, uptime
 from stages.runtime.gpu import own_gpu, uses_gpu
 from stages.runtime.lineage import identity, input_hashes, output_hashes
 from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
 from stages.runtime.shards import BESIDE, Shard, run_shards
+from stages.runtime.speed import speed
 from stages.runtime.team import Team, started
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
@@ -32,14 +34,14 @@ if TYPE_CHECKING:
     from stages.params import Params
 
 FAILED, BAD_PARAMETERS = 1, 2
-"""Exit codes: something outside the stage failed (a full disk, a lost device), and trying again, which goes on from the last
-checkpoint, may help; parameters or input are wrong, or ask for what this machine lacks, and it cannot. An exception nobody
-foresaw counts as the first."""
+"""Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
+retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this
+machine lacks; a retry can't help."""
 
 
 @dataclass
 class StageContext:
-    """What a stage gets. All paths it writes are below `data` and `reports`, under its own name."""
+    """A stage's inputs and services. A stage writes only below `data` and `reports`, under its own name."""
 
     name: str
     domain: str | None
@@ -51,7 +53,7 @@ class StageContext:
     team: Team | None = None
     """The processes that share the work of a training stage on the CPU, where there are several."""
     shard: Shard | None = None
-    """The share of the stage's chunks to leave as checkpoints, where it is not the whole stage that runs."""
+    """The share of the stage's chunks to compute and save as checkpoints; None for the complete stage."""
 
     @property
     def title(self) -> str:
@@ -67,12 +69,12 @@ class StageContext:
         return self.root / "reports"
 
     def section(self, name: str) -> Any:
-        """A section of params.yaml with this stage's domain's overrides in it."""
+        """A section of params.yaml with the overrides of this stage's domain."""
         return self.params.section(name, self.domain) if self.domain else getattr(self.params, name)
 
     @contextmanager
     def progress(self, label: str, total: int, unit: str = "step") -> Iterator[Progress]:
-        # The shards' files would be one.
+        # Shards would overwrite each other's file.
         file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
         with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
             yield bar
@@ -94,7 +96,7 @@ def share_machine(params: Params, beside: int) -> Params:
 
 
 LAUNCHED = "LOCAL_RANK"
-"""In the environment of the processes that `accelerate launch` starts."""
+"""Environment variable set in processes started by `accelerate launch`."""
 
 
 def launch(root: Path, name: str, config: str) -> None:
@@ -105,7 +107,7 @@ def launch(root: Path, name: str, config: str) -> None:
 
 
 class Settings(Protocol):
-    """The module stages.params, as far as a stage needs it to start: passed in, since it imports every part's settings."""
+    """The functions of stages.params needed to start a stage; passed in, since that module imports every part's settings."""
 
     def load_params(self, path: Path) -> Params: ...
 
@@ -130,18 +132,18 @@ class Kind:
 
 
 def _options(name: str, kind: Kind) -> tuple[str | None, str | None]:
-    """What the command line names: --domain, --shard."""
+    """The command line's --domain and --shard."""
     parser = argparse.ArgumentParser(prog=f"python -m stages.{name}", description=(sys.modules["__main__"].__doc__ or "").strip())
     if kind.per_domain:
         parser.add_argument("--domain", required=True, help="one of `domains` in params.yaml")
     if kind.sharded:
-        parser.add_argument("--shard", metavar="I/N", help="do the I-th of N shares alone and leave it for the whole stage's run")
+        parser.add_argument("--shard", metavar="I/N", help="compute only the I-th of N shares, for a later run of the stage")
     options = parser.parse_args()
     return getattr(options, "domain", None), getattr(options, "shard", None)
 
 
 def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracker, around: ExitStack) -> StageContext:
-    """Check the parameters and ready this process, or the processes of its team, which end with `around`. Raises ParamsError."""
+    """Check the parameters and prepare this process, or its team of processes, which ends with `around`. Raises ParamsError."""
     domain, share = _options(name, kind)
     die_with_parent()
     root = Path.cwd()
@@ -165,32 +167,44 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
 
 
 def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> None:
-    """Run the stage with its GPU held, its cost measured, its inputs and outputs tracked, its shards done first."""
+    """Run the stage's shards, if any, then the stage, with its GPU locked, its cost measured, and inputs and outputs tracked."""
     root, name, domain, params = context.root, context.name, context.domain, context.params
     whole = context.main and not context.shard
     hashes = input_hashes(root, name, domain)
     with ExitStack() as around:
-        # A share's GPU is held by the run that it is a share of.
+        # The GPU of a shard is locked by the stage that started it.
         if not context.shard and uses_gpu(root, name, params):
             around.enter_context(own_gpu(params.resources.device, context.title))
         if whole:
             context.tracker.inputs(hashes)
-            around.enter_context(measured(root, context.title, identity(hashes)))
+            around.enter_context(measured(root, context.title, identity(hashes), uptime()))
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
         elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:
             _run_in_forks(context, run)
         run(context)
+        if context.team:
+            _add_spans(context.team)
     if whole:
+        cost = read_cost(root, context.title)
+        for figure, value in speed(cost).items() if cost else ():
+            context.metric(f"speed/{figure}", value)
         context.tracker.outputs(output_hashes(root, name, domain))
 
 
+def _add_spans(team: Team) -> None:
+    """Add the other processes' times and counts to those of the first, which measures the stage."""
+    for index, found in enumerate(team.gather(spans.totals())):
+        if index and not team.index:
+            spans.add(found)
+
+
 def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) -> None:
-    """Leave all chunks as checkpoints: resources.workers processes do a share each, this one among them."""
+    """Compute all chunks as checkpoints, divided among resources.workers processes including this one."""
     count = context.params.resources.workers
     with started(count) as team:
         run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
-        team.wait()
+        _add_spans(team)
         if team.index:
             _end(0)
 
@@ -229,7 +243,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _tracked(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> int:
-    """`_run`, with its end told to the tracker; the exit code."""
+    """`_run`, reporting its status to the tracker; returns the exit code."""
     status = "FAILED"
     try:
         _run(context, run, kind)

@@ -1,8 +1,8 @@
 """Processes of one training stage that share its work on the CPU, each with one thread.
 
-They are forks of the stage's process, made before torch is imported. All run the stage's whole program on the same data and hold
-the same weights; the episodes of a step, a batch's log-probabilities and an update's gradients are divided among them. What they
-exchange comes back in the same order however many there are, so their number changes no bit of any output.
+They are forks of the stage's process, made before torch is imported. All run the same program on the same data with the same
+weights, and divide among them the episodes of a step, a batch's log-probabilities and an update's gradients. Gathered values have
+the same order for any number of processes, so that their number changes no bit of any output.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.parent import die_with_parent
+from stages.runtime.spans import span
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class TeamError(OSError):
-    """Another process of the stage has ended before its work was done."""
+    """Another process of the stage has ended early."""
 
 
 class Team:
@@ -37,9 +38,10 @@ class Team:
         self._links, self._memory, self._children = links, memory, children
         self._size = 0
 
+    @span("waiting")
     def gather(self, own: Any) -> list[Any]:
-        """What each process passes, in their order; the same in every process. Every process must make this call."""
-        # Plain pickle: what torch registers with multiprocessing would send handles of tensors instead of their values.
+        """The values passed by all processes, in process order, in every process. All processes must make this call."""
+        # Plain pickle: torch's reducers for multiprocessing would send handles of tensors instead of their values.
         message = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
         try:
             if self.index:
@@ -55,11 +57,11 @@ class Team:
         return [pickle.loads(item) for item in messages]
 
     def wait(self) -> None:
-        """Until every process has made this call."""
+        """Wait until every process has made this call."""
         self.gather(None)
 
     def shared(self, size: int) -> mmap.mmap:
-        """`size` bytes of zeros that all processes see. Every process must make this call, in the same order."""
+        """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order."""
         start = self._size
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         os.ftruncate(self._memory, self._size)
@@ -78,7 +80,7 @@ def started(count: int) -> Iterator[Team]:
             child = os.fork()
             if not child:
                 near.close()
-                for link in links:  # only the first process may hold its ends, or nobody would notice that it is gone
+                for link in links:  # only the first process may hold its ends; otherwise no one would notice that it ended
                     link.close()
                 die_with_parent()
                 yield Team(index, count, [far], file.fileno(), [])

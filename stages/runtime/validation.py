@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 MOST_MISTAKES = 20
-"""Shown of one file at once, and in all no more than MOST_CHARACTERS."""
+"""Mistakes of one file that a message lists, with at most MOST_CHARACTERS in total."""
 MOST_CHARACTERS = 3000
 
 
@@ -30,7 +30,7 @@ class ParamsError(ValueError):
 
 
 def brief(text: str, most: int = 1000) -> str:
-    """`text`, its middle left out if it is longer than `most` characters: messages quote values of any length."""
+    """`text` without its middle if it is longer than `most` characters: messages may quote values of any length."""
     if len(text) <= most:
         return text
     head, tail = most * 2 // 3, most // 4

@@ -56,9 +56,9 @@ def engine_settings(params: Params, kind: str, port: int) -> Any:
 
 def warnings(params: Params) -> list[str]:
     """Lines to print about settings of evaluate that the server does not apply."""
-    from stages.agent.settings import ScaffoldParams
+    from stages.agent.scaffold import Scaffold
 
-    if params.evaluate.scaffold == ScaffoldParams():
+    if params.evaluate.scaffold == Scaffold():
         return []
     return ["evaluate.scaffold is not applied: clients must add its notes, reminders and turns themselves"]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stages.runtime.spans import span
 from stages.training.gradients import AutogradSum, GradientSum, OrderedSum, TeamSum
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class Processes:
         root = self._roots.get(id(module))
         return function() if root is None else root(function)
 
+    @span("training.forward")
     def forward(self, module: nn.Module, function: Callable[[], Any]) -> Any:
         """`run_in_fsdp` in the training precision. All numbers that a loss compares must come from such passes."""
 

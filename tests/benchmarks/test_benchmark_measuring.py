@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import documents, measure, scaling, suite
+from benchmarks import default_run, documents, measure, scaling, suite, workers
 from benchmarks.measure import Options, Result, Sample, Side, alternate, fastest, timed, turns
+
+ROOT = Path(__file__).parents[2]
 
 
 def sample(amount: float, wall: float) -> Sample:
     return Sample(amount, wall, wall)
+
+
+RESULT = Result("s", "x", "seconds", [sample(1, 1.0)], [sample(1, 2.0)]).raw()
 
 
 def test_pairs_alternate_and_warm_ups_are_thrown_away(tmp_path: Path):
@@ -66,10 +73,16 @@ def test_the_fastest_setting_is_chosen_and_one_that_fails_is_left_out(tmp_path: 
     def broken() -> Side:
         raise NotImplementedError("no such cache here")
 
-    candidates = [broken, lambda: Side("slow", lambda: clock.pass_(4.0)), lambda: Side("fast", lambda: clock.pass_(2.0))]
+    closed: list[str] = []
+
+    def candidate(name: str, seconds: float) -> Callable[[], Side]:
+        return lambda: Side(name, lambda: clock.pass_(seconds), close=lambda: closed.append(name))
+
+    candidates = [broken, candidate("slow", 4.0), candidate("fast", 2.0)]
     side, rates = fastest(candidates, Options(tmp_path, tmp_path))
     assert side.label == "fast"
     assert rates == {"slow": 0.25, "fast": 0.5}
+    assert closed == ["slow"]
     with pytest.raises(RuntimeError, match="no such cache"):
         fastest([broken, broken], Options(tmp_path, tmp_path))
 
@@ -80,15 +93,15 @@ def test_exponents_are_those_of_power_laws():
 
 
 def test_files_keep_what_was_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    result = Result("s", "x", "seconds", [sample(1, 1.0)], [sample(1, 2.0)]).raw()
-    outcomes = {"merge": {"results": {"merge_ram": result}}, "mcts": {"results": {"mcts": result}}}
+    options = Options(ROOT, tmp_path)
+    outcomes = {"merge": {"results": {"merge_ram": RESULT}}, "mcts": {"results": {"mcts": RESULT}}}
     monkeypatch.setattr(suite, "measure_in_process", lambda name, options: outcomes[name])
-    options = Options(Path(__file__).parents[2], tmp_path)
     assert suite.run(["merge"], options, tmp_path) == []
     assert suite.run(["mcts"], options, tmp_path) == []
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary) == {"merge_ram", "mcts"}
-    assert set(summary["mcts"]) == {"ratio", "ours", "theirs", "unit", "against"}
+    assert set(summary["mcts"]) == set(suite.SUMMARY)
+    assert summary["mcts"]["cores"] == options.cores
     raw = json.loads((tmp_path / "raw.json").read_text())
     assert raw["scenarios"]["mcts"]["repeats"]["ours"] == [{"amount": 1, "wall_s": 1.0, "cpu_s": 1.0}]
     assert {"commit", "cpu", "nproc", "threads", "versions"} <= set(raw["machine"])
@@ -107,6 +120,63 @@ def test_a_scenario_that_fails_is_named_and_the_others_are_kept(tmp_path: Path, 
         return {"skipped": "nothing here"}
 
     monkeypatch.setattr(suite, "measure_in_process", outcome)
-    options = Options(Path(__file__).parents[2], tmp_path)
+    options = Options(ROOT, tmp_path)
     assert suite.run(["merge", "noop_repro"], options, tmp_path) == ["merge failed"]
     assert json.loads((tmp_path / "raw.json").read_text())["skipped"] == {"noop_repro": "nothing here"}
+
+
+def test_an_interrupted_run_measures_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Contract: results stay with the same key; `fresh` and other settings measure again, and so does a skipped scenario."""
+    runs: list[str] = []
+
+    def outcome(name: str, options: Options) -> dict:
+        runs.append(name)
+        if name == "mcts" and runs.count("mcts") == 1:
+            raise KeyboardInterrupt
+        return {"skipped": "nothing here"} if name == "sandbox" else {"results": {name: RESULT}}
+
+    monkeypatch.setattr(suite, "measure_in_process", outcome)
+    options, names = Options(ROOT, tmp_path), ["merge", "sandbox", "mcts"]
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(names, options, tmp_path)
+    assert suite.run(names, options, tmp_path) == []
+    assert runs == ["merge", "sandbox", "mcts", "sandbox", "mcts"]
+    suite.run(["merge"], options, tmp_path, fresh=True)
+    suite.run(["merge"], replace(options, workers=3), tmp_path)
+    assert runs[5:] == ["merge", "merge"]
+
+
+def test_a_key_follows_the_modules_that_a_scenario_uses(tmp_path: Path):
+    """Contract: another scenario's module leaves the key as it is; merge's runs in a process of its own, which counts."""
+    used = {path.stem for path in suite.modules("merge")}
+    assert {"merge", "merge_process", "measure", "models"} <= used
+    assert not used & {"mcts", "suite", "trl_side"}
+    machine = {"cpu": "x", "commit": "a"}
+    options = Options(ROOT, tmp_path)
+    key = suite.key("merge", options, machine)
+    assert key == suite.key("merge", options, {**machine, "commit": "b"})
+    assert key != suite.key("merge", options, {**machine, "cpu": "y"})
+    assert suite.key("default_run", options, machine) == ""
+
+
+def test_amdahls_law_by_hand():
+    """8 s become 5 s with two workers: 2 s are serial, so four workers take 3.5 s; 4 s become 2 s: nothing is serial."""
+    assert workers.serial_share(8.0, 5.0, 2) == 0.25
+    assert workers.serial_share(4.0, 5.0, 2) == 1.0
+    rows = {row["workers"]: row for row in workers.predicted({"rl": (8.0, 5.0), "rollout": (4.0, 2.0)}, 2)}
+    assert rows[1] == {"workers": 1, "rl": 1.0, "rollout": 1.0, "together": 1.0}
+    assert rows[2]["together"] == measure.rounded(12 / 7)
+    assert (rows[4]["rl"], rows[4]["rollout"], rows[4]["together"]) == (measure.rounded(8 / 3.5), 4.0, measure.rounded(12 / 4.5))
+
+
+def test_stages_side_by_side_count_once():
+    """By hand: 0 to 10 and 5 to 12 overlap, 20 to 21 is after a pause; the peaks of the first two add up."""
+    spans = [default_run.Span(5, 12, 1.0, 3.0), default_run.Span(0, 10, 1.0, 2.0), default_run.Span(20, 21, 1.0, 4.0)]
+    assert default_run.busy_seconds(spans) == 13
+    assert default_run.peak_bytes(spans) == 5.0
+
+
+def test_the_claims_seconds_are_those_of_the_board():
+    rows = default_run.claims(ROOT)
+    assert "agentswift" in {row["claim"] for row in rows}
+    assert all(row["low"] <= row["median"] <= row["high"] for row in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sqlite3
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from benchmarks import (
     lifecycle,
     mcts,
     merge,
+    nodes,
     profiles,
     rl_iteration,
     rollout_multi_turn,
@@ -24,9 +26,11 @@ from benchmarks import (
     startup,
     tracking,
     train_step,
+    workers,
 )
 from benchmarks.measure import Options
 from benchmarks.models import forwarded_per_unit, load, make_model
+from benchmarks.processes import Layout, apart
 from benchmarks.toy import FRAME, ToyChat, text_of
 from stages.sandbox.probe import fault
 
@@ -54,22 +58,26 @@ def test_lengths_are_ragged_as_said():
 def test_rollouts_ours(options: Options):
     """Contract: prompts are read once per group and histories never again."""
     work = rollout_multi_turn.work(options)
-    side = rollout_multi_turn.ours(options, "tiny", work)
+    side = apart(partial(rollout_multi_turn.ours, options, "tiny", work), Layout(2, 1))
     assert side.run() == work.action_tokens
     assert forwarded_per_unit(side) > 1
+    side.close()
 
 
 @pytest.mark.usefixtures("_with_trl")
 def test_rollouts_theirs(options: Options):
-    """Contract: TRL's tool loop plays the same turns of the same lengths."""
+    """Contract: TRL's tool loop plays the same turns of the same lengths, in two processes of accelerate's together."""
     work = rollout_multi_turn.work(options)
     assert rollout_multi_turn.theirs(options, "tiny", work).run() == work.action_tokens
+    side = apart(partial(rollout_multi_turn.theirs, options, "tiny", work), Layout(2, 1, distributed=True))
+    assert side.run() == work.action_tokens
+    side.close()
 
 
 def test_generation_of_both_sides(options: Options):
     table = [3, 1, 5, 2]
     assert generate_ragged.ours(options, "tiny", table, 2).run() == 11
-    assert generate_ragged.theirs(options, "tiny", table, 2).run() == 11
+    assert generate_ragged.theirs(options, "tiny", table, rows=2).run() == 11
 
 
 @pytest.mark.usefixtures("_with_trl")
@@ -82,11 +90,20 @@ def test_training_steps_agree_and_run(options: Options):
     train_step.check(train_step.disagreement(gradient, other.gradient()), "here")
     halves = train_step.Theirs(options, "tiny", mine, 2, accumulate=2)
     train_step.check(train_step.disagreement(gradient, halves.gradient()), "in two micro-batches")
+    pair = apart(
+        lambda team: train_step.Theirs(options, "tiny", train_step.Ours(options, "tiny", 24, 8, 2, 2), 2, 2, team=team).side(),
+        Layout(2, 1, distributed=True),
+    )
+    train_step.check(train_step.disagreement(gradient, train_step.combined(pair.facts())), "in two processes")
+    pair.close()
+    team = apart(lambda team: train_step.Ours(options, "tiny", 24, 8, 2, 2, team=team).side(), Layout(2, 1))
+    train_step.check(train_step.disagreement(gradient, train_step.combined(team.facts())), "by a team", tolerance=0.0)
+    team.close()
     assert mine.run() == other.run() == 1
     pairs = zip(mine.model.parameters(), other.trainer.model.parameters(), strict=True)
-    apart = torch.cat([(one - two).detach().abs().flatten() for one, two in pairs])
+    distance = torch.cat([(one - two).detach().abs().flatten() for one, two in pairs])
     # A first step of Adam is the gradient's sign, which rounding decides where the gradient is next to nothing.
-    assert (apart > 0.2 * train_step.LEARNING_RATE).float().mean() < 0.01
+    assert (distance > 0.2 * train_step.LEARNING_RATE).float().mean() < 0.01
 
 
 def test_a_training_step_that_disagrees_is_refused():
@@ -103,14 +120,15 @@ def test_training_step_ours(options: Options):
 
 def test_the_bare_loop_computes_what_the_model_does(options: Options):
     """Contract: the limit is that of the same model: the last position's logits are those of a whole forward pass."""
-    side = engine_limit.limit(options, "tiny", 2, 3, "sdpa")
+    model, _ = load(make_model(options, "tiny"), "sdpa")
+    side = engine_limit.limit(model, 2, 3, "sdpa")
     seen = []
-    hook = side.model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
+    hook = model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(output))
     side.before()
     assert side.run() == 6
     hook.remove()
-    ids = torch.tensor(engine_limit.prompts(2, side.model.config.vocab_size))
-    whole = side.model(input_ids=torch.cat([ids, ids[:, :3]], 1)).logits[:, -1]
+    ids = torch.tensor(engine_limit.prompts(2, model.config.vocab_size))
+    whole = model(input_ids=torch.cat([ids, ids[:, :3]], 1)).logits[:, -1]
     torch.testing.assert_close(seen[-1], whole, rtol=1e-4, atol=1e-5)
     mine = engine_limit.ours(options, "tiny", 2, 3)
     mine.before()
@@ -133,22 +151,31 @@ def test_annotation_by_parts(options: Options):
 
 
 def test_rl_iteration_ours(options: Options, tasks: search_domain.SearchTasks):
-    seen = rl_iteration.RunStatistics()
-    side = rl_iteration.ours(options, tasks, seen)
-    before = [parameter.detach().clone() for parameter in side.model.parameters()]
-    assert side.run() == 1
-    side.before()
-    assert all(torch.equal(one, two) for one, two in zip(before, side.model.parameters(), strict=True))
-    assert seen.action_tokens[0] > 0
+    """Contract: two processes do what one does."""
+    sides = [apart(partial(rl_iteration.ours, options, tasks), Layout(count, 1)) for count in (1, 2)]
+    assert [side.run() for side in sides] == [1, 1]
+    (alone,), pair = (side.facts() for side in sides)
+    assert alone["action_tokens"] > 0
+    assert pair == [alone, alone]
+    for side in sides:
+        side.close()
+
+
+def test_weights_are_restored():
+    model = torch.nn.Linear(2, 2)
+    before, back = [parameter.detach().clone() for parameter in model.parameters()], rl_iteration.restore(model)
+    torch.nn.init.zeros_(model.weight)
+    back()
+    assert all(torch.equal(one, two) for one, two in zip(before, model.parameters(), strict=True))
 
 
 @pytest.mark.usefixtures("_with_trl")
 def test_rl_iteration_theirs(options: Options, tasks: search_domain.SearchTasks):
     """Contract: TRL plays the search environment to its end: at most its turns, at most so many tokens each."""
-    seen, rl = rl_iteration.RunStatistics(), rl_iteration.section(options, tasks)
-    assert rl_iteration.theirs(options, tasks, seen).run() == 1
+    side, rl = rl_iteration.theirs(options, tasks), rl_iteration.section(options, tasks)
+    assert side.run() == 1
     most = rl.tasks_per_step * rl.group_size * tasks.domain.settings.max_turns * rl.sampling.max_tokens
-    assert 0 < seen.action_tokens[0] <= most
+    assert 0 < side.facts()["action_tokens"] <= most
 
 
 def test_rewards_are_the_environments(options: Options, tasks: search_domain.SearchTasks):
@@ -187,7 +214,7 @@ def test_merges_of_both_sides(options: Options):
 def test_start_up(options: Options):
     (result,) = startup.stage_help(options).values()
     assert result.summary()["theirs"] == startup.HELP_LIMIT_S
-    for scenario in (startup.noop_repro, startup.noop_lifecycle):
+    for scenario in (startup.noop_repro, startup.noop_lifecycle, workers.measure, nodes.measure):
         with pytest.raises(startup.SkippedError, match="not a DVC checkout"):
             scenario(Options(options.scratch, options.scratch))
 

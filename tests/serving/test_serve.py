@@ -350,7 +350,7 @@ def test_choosing_in_front_of_another_server(
             ["--model", "merged+q@other"],
             "unknown model 'merged+q@other'. Available: merged, merged+logprob, merged+vote, merged+q, merged+q@toy",
         ),
-        (["--model", "merged+value@toy"], "No domain has values of tokens: rl learns them with rl.algorithm b_coder"),
+        (["--model", "merged+value@toy"], "No domain has token values: rl learns them with rl.algorithm b_coder"),
         (["--port", "TAKEN"], "is not available (Address already in use); choose another with --port"),
     ],
 )

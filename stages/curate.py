@@ -24,9 +24,14 @@ from stages.records.task import SPLITS, Split, Task
 from stages.runtime.stage import StageContext, stage_run
 from stages.tracking import open_tracker
 
+MOST_WARNINGS = 40
+
 
 def warn(name: str, lines: Iterable[object]) -> None:
-    for line in lines:
+    """Print the first MOST_WARNINGS lines and the number of others."""
+    found = list(lines)
+    left = len(found) - MOST_WARNINGS
+    for line in [*found[:MOST_WARNINGS], *([f"{left} more; reports/curate/{name}.json counts reasons"] if left > 0 else [])]:
         print(f"curate@{name}: {line}", file=sys.stderr)
 
 

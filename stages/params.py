@@ -369,9 +369,11 @@ def run(options: argparse.Namespace) -> None:
         check_domains(params)
         check_model(params)
         check_launch(params, ROOT)
-        if text is not None:
+        if text is None:
+            print_resolved(params)
+        else:
             write_params(path, text)
-        print_resolved(params)
+            print(f"{path.name} now has the values of {options.apply}; 'git diff {path.name}' shows the changes")
 
 
 @command

@@ -419,7 +419,7 @@ def test_editors_check_files_by_the_schema() -> None:
 def test_a_key_is_explained() -> None:
     found = schema.explain_key(params.Params, "rl.loss", ROOT)
     assert "stages/algorithms/parts/loss.py" in found
-    assert "clip_high: number > 0, ≤ 10, default 0.2" in found
+    assert "clip_high: number > 0, ≤ 10; default 0.2" in found
     assert "Needs loss.kind: ppo_clip, gspo or cispo." in found
     assert "clip_high" in schema.explain_key(params.Params, "per_domain.search.rl.loss", ROOT)
     one = schema.explain_key(params.Params, "annotate.selection.c", ROOT)

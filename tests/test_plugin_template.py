@@ -78,7 +78,7 @@ def test_the_template_imports_the_stable_names_alone() -> None:
         (
             "maze",
             "    def _start(",
-            "    def _begin(",
+            "    def _opening(",
             "environments",
             "maze",
             "Can't instantiate abstract class MazeEnvironment",

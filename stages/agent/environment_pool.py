@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
@@ -15,11 +16,18 @@ from stages.environments.protocol import Environment, Observation, Step
 from stages.records.task import Task
 from stages.runtime.parent import die_with_parent
 from stages.runtime.resources import Resources
+from stages.runtime.spans import span
 
 
 def processes_beside(resources: Resources) -> int:
     """Processes that hold the environments: resources.workers while a GPU generates, 0 on a CPU."""
     return 0 if resources.device == "cpu" else resources.workers
+
+
+def result_of(future: Future) -> Any:
+    """What a call in the environments' thread returned; waits for it."""
+    with span("environment"):
+        return future.result()
 
 
 class EnvironmentPool:

@@ -17,13 +17,14 @@ from stages import seeding
 from stages.agent.active_episode import ActiveEpisode, BranchPoint, EpisodeRequest, turn_messages
 from stages.agent.branching import Plan
 from stages.agent.chat import Chat
-from stages.agent.environment_pool import EnvironmentPool
+from stages.agent.environment_pool import EnvironmentPool, result_of
 from stages.agent.rounds import Group, Rounds
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Step
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task, opening
-from stages.records.thinking import Said
+from stages.records.thinking import ParsedTurn
+from stages.runtime import spans
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Collector:
     # ---- in the environments' thread ----------------------------------------------------------------------------------------
 
     @staticmethod
+    @spans.span("environment")
     def _reset(play: ActiveEpisode) -> str:
         """Start the task; return the first observation."""
         observation = play.environment.reset(play.request.task)
@@ -112,14 +114,17 @@ class Collector:
         return observation.text
 
     @staticmethod
+    @spans.span("environment")
     def _act(play: ActiveEpisode, action: str, keep: bool) -> tuple[str, Step, Any]:
         """Act; return the state key before the action, the step and, if `keep`, the environment's snapshot after it."""
         before = play.state_key
         step = play.environment.step(action)
+        spans.count("environment_steps")
         play.state_key = "" if step.done else play.environment.state_key()
         return before, step, play.environment.snapshot() if keep and not step.done else None
 
     @staticmethod
+    @spans.span("environment")
     def _restore(play: ActiveEpisode) -> None:
         """Restore the parent's state in a branch's environment."""
         play.environment.reset(play.request.task)
@@ -189,7 +194,7 @@ class Collector:
             sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, Said] | None:
+    def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, ParsedTurn] | None:
         """Add the policy's tokens to the episode; return it with the parsed turn, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
@@ -200,7 +205,7 @@ class Collector:
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)
 
-    def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: Said, before: str, step: Step, snapshot: Any) -> None:
+    def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: ParsedTurn, before: str, step: Step, snapshot: Any) -> None:
         """Add the action's result, and continue unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
@@ -292,7 +297,7 @@ class Collector:
         """Play all requests. `workers`: a thread pool with one thread, or `_Inline`."""
         self._workers = workers
         resets: list[tuple[ActiveEpisode, Future]] = []
-        steps: list[tuple[ActiveEpisode, Turn, Said, Future]] = []
+        steps: list[tuple[ActiveEpisode, Turn, ParsedTurn, Future]] = []
         while self._waiting or self._playing or resets:
             branches, self._branches = self._branches, []
             while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:
@@ -300,10 +305,10 @@ class Collector:
                 resets.append((play, workers.submit(self._reset, play)))
             turns = self.engine.advance()
             for play, turn, parsed, future in steps:
-                self._record_step(play, turn, parsed, *future.result())
-            self._begin([(play, future.result()) for play, future in resets])
+                self._record_step(play, turn, parsed, *result_of(future))
+            self._begin([(play, result_of(future)) for play, future in resets])
             for play, future in branches:
-                future.result()
+                result_of(future)
                 self._request_turn(play)
             resets, steps = [], []
             for turn in turns:

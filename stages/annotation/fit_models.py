@@ -12,6 +12,7 @@ from stages.annotation.settings import Annotate
 from stages.annotation.units import value_head, value_range
 from stages.engine.attention import use_attention
 from stages.records.episode import read_episodes
+from stages.runtime.spans import span
 
 if TYPE_CHECKING:
     from stages.agent.policy import Policy
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @contextmanager
 def fitting(context: StageContext, what: str, name: str, tokens: float) -> Iterator[Callable[[int, int, float], None]]:
     """An `on_step` for `stages.values.fitting.fit` that shows progress over about `tokens` tokens and logs `<name>/loss`."""
-    with context.progress(f"fitting {what}", round(tokens), "token") as bar:
+    with span("training"), context.progress(f"fitting {what}", round(tokens), "token") as bar:
 
         def on_step(step: int, tokens: int, loss: float) -> None:
             bar.advance(tokens, f"loss {loss:.4f}")

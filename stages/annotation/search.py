@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stages.agent.environment_pool import result_of
 from stages.annotation.plans import search_plan
 from stages.annotation.prefixes import CACHED_TOKENS, PrefixStore
 from stages.annotation.tree import Edge, Tree
@@ -29,6 +30,7 @@ from stages.annotation.work import SearchPlan, TurnRequest, ValueRequest
 from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Environment
 from stages.records.task import SUCCESS_TERM, Task, opening
+from stages.runtime import spans
 from stages.seeding import key64
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class Search:
             while self._running:
                 turns = self.engine.advance()
                 for rollout, turn, action, future in stepping:
-                    self._append_edge(rollout, self._edge(rollout, turn, action, *future.result()), finished)
+                    self._append_edge(rollout, self._edge(rollout, turn, action, *result_of(future)), finished)
                 stepping = []
                 for turn in turns:
                     rollout = self._running[turn.session]
@@ -294,6 +296,7 @@ class Search:
         tree.counters["reused_steps"] += 1
         return tree.nodes[child].edge
 
+    @spans.span("environment")
     def _step_environment(self, rollout: _Rollout, action: str) -> tuple[Any, str, int]:
         """In the environments' thread: take the action; its step, the state after it, and the number of steps replayed."""
         growth, tree = rollout.growth, rollout.growth.tree
@@ -341,6 +344,7 @@ class Search:
         """The edge of a turn; truncated at `max_depth`, or if the observation and another turn do not fit the context."""
         counters = rollout.growth.tree.counters
         counters["environment_steps"] += 1 + replayed
+        spans.count("environment_steps", 1 + replayed)
         counters["replayed_steps"] += replayed
         rollout.node = -1
         context = [*self.chat.closing_tokens(turn.token_ids), *self.chat.observation_tokens(step.observation.text)]

@@ -82,11 +82,11 @@ def data_report(
 
 
 def shortages(tasks: Sequence[Task], asked: Mapping[Split, int], file: str) -> list[str]:
-    """A line for each split that has fewer tasks than were asked for."""
+    """A line for each split with fewer tasks than requested."""
     kept = Counter(task.split for task in tasks)
     return [
-        f"{split}: asked for {count} tasks (curate.{split}), kept {kept[split]}, since {file} gives no more that are usable; "
-        "add records there or lower the number"
+        f"{split}: only {kept[split]} of the {count} requested tasks (curate.{split}), since {file} has no more usable records; "
+        f"add some, or lower curate.{split}"
         for split, count in asked.items()
         if kept[split] < count
     ]

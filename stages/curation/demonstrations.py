@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stages.environments.registry import load_domain
 from stages.records.episode import EXPERT, NOISY, Episode, TurnRecord
 from stages.records.sections import params_hash
 from stages.records.task import Task, opening
+from stages.runtime import spans
 from stages.runtime.workers import worker_pool
 from stages.seeding import stream
 
@@ -78,6 +80,7 @@ def play_out(
             return episode
         state_key = environment.state_key()
         step = environment.step(action)
+        spans.count("environment_steps")
         episode.turns.append(
             TurnRecord(
                 action=action,
@@ -135,6 +138,7 @@ def fault(episode: Episode | None, kept: Sequence[Episode], plan: DemonstrationP
     return None
 
 
+@spans.span("environment")
 def demonstrate(domain: Domain, environment: Environment, task: Task, plan: DemonstrationPlan) -> Demonstrations:
     """The accepted demonstrations of one task, and the reasons for rejecting others. A noisy demonstration is redrawn, at most
     `DRAWS` times, until one succeeds and differs from the earlier ones."""
@@ -198,7 +202,7 @@ def demonstrate_all(
     if workers > 1 and len(tasks) > 1:
         arguments = (domain.name, domain.settings.model_dump(), folder, plan)
         with worker_pool(workers, _start_worker, arguments) as pool:
-            yield from pool.map(_work, tasks, chunksize=8)
+            yield from spans.collected(pool.map(partial(spans.timed, _work), tasks, chunksize=8))
         return
     environment = domain.make(folder)
     for task in tasks:

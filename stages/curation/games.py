@@ -20,6 +20,7 @@ from stages.exchange.records import parse_object
 from stages.records.episode import Episode
 from stages.records.sections import params_hash
 from stages.records.task import Task
+from stages.runtime import spans
 from stages.seeding import stream
 
 PLAYER = "player:"
@@ -69,12 +70,14 @@ def make_games(domain: Any, folder: Path, tasks: Sequence[Task], count: int, see
         task = tasks[number % len(tasks)]
         rng = stream("games", domain.name, seed, number)
         (player,) = rng.choices(list(weights), list(weights.values()))
-        environment.reset(task)
         actions: list[str] = []
         done = False
-        while not done:
-            actions.append(domain.player_action(player, environment, rng))
-            done = environment.step(actions[-1]).done
+        with spans.span("environment"):
+            environment.reset(task)
+            while not done:
+                actions.append(domain.player_action(player, environment, rng))
+                done = environment.step(actions[-1]).done
+        spans.count("environment_steps", len(actions))
         yield {
             "task_id": task.task_id,
             "player": player,

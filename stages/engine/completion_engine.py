@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stages.engine.engine import EngineError, Pause, Sampling, Turn, check_growth, check_length, check_prefix
+from stages.runtime import spans
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class CompletionEngine:
         self._next_id += 1
         self._sessions[number] = _Session(tokens)
         self._counters["fed_tokens"] += len(token_ids)
+        spans.count("fed_tokens", len(token_ids))
         self._counters["forked_tokens"] += len(prefix or ())
         return number
 
@@ -99,6 +101,7 @@ class CompletionEngine:
         check_growth(session, len(state.token_ids), len(token_ids), self.max_length)
         state.token_ids.extend(token_ids)
         self._counters["fed_tokens"] += len(token_ids)
+        spans.count("fed_tokens", len(token_ids))
 
     def request(self, session: int, key: int, sampling: Sampling) -> None:
         """See `Engine.request`. Raises EngineError if entropies are requested."""
@@ -108,6 +111,7 @@ class CompletionEngine:
         state.key, state.sampling = key, sampling
         self._waiting.append(session)
 
+    @spans.span("engine")
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         while self._waiting:
             self._begin(self._waiting[0])
@@ -177,5 +181,6 @@ class CompletionEngine:
         state.token_ids.extend(result.token_ids)
         state.sampling = None
         self._counters["sampled_tokens"] += len(result.token_ids)
+        spans.count("sampled_tokens", len(result.token_ids))
         reason = "stop" if result.stopped else ("context" if room_ends else "length")
         self._finished.append(Turn(result.session, result.token_ids, result.logprobs, reason))

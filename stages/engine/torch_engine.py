@@ -30,6 +30,7 @@ from stages.engine.passes import LENGTH_STEP, QUERY_STEP, PassBuilder
 from stages.engine.sampling import candidate_entropy, draw
 from stages.engine.self_check import check_against_model
 from stages.engine.slots import ROWS, Prefix, Session, SlotTable, pending, round_up
+from stages.runtime import spans
 
 CHUNK = 256
 """Maximum tokens fed per row in one pass."""
@@ -125,6 +126,7 @@ class TorchEngine:
         state.key, state.sampling = key, sampling
         self._queue.append(state)
 
+    @spans.span("engine")
     def advance(self, pause: Pause | None = None) -> list[Turn]:
         self._clock += 1
         if self.model.training:
@@ -150,6 +152,7 @@ class TorchEngine:
         held = state.prefix[:, :, :, :cached] if state.prefix is not None else self.cache.copy_out(state.slot, cached)
         return Prefix(tuple(state.tokens[:length]), held, state.state if cached == len(state.tokens) else None)
 
+    @spans.span("engine")
     def read(self, sessions: Sequence[int]) -> list[np.ndarray]:
         """The hidden state after the last token of each idle session, [D] float32 each.
 
@@ -189,6 +192,7 @@ class TorchEngine:
             session.cached -= 1
             self.table.position[session.slot] = session.cached
 
+    @spans.span("engine")
     def fork(self, session: int, count: int) -> list[int]:
         """See `Engine.fork`. Pending tokens but the last are fed first, together with those of other idle sessions: for speed,
         open all prompts, then fork each."""
@@ -231,6 +235,7 @@ class TorchEngine:
             session.cached += sizes[session.id]
             self.table.position[session.slot] = session.cached
         self._counters["fed_tokens"] += tokens
+        spans.count("fed_tokens", tokens)
         return hidden
 
     def _feed(self, sessions: list[Session], keep: int) -> dict[int, Tensor]:
@@ -354,6 +359,7 @@ class TorchEngine:
             self.table.entropy[slots, count] = entropies[places]
         self.table.count[slots] = count + 1
         self._counters["sampled_tokens"] += len(slots)
+        spans.count("sampled_tokens", len(slots))
         stopped = np.isin(ids, self._stop)
         for index in np.flatnonzero(stopped | (count + 1 >= self.table.limit[slots])):
             slot = int(slots[index])

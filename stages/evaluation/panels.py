@@ -24,6 +24,7 @@ from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
+from stages.runtime import spans
 from stages.runtime.workers import worker_pool
 
 if TYPE_CHECKING:
@@ -315,9 +316,9 @@ def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: in
         return
     with worker_pool(workers, start_worker, (threads,)) as pool:
         try:
-            futures = {pool.submit(play, job, settings): job for job in jobs}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            futures = {pool.submit(spans.timed, play, job, settings): job for job in jobs}
+            finished = ((futures[future], *future.result()) for future in as_completed(futures))
+            yield from spans.collected(((job, outcome), totals) for job, outcome, totals in finished)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -18,6 +18,7 @@ from typing import Any
 
 from stages.runtime.files import atomic_file
 from stages.runtime.lineage import input_hashes
+from stages.runtime.spans import span
 from stages.runtime.stage import StageContext
 
 
@@ -36,6 +37,7 @@ class Checkpoints:
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.pt"
 
+    @span("files")
     def save(self, name: str, value: Any) -> None:
         """Write `value` atomically. Raises OSError naming the file and the free space, TypeError for a value that `load`
         refuses; an earlier checkpoint then stays."""
@@ -67,6 +69,7 @@ class Checkpoints:
                 f"strings and containers of these, or name the dataclass in Checkpoints(classes=...)"
             )
 
+    @span("files")
     def load(self, name: str) -> Any | None:
         """The value saved under `name` with the same inputs, or None. A damaged file, or one with other types than `classes`, is
         reported and ignored."""

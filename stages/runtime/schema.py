@@ -239,7 +239,7 @@ def explain_key(root: type[BaseModel], key: str, checkout: Path) -> str:
     lines += textwrap.wrap(f"read in {', '.join(_modules(checkout, section, place, name))}", 120, subsequent_indent="  ")
     for one in keys(section, place):
         if name in (None, one.name):
-            default = f", default {one.default}" if one.default else ""
+            default = f"; default {one.default}" if one.default else ""
             lines += ["", f"  {one.name}: {one.values.replace('`', '')}{default}"]
             for text in filter(None, [one.text, f"Needs {one.needs}." if one.needs else ""]):
                 lines += textwrap.wrap(text, 120, initial_indent=" " * 6, subsequent_indent=" " * 6)

@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from stages.runtime import spans
 from stages.runtime.command import OutputClosed, command
-from stages.runtime.costs import measured
+from stages.runtime.costs import measured, read_cost, uptime
 from stages.runtime.gpu import own_gpu, uses_gpu
 from stages.runtime.lineage import identity, input_hashes, output_hashes
 from stages.runtime.parent import die_with_parent
 from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
 from stages.runtime.shards import BESIDE, Shard, run_shards
+from stages.runtime.speed import speed
 from stages.runtime.team import Team, started
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
@@ -175,14 +177,26 @@ def _run(context: StageContext, run: Callable[[StageContext], None], kind: Kind)
             around.enter_context(own_gpu(params.resources.device, context.title))
         if whole:
             context.tracker.inputs(hashes)
-            around.enter_context(measured(root, context.title, identity(hashes)))
+            around.enter_context(measured(root, context.title, identity(hashes), uptime()))
         if kind.sharded and not context.shard and params.resources.shards.count > 1:
             run_shards(root, name, domain, params.resources.shards)
         elif kind.forked and not context.shard and params.resources.device == "cpu" and params.resources.workers > 1:
             _run_in_forks(context, run)
         run(context)
+        if context.team:
+            _add_spans(context.team)
     if whole:
+        cost = read_cost(root, context.title)
+        for figure, value in speed(cost).items() if cost else ():
+            context.metric(f"speed/{figure}", value)
         context.tracker.outputs(output_hashes(root, name, domain))
+
+
+def _add_spans(team: Team) -> None:
+    """Add the other processes' times and counts to those of the first, which measures the stage."""
+    for index, found in enumerate(team.gather(spans.totals())):
+        if index and not team.index:
+            spans.add(found)
 
 
 def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) -> None:
@@ -190,7 +204,7 @@ def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) ->
     count = context.params.resources.workers
     with started(count) as team:
         run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
-        team.wait()
+        _add_spans(team)
         if team.index:
             _end(0)
 

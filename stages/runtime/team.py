@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runtime.parent import die_with_parent
+from stages.runtime.spans import span
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -37,6 +38,7 @@ class Team:
         self._links, self._memory, self._children = links, memory, children
         self._size = 0
 
+    @span("waiting")
     def gather(self, own: Any) -> list[Any]:
         """The values passed by all processes, in process order, in every process. All processes must make this call."""
         # Plain pickle: torch's reducers for multiprocessing would send handles of tensors instead of their values.

@@ -23,6 +23,7 @@ from stages.algorithms.batch import LossTerms
 from stages.runtime.checkpoints import Checkpoints
 from stages.runtime.files import atomic_text
 from stages.runtime.resources import Resources
+from stages.runtime.spans import span
 from stages.training.adapters import load_trained_state, trained_state
 from stages.training.optimiser import Schedule
 from stages.training.processes import Processes, gather_full, shard_like
@@ -92,6 +93,7 @@ class Learner:
         """Of the next update."""
         return self.schedule(self.updates)
 
+    @span("training")
     def update(
         self,
         micro_batches: Sequence[Any],
@@ -130,7 +132,8 @@ class Learner:
             )
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate
-        self.optimiser.step()
+        with span("training.optimiser"):
+            self.optimiser.step()
         self.updates += 1
         merge_sums(sums, {"grad_norm": norm, "updates": 1})
         return sums
@@ -146,7 +149,8 @@ class Learner:
 
         while (loss := self.processes.forward(self.module, forward)) is not None:
             # FSDP averages over processes; an inactive micro-batch only keeps the number of passes equal.
-            accelerator.backward(loss * (self.processes.count * active) if sharded else loss)
+            with span("training.backward"):
+                accelerator.backward(loss * (self.processes.count * active) if sharded else loss)
             if active:
                 yield found[0]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stages.curate import run
+from stages.curate import MOST_WARNINGS, run, warn
 from stages.curation.panel import read_panel
 from stages.environments.search import SearchDomain
 from stages.params import parse_params
@@ -96,11 +96,19 @@ def curate_here(folder: Path, lines: list[str] | None, **changes: object) -> dic
     return tracker.metrics
 
 
-def test_too_few_records_are_said_clearly(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_warnings_are_counted_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("maze", range(MOST_WARNINGS))
+    warn("maze", range(MOST_WARNINGS + 3))
+    *printed, last = capsys.readouterr().err.splitlines()
+    assert len(printed) == 2 * MOST_WARNINGS
+    assert last == "curate@maze: 3 more; reports/curate/maze.json counts reasons"
+
+
+def test_too_few_records_are_reported(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = curate_here(tmp_path, lines, curate={"train": 5000, "valid": 2, "test": 10})
     assert metrics["curate/kept_train"] == 56
     assert metrics["curate/kept_test"] == 10
-    assert "train: asked for 5000 tasks (curate.train), kept 56" in capsys.readouterr().err
+    assert "train: only 56 of the 5000 requested tasks (curate.train)" in capsys.readouterr().err
 
 
 def test_a_raw_file_of_other_settings_is_told(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

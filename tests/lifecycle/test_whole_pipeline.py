@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sqlite3
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from checkout import Checkout
 
+from benchmarks.nodes import CLUSTERS
 from stages.records.episode import read_rows
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long(250)]
@@ -109,19 +112,22 @@ def test_what_bears_on_speed_alone_runs_the_report_alone(done: Checkout) -> None
     assert done.changed == ["report"]
 
 
-RUNNERS = {"dask": "prefect_dask", "ray": "prefect_ray"}
-INSTALLED = [name for name, needs in RUNNERS.items() if importlib.util.find_spec(needs)]
+INSTALLED = [name for name in CLUSTERS if importlib.util.find_spec(f"prefect_{name}")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["processes", *INSTALLED])
-def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, runner: str) -> None:
-    """`dvc repro` with resources.shards: rollout's tasks are played by three processes, and its outputs stay what they were.
-    Runs with Dask and Ray where their extras are installed: pip install 'bellwether[dask]', 'bellwether[ray]'."""
+@pytest.mark.parametrize(("runner", "nodes"), [("processes", 0), *((name, nodes) for name in INSTALLED for nodes in (0, 2))])
+def test_shards_give_the_bytes_of_the_stage_alone(done: Checkout, tmp_path: Path, runner: str, nodes: int) -> None:
+    """`dvc repro` with resources.shards: rollout's tasks are played by three processes, and its outputs stay what they were. Runs
+    with Dask and Ray, on this machine and on a cluster of two nodes, where their extras are installed: pip install
+    'bellwether[dask]', 'bellwether[ray]'."""
     outs = done.lock["rollout@search"]["outs"]
-    done.edit({"resources": {"shards": {"count": 3, "runner": runner}}})
     done.environment["BELLWETHER_TRACKING"] = "off"
-    assert done.repro("--force", "--single-item", "rollout@search") == (["rollout@search"], [])
+    with ExitStack() as running:
+        log = running.enter_context((tmp_path / "cluster.log").open("w"))
+        address = running.enter_context(CLUSTERS[runner](done.root, nodes, log)) if nodes else None
+        done.edit({"resources": {"shards": {"count": 3, "runner": runner, "address": address}}})
+        assert done.repro("--force", "--single-item", "rollout@search") == (["rollout@search"], [])
     assert done.lock["rollout@search"]["outs"] == outs
 
 

@@ -27,7 +27,8 @@ def served(done: Checkout) -> Iterator[Served]:
 
 
 def query(root: Path, sql: str, *values: object) -> list[tuple]:
-    with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
+    # Not read-only: after a kill the reader may have to roll back what the killed writer began.
+    with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=rw", uri=True) as database:
         return database.execute(sql, values).fetchall()
 
 

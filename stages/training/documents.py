@@ -1,8 +1,6 @@
 """Demonstrations as training documents, and their split into optimiser steps.
 
-A step uses whole documents, about a given number of tokens, sorted by length into micro-batches. This is faster than packing
-several documents into one row with block-diagonal attention: with SDPA on one CPU thread, a 4x128 Llama and documents of 60-620
-tokens, 8.0 thousand tokens a second against 6.8, since causal attention without a mask saves more than the little padding costs.
+A step uses whole documents, about a given number of tokens, in micro-batches.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from stages.agent.chat import Chat
 from stages.records.episode import Episode, Owner
 from stages.seeding import permutation
 from stages.training.batches import padded, plan_micro_batches
+from stages.training.shared_prefixes import plan_shared
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,12 @@ def steps_per_epoch(documents: Documents, batch_tokens: int) -> int:
     return min(documents.size, math.ceil(sum(documents.lengths) / batch_tokens))
 
 
-def micro_batches(documents: Documents, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """A step's documents in micro-batches of similar length, each of at most `tokens_per_batch` padded tokens."""
+def micro_batches(
+    documents: Documents, rows: Sequence[int], tokens_per_batch: int, *, sharing: bool = False, least: int = 1
+) -> list[list[int]]:
+    """A step's documents in micro-batches of at most `tokens_per_batch` tokens. sharing: for
+    `stages.training.shared_prefixes.sharing_states`, at least `least`; otherwise of similar length, padded."""
+    if sharing:
+        return plan_shared(documents.token_ids, documents.mask, rows, tokens_per_batch, least)
     plan = plan_micro_batches([documents.lengths[row] for row in rows], tokens_per_batch)
     return [[rows[place] for place in group] for group in plan]

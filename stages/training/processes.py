@@ -126,8 +126,10 @@ class Processes:
 
     @property
     def least(self) -> int:
-        """Micro-batches that every process needs to have work: those of a team are planned as if there were one process."""
-        return 1 if self.team is not None else self.count
+        """Micro-batches to divide an update into, so that all processes have work. On one CPU always two, since the number of a
+        team's processes must not change them, and halves cost no more than the whole."""
+        halves = 2 if self.device.type == "cpu" else 1
+        return halves if self.team is not None else max(halves, self.count)
 
     def gradient_sum(self, parameters: Sequence[nn.Parameter]) -> GradientSum:
         """Adds up the gradients of the update that is about to start."""

@@ -14,8 +14,10 @@ policy token.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,22 +87,35 @@ def fed_rows(token_ids: Tensor, mask: Tensor) -> list[np.ndarray]:
     return [row[:end] for row, end in zip(token_ids.cpu().numpy(), ends, strict=True)]
 
 
-def plan_shared(token_ids: Tensor, mask: Tensor, rows: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+def plan_shared(token_ids: Tensor, mask: Tensor, rows: Sequence[int], tokens_per_batch: int, least: int = 1) -> list[list[int]]:
     """`rows`, sorted by their tokens, in micro-batches of at most `tokens_per_batch` distinct tokens (a longer row is on its
-    own); the plan depends on the tokens alone."""
+    own): as few as that allows, but `least` where there are as many rows, with the largest as small as possible. The plan depends
+    on the tokens alone."""
+    if not rows:
+        return []
     chosen = torch.tensor(list(rows))
     fed = fed_rows(token_ids[chosen], mask[chosen])
+    ordered = [(place, len(fed[place]), shared) for place, shared in in_order(fed)]
+    fill = partial(_fill, ordered, padded=READ * tokens_per_batch)
+    least = min(least, len(rows))
+    most = max(least, len(fill(tokens_per_batch)))
+    budget = 1 + bisect_left(range(1, tokens_per_batch), True, key=lambda budget: len(fill(budget)) <= most)
+    plan = fill(budget) if len(fill(budget)) >= least else fill(budget - 1)
+    return [[rows[place] for place in group] for group in plan]
+
+
+def _fill(ordered: Sequence[tuple[int, int, int]], budget: int, padded: int) -> list[list[int]]:
+    """Rows (place, length, prefix shared with the row before), in order, in micro-batches of at most `budget` distinct and
+    `padded` padded tokens."""
     plan: list[list[int]] = []
     tokens = longest = 0
-    for place, shared in in_order(fed):
-        length = len(fed[place])
+    for place, length, shared in ordered:
         longest = max(longest, length)
         tokens += length - shared
-        full = tokens > tokens_per_batch or (plan and (len(plan[-1]) + 1) * longest > READ * tokens_per_batch)
-        if not plan or full:
+        if not plan or tokens > budget or (len(plan[-1]) + 1) * longest > padded:
             plan.append([])
             tokens, longest = length, length
-        plan[-1].append(rows[place])
+        plan[-1].append(place)
     return plan
 
 

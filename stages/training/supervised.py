@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from stages.agent.chat import Chat
-from stages.agent.logprobs import token_logprobs
+from stages.agent.logprobs import predicting_states, token_logprobs
 from stages.algorithms.batch import LossTerms
 from stages.records.episode import Episode
 from stages.training.adapters import load_trained_state, trained_state
@@ -19,6 +20,7 @@ from stages.training.loop import Job, Learner, Sums, Update, make_processes
 from stages.training.optimiser import make_optimiser, warmup_cosine
 from stages.training.processes import gather_full
 from stages.training.settings import Sft
+from stages.training.shared_prefixes import can_share, sharing_states
 
 if TYPE_CHECKING:
     from stages.params import Params
@@ -52,6 +54,7 @@ class SftJob(Job):
         self.best: dict[str, Any] = {"loss": None, "step": 0, "weights": None}
         self.evaluations_without_improvement = 0
         schedule = warmup_cosine(self.params.learning_rate, self.steps, self.params.warmup)
+        self.sharing = can_share(model)
         self.processes = make_processes(params.resources, team)
         self.trained_model = self.processes.replica(model)
         """The trained model after `close`: `model` itself unless FSDP shards it."""
@@ -67,13 +70,19 @@ class SftJob(Job):
 
         def loss(micro: list[int]) -> Iterator[LossTerms]:
             token_ids, mask = self.train.take(micro, self.model.device)
-            logprobs = token_logprobs(self.model, token_ids, mask)
+            logprobs = self._logprobs(token_ids, mask)
             share = -logprobs.sum() / tokens
             yield LossTerms(share, {"loss": share.detach()}, (torch.tensor(micro), mask))
 
-        yield Update("policy", micro_batches(self.train, rows, self.tokens_per_batch), loss, self.ledger.record)
+        yield Update("policy", self._plan(self.train, rows), loss, self.ledger.record)
         if place == self.per_epoch - 1:
             self.ledger.close()
+
+    def _plan(self, documents: Documents, rows: Sequence[int]) -> list[list[int]]:
+        return micro_batches(documents, rows, self.tokens_per_batch, sharing=self.sharing, least=self.processes.least)
+
+    def _logprobs(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        return token_logprobs(self.model, token_ids, mask, states=sharing_states if self.sharing else predicting_states)
 
     def validation_loss(self) -> float:
         """Mean negative log-probability of the policy tokens of the validation demonstrations, nats."""
@@ -81,9 +90,9 @@ class SftJob(Job):
         assert valid is not None
 
         def loss(micro: list[int]) -> float:
-            return -float(token_logprobs(self.model, *valid.take(micro, self.model.device)).sum())
+            return -float(self._logprobs(*valid.take(micro, self.model.device)).sum())
 
-        plan, own = micro_batches(valid, range(valid.size), self.tokens_per_batch), []
+        plan, own = self._plan(valid, range(valid.size)), []
         with torch.no_grad():
             for micro, active in self.processes.shard(plan):
                 value = self.processes.run_in_fsdp(self.model, partial(loss, micro))

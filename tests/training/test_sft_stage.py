@@ -103,16 +103,17 @@ def test_lora_learns_and_leaves_a_whole_model(make_context, tiny_policy, other_p
     assert job.validation_loss() == pytest.approx(report["valid_loss"], rel=close)
 
 
-def test_gradient_checkpointing_gives_the_same_bytes(make_context, tiny_policy):
-    """Contract: recomputing layers in the backward pass changes memory and time alone."""
+def test_gradient_checkpointing_trains_to_the_same_weights(make_context, tiny_policy):
+    """Contract: recomputing layers in the backward pass changes results by float rounding alone."""
+    from safetensors.torch import load_file
+
+    weights = []
     for name, switch in (("plain", False), ("checkpointing", True)):
-        sft.run(
-            make_context(
-                "sft", name, sft=SFT, model={"path": str(tiny_policy), "max_length": 128, "gradient_checkpointing": switch}
-            )
-        )
-    root = make_context("sft", "plain").root
-    assert outputs(root) == outputs(root.with_name("checkpointing"))
+        model = {"path": str(tiny_policy), "max_length": 128, "gradient_checkpointing": switch}
+        context = make_context("sft", name, sft=SFT, model=model)
+        sft.run(context)
+        weights.append(load_file(context.root / "data/models/sft/model.safetensors"))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
 
 
 def test_training_stops_early_and_keeps_the_best_weights(make_context):

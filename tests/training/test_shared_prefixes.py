@@ -77,6 +77,20 @@ def test_the_plan_holds_every_row_once_and_respects_the_budget(model):
         assert len(part) == 1 or len(layout.ids) <= 70
 
 
+@pytest.mark.parametrize("least", [2, 3, 4, 99])
+def test_the_plan_divides_rows_evenly_and_into_as_many_parts_as_asked(model, least: int):
+    batch = make_batch(model.config.vocab_size)
+    rows = list(range(batch.size))
+    parts = plan_shared(batch.token_ids, batch.mask, rows, 4096, least)
+    assert sorted(row for part in parts for row in part) == rows
+    assert len(parts) >= min(least, batch.size)
+    micros = [take(batch, part) for part in parts]
+    sizes = [len(make_layout(micro.token_ids, micro.mask).ids) for micro in micros]
+    longest = int(batch.lengths.max())
+    assert max(sizes) <= sum(sizes) / len(sizes) + longest
+    assert plan_shared(batch.token_ids, batch.mask, [], 4096, least) == []
+
+
 def test_a_layout_holds_each_distinct_token_once(model):
     batch = with_equal_turns(make_batch(model.config.vocab_size))
     micro = take(batch, range(batch.size))

@@ -105,20 +105,14 @@ class Models:
 
     def plan(self, batch: TrajectoryBatch, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
         """Rows of the batch in micro-batches: with prefix sharing, rows with common prefixes, and at least `least` micro-batches
-        (by default one per process); otherwise rows of similar length."""
+        (by default `Processes.least`); otherwise rows of similar length."""
         return self.plan_reads(batch.token_ids, batch.mask, rows, least)
 
     def plan_reads(self, token_ids: Tensor, mask: Tensor, rows: Sequence[int], least: int | None = None) -> list[list[int]]:
         """`plan` for any token_ids, mask [B, T] that are read up to the last place in the mask."""
-        if not self.sharing or not rows:
+        if not self.sharing:
             return self._plan_lengths(mask, rows)
-        least = self.processes.least if least is None else least
-        budget = self.tokens_per_batch
-        plan = plan_shared(token_ids, mask, rows, budget)
-        while len(plan) < min(least, len(rows)):
-            budget //= 2
-            plan = plan_shared(token_ids, mask, rows, budget)
-        return plan
+        return plan_shared(token_ids, mask, rows, self.tokens_per_batch, self.processes.least if least is None else least)
 
     def plan_dense(self, batch: TrajectoryBatch, rows: Sequence[int]) -> list[list[int]]:
         """Rows of the batch in micro-batches of similar trained length."""

@@ -73,7 +73,8 @@ def started(count: int) -> Iterator[Team]:
     """`count - 1` forks of this process; the block runs in all of them. A fork ends with the block."""
     folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     with tempfile.TemporaryFile(dir=folder) as file:
-        links, children = [], []
+        links: list[Connection] = []
+        children: list[int] = []
         sys.stdout.flush()
         for index in range(1, count):
             near, far = Pipe()

@@ -64,8 +64,8 @@ def conditions(raw: Mapping[str, Any]) -> str:
     )
 
 
-def peaks(scenarios: Mapping[str, Any]) -> str:
-    """Peak memory of the merges; "" if it was not measured."""
+def merge_notes(scenarios: Mapping[str, Any]) -> str:
+    """Peak memory of the merges, and their time relative to the limit; "" if they were not measured."""
     parts = []
     for name, row in in_order(scenarios).items():
         memory = row["notes"].get("peak_memory_bytes")
@@ -73,6 +73,8 @@ def peaks(scenarios: Mapping[str, Any]) -> str:
         if memory and anonymous:
             ours, theirs = (f"{memory[who] / 1e9:.2f} GB ({anonymous[who] / 1e9:.2f} GB anonymous)" for who in ("ours", "theirs"))
             parts.append(f"`{name}` {ours} against {theirs}")
+            if times := row["notes"].get("times_limit"):
+                parts[-1] += f", in {times:.2f} times the time of only reading the inputs and writing the output"
     return f"Peak memory: {'; '.join(parts)}." if parts else ""
 
 
@@ -101,7 +103,7 @@ def block(raw: Mapping[str, Any], document: Path) -> str:
     where = profiles(raw["tables"].get("profiles", {}).get("rows", []))
     picture = f"![{TITLE}]({link(FIGURE, document)})"
     workers = by_workers(raw["tables"].get("workers", {}).get("rows", []))
-    parts = [picture, table(raw["scenarios"]), conditions(raw), peaks(raw["scenarios"]), where, workers]
+    parts = [picture, table(raw["scenarios"]), conditions(raw), merge_notes(raw["scenarios"]), where, workers]
     return "\n\n".join(part for part in parts if part)
 
 

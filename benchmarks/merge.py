@@ -3,6 +3,7 @@
 Each run is its own process, to measure its peak memory; only the merge is timed, not imports. Both sides use the same settings:
 RAM with the same epsilon, TIES per tensor (the only kind in mergekit) with the same density. The scenario fails if the merged
 models differ. The first runs start with a cold page cache and give the bytes read and written; the repeats run with a warm one.
+Beside each repeat, one thread reads all inputs and writes as much as the merged model (`limit_s`), which every merge must do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.measure import Options, Result, Sample, rounded, turns
@@ -136,16 +138,20 @@ def measure_method(options: Options, method: str, folders: list[Path]) -> Result
         cold[who] = run_once(options, who, method, folders, keep=True)
     apart = difference(method, folders)
     samples: dict[str, list[Sample]] = {who: [] for who in SIDES}
+    limits: list[float] = []
     runs: dict[str, list[dict[str, Any]]] = {who: [] for who in SIDES}
     for order in turns(options.times):
         for who in (SIDES[place] for place in order):
             measured = run_once(options, who, method, folders)
             samples[who].append(Sample(1.0, measured["wall_s"], measured["cpu_s"]))
             runs[who].append(measured)
+        limits.append(run_once(options, "limit", method, folders)["wall_s"])
     notes = {
         "bytes_per_model": weight_bytes(folders[0]),
         "specialists": SPECIALISTS,
         "difference": rounded(apart),
+        "limit_s": rounded(median(limits)),
+        "times_limit": rounded(median(run["wall_s"] for run in runs["ours"]) / median(limits)),
         "peak_memory_bytes": {name: max(run["peak_rss_bytes"] for run in runs[name]) for name in SIDES},
         "peak_anonymous_bytes": {name: max(run["peak_anonymous_bytes"] for run in runs[name]) for name in SIDES},
         "cold": {who: {key: rounded(value, 6) for key, value in measured.items()} for who, measured in cold.items()},

@@ -1,4 +1,4 @@
-"""One merge, measured within its process: `python -m benchmarks.merge_process ours|theirs METHOD OUT BASE MODEL...`.
+"""One merge, measured within its process: `python -m benchmarks.merge_process ours|theirs|limit METHOD OUT BASE MODEL...`.
 
 Prints a line of JSON: wall and CPU seconds of the merge, the process's peak resident memory (which counts pages of mapped
 files), the peak of its anonymous memory during the merge (which does not), and bytes the disk read and the process wrote.
@@ -56,10 +56,32 @@ def disk_bytes() -> dict[str, int]:
 def ours(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:
     from stages.merging.settings import MergeSettings
     from stages.merging.streaming import merge_folders
+    from stages.runtime.resources import available_cores
 
     given = {"density": DENSITY, "ram": {"eps": EPSILON, "scope": "global"}, "ties": {"scope": "tensor"}}
     settings = MergeSettings((1.0,) * len(models), given)
-    return lambda: merge_folders(method, models, base, out, settings, seed=0, out_dtype="float32")
+    workers = available_cores()
+    return lambda: merge_folders(method, models, base, out, settings, seed=0, out_dtype="float32", workers=workers)
+
+
+def limit(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:
+    """What no merge can do without: reading all weights once, and writing as many as one model has; one thread."""
+    buffer = memoryview(bytearray(1 << 18))  # stays in the second-level cache
+
+    def run() -> None:
+        out.mkdir()
+        for folder in (base, *models):
+            for path in folder.glob("*.safetensors"):
+                with path.open("rb", buffering=0) as file:
+                    while file.readinto(buffer):
+                        pass
+        for path in base.glob("*.safetensors"):
+            with (out / path.name).open("wb", buffering=0) as file:
+                left = path.stat().st_size
+                while left:
+                    left -= file.write(buffer[:left])
+
+    return run
 
 
 def theirs(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[], object]:
@@ -86,7 +108,9 @@ def theirs(method: str, out: Path, base: Path, models: list[Path]) -> Callable[[
 
 def main() -> int:
     who, method, out, base, *models = sys.argv[1:]
-    merge = {"ours": ours, "theirs": theirs}[who](method, Path(out), Path(base), [Path(model) for model in models])
+    merge = {"ours": ours, "theirs": theirs, "limit": limit}[who](
+        method, Path(out), Path(base), [Path(model) for model in models]
+    )
     before = disk_bytes()
     with AnonymousMemory() as memory:
         cpu, wall = time.process_time(), time.perf_counter()

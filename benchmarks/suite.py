@@ -41,7 +41,7 @@ SCENARIOS = {
     "engine_limit": Scenario("engine_limit:measure", repeats=3),
     "generate_ragged": Scenario("generate_ragged:measure", repeats=3),
     "rollout_multi_turn": Scenario("rollout_multi_turn:measure", repeats=3),
-    "train_step": Scenario("train_step:measure"),
+    "train_step": Scenario("train_step:measure", repeats=3),
     "mcts": Scenario("mcts:measure"),
     "annotation": Scenario("mcts:annotation", repeats=1),
     "rl_iteration": Scenario("rl_iteration:measure"),

@@ -26,8 +26,8 @@ STAGES = {"rollout": DOMAIN, "annotate": DOMAIN, "rl": DOMAIN, "evaluate": None}
 """Stage -> its domain."""
 EDITS = {
     "rollout": {},
-    "annotate": {"tasks": 32},
-    "rl": {"steps": 5, "checkpoint_every": 100},
+    "annotate": {"tasks": 16},
+    "rl": {"steps": 4, "checkpoint_every": 100},
     "evaluate": {"models": ["sft", "merged"], "attempts": 1},
 }
 """Budgets, below the default run's."""

@@ -50,6 +50,7 @@ def merge_into(context: StageContext, name: str, method: str, base: Path, settin
         seed=context.params.seed,
         out_dtype=merge.out_dtype,
         shard_bytes=merge.shard_bytes,
+        workers=context.params.resources.workers,
         progress=context.progress,
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from stages.agent.chat_template import alternatives, format_marks, prompt_date, renderer
 from stages.records.episode import Owner
-from stages.records.thinking import Said, Thinking, take_apart
+from stages.records.thinking import ParsedTurn, Thinking, parse_turn
 
 ENCODED = 4096
 """Texts whose tokens are cached."""
@@ -167,9 +167,9 @@ class Chat:
             return f"\n{self.thinking.end}\n\n{text}"
         return text.removeprefix(self.thinking.start).removeprefix(self._opened.removeprefix(self.thinking.start))
 
-    def read(self, turn_ids: Sequence[int]) -> Said:
+    def read(self, turn_ids: Sequence[int]) -> ParsedTurn:
         """Parse a turn's tokens: the action, without special tokens and outer white space, and the thought before it."""
-        return take_apart(self._text(turn_ids), self.thinking, self._opened)
+        return parse_turn(self._text(turn_ids), self.thinking, self._opened)
 
     def _text(self, turn_ids: Sequence[int]) -> str:
         """Decode tokens without special ones, but with the marks of thoughts even if they are special."""

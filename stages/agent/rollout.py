@@ -23,7 +23,7 @@ from stages.engine.engine import Engine, Sampling, Turn
 from stages.environments.protocol import Step
 from stages.records.episode import Episode, Owner, TurnRecord
 from stages.records.task import Task, opening
-from stages.records.thinking import Said
+from stages.records.thinking import ParsedTurn
 from stages.runtime import spans
 
 
@@ -194,7 +194,7 @@ class Collector:
             sampling = replace(sampling, candidates=group.plan.candidates)
         self.engine.request(play.session, key, sampling)
 
-    def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, Said] | None:
+    def _record_turn(self, turn: Turn) -> tuple[ActiveEpisode, ParsedTurn] | None:
         """Add the policy's tokens to the episode; return it with the parsed turn, or None if there was no room for a turn."""
         play = self._playing[turn.session]
         if not turn.token_ids:
@@ -205,7 +205,7 @@ class Collector:
             play.entropies.append(turn.entropies)
         return play, self.chat.read(turn.token_ids)
 
-    def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: Said, before: str, step: Step, snapshot: Any) -> None:
+    def _record_step(self, play: ActiveEpisode, turn: Turn, parsed: ParsedTurn, before: str, step: Step, snapshot: Any) -> None:
         """Add the action's result, and continue unless the episode is over."""
         episode = play.episode
         end = len(episode.token_ids)
@@ -297,7 +297,7 @@ class Collector:
         """Play all requests. `workers`: a thread pool with one thread, or `_Inline`."""
         self._workers = workers
         resets: list[tuple[ActiveEpisode, Future]] = []
-        steps: list[tuple[ActiveEpisode, Turn, Said, Future]] = []
+        steps: list[tuple[ActiveEpisode, Turn, ParsedTurn, Future]] = []
         while self._waiting or self._playing or resets:
             branches, self._branches = self._branches, []
             while self._waiting and len(self._playing) - self._rounds.parked + len(resets) < self.width:

@@ -43,7 +43,7 @@ class Model(Section):
     """Recompute layers in the backward pass: less memory, more time, the same gradient."""
     lora: Lora = Lora()
     thinking: Thinking | None = None
-    """For reasoning models: the marks around thoughts, which are not sent to the environment. null: a turn is the action."""
+    """For reasoning models: the markers around thoughts, which are not sent to the environment. null: a turn is the action."""
 
 
 class Rollout(Section):

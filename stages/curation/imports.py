@@ -26,7 +26,7 @@ from stages.exchange.records import read_records
 from stages.records.episode import IMPORTED, Episode, TurnRecord
 from stages.records.messages import Messages
 from stages.records.task import Task
-from stages.records.thinking import Thinking, take_apart
+from stages.records.thinking import Thinking, parse_turn
 
 
 class _RejectedError(ValueError):
@@ -191,7 +191,7 @@ class Importer:
 
     def _action(self, text: str) -> str:
         """The action in an assistant's message, without thoughts."""
-        return text if self.thinking is None else take_apart(text, self.thinking).action
+        return text if self.thinking is None else parse_turn(text, self.thinking).action
 
     # ---- pairs --------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ imports torch inside functions, because checking params.yaml imports its `Settin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.merging.settings import MergeParams
@@ -15,6 +15,18 @@ from stages.runtime.validation import Section
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+
+BLOCK = 1 << 16
+"""Entries per block, so that a block of every input and the temporaries fit the cores' second-level caches."""
+
+
+def blocks(base: Tensor | None, models: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
+    """(entries, base, models) of consecutive blocks of a tensor, flattened; the last has BLOCK to 2 BLOCK - 1 entries, if any."""
+    whole = models[0].numel()
+    starts = range(0, max(whole - BLOCK + 1, 1), BLOCK)
+    for start in starts:
+        own = slice(start, whole if start == starts[-1] else start + BLOCK)
+        yield own, None if base is None else base.reshape(-1)[own], [model.reshape(-1)[own] for model in models]
 
 
 class Merger(Protocol):
@@ -44,3 +56,23 @@ class Merger(Protocol):
         """The merged tensor, float32, shape of its inputs. `rng` is seeded from (seed, method, tensor name) by the streamer; a
         method that draws per model draws in model order."""
         ...
+
+    def entrywise(self, params: MergeParams) -> bool:
+        """Whether an entry of the merged tensor depends only on `totals` and the same entry of the inputs."""
+        return False
+
+    def merge_in_pieces(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeParams,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Iterator[Tensor]:
+        """The values of `merge_tensor` in consecutive pieces: blocks if the method is `entrywise`, else the whole tensor."""
+        if self.entrywise(params):
+            for _, origin, parts in blocks(base, models):
+                yield self.merge_tensor(name, origin, parts, params, rng, totals)
+        else:
+            yield self.merge_tensor(name, base, models, params, rng, totals)

@@ -66,18 +66,20 @@ def combine(deltas: Tensor, weights: Sequence[float], *, elect: bool, normalize:
     """lam * sum_i w_i t_i (/ divisor): deltas [N, *shape] -> [*shape]; `elect` keeps only entries of the elected sign."""
     import torch
 
-    column = weight_column(weights, deltas)
-    weighted = deltas * column
+    # Masks are 0 and 1 in float32: PyTorch compares and selects several times faster so than with bool.
+    weighted = deltas * weight_column(weights, deltas)
     if elect:
-        positive = weighted.sum(dim=0) >= 0
-        kept = torch.where(positive, weighted > 0, weighted < 0)
-        weighted = weighted * kept
-        divisor = (kept * column).sum(dim=0)
-        divisor = torch.where(divisor == 0, torch.ones_like(divisor), divisor)
+        sign = weighted.sum(dim=0).ge_(0).mul_(2).sub_(1)
+        divisor = torch.zeros_like(sign)
+        for part, weight in zip(weighted, weights, strict=True):
+            kept = torch.mul(part, sign).gt_(0)
+            part.mul_(kept)
+            divisor.add_(kept.mul_(weight))
+        divisor.add_(torch.eq(divisor, 0, out=sign))
     else:
-        divisor = column.sum()
+        divisor = torch.tensor(weights, dtype=torch.float32).sum()
     total = weighted.sum(dim=0)
-    return lam * (total / divisor if normalize else total)
+    return (total.div_(divisor) if normalize else total).mul_(lam)
 
 
 def kept_count(density: float, entries: int) -> int:

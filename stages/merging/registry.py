@@ -51,7 +51,8 @@ def _merger(method: str, found: Any) -> Merger:
             made = made()
         except Exception as error:
             raise MergeError(GROUP.fault(method, error)) from error
-    lacking = [name for name in ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor") if not hasattr(made, name)]
+    required = ("card", "Settings", "weighted", "needs_base", "scan", "merge_tensor", "merge_in_pieces")
+    lacking = [name for name in required if not hasattr(made, name)]
     if lacking:
         raise MergeError(
             f"merge.method '{method}': {place(made)} is not a merger, it lacks {', '.join(lacking)}; "

@@ -1,15 +1,17 @@
-"""Merges model folders tensor by tensor, with one tensor in memory at a time, in at most two passes.
+"""Merges model folders tensor by tensor, in at most two passes; each worker has one tensor in memory at a time.
 
 Every tensor's random generator is keyed by (seed, method, tensor name), so the output depends neither on the order of the tensors
-nor on the sharding of the inputs.
+nor on the sharding of the inputs nor on the number of workers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -19,7 +21,7 @@ from stages.merging.folders import TensorFolder, check_same_tensors, check_same_
 from stages.merging.layers import layer_index
 from stages.merging.registry import bind, get_merger
 from stages.merging.settings import MergeError, MergeParams, MergeSettings
-from stages.merging.writer import OutputTensor, copy_companions, plan_shards, write_weights
+from stages.merging.writer import OutputTensor, copy_companions, in_threads, plan_shards, write_weights
 from stages.runtime.files import atomic_folder
 from stages.runtime.progress import Progress
 from stages.seeding import key64
@@ -56,6 +58,7 @@ class Inputs:
     models: Sequence[TensorFolder]
     base: TensorFolder | None
     names: list[str]
+    _reading: Lock = field(default_factory=Lock)
 
     @classmethod
     def open(cls, models: Sequence[Path], base: Path | None) -> Inputs:
@@ -68,7 +71,8 @@ class Inputs:
 
     def load(self, name: str) -> tuple[Tensor | None, list[Tensor]]:
         """(base, models) of one tensor, in their stored dtypes."""
-        return (self.base.tensor(name) if self.base else None), [folder.tensor(name) for folder in self.models]
+        with self._reading:
+            return (self.base.tensor(name) if self.base else None), [folder.tensor(name) for folder in self.models]
 
     def mergeable(self) -> list[str]:
         """Names of the floating-point tensors."""
@@ -84,14 +88,15 @@ def tensor_generator(seed: int, method: str, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(key64("merge", seed, method, name) % 2**63)
 
 
-def scan_totals(method: str, inputs: Inputs, params: MergeParams, progress: ProgressFactory = silent) -> dict[str, Any] | None:
-    """First pass: the method's statistics summed over all tensors; None if it has no first pass."""
+def scan_totals(
+    method: str, inputs: Inputs, params: MergeParams, workers: int = 1, progress: ProgressFactory = silent
+) -> dict[str, Any] | None:
+    """First pass: the method's statistics summed over all tensors, in order; None if it has no first pass."""
     merger = get_merger(method)
     totals: dict[str, Any] | None = None
     names = inputs.mergeable()
     with progress("scan", len(names), "tensor") as bar:
-        for name in names:
-            found = merger.scan(name, *inputs.load(name), params)
+        for found in in_threads(lambda name: merger.scan(name, *inputs.load(name), params), names, workers):
             if found is None:
                 return None
             totals = {key: totals[key] + value for key, value in found.items()} if totals is not None else dict(found)
@@ -110,17 +115,24 @@ def copied_buffer(name: str, base: Tensor | None, models: Sequence[Tensor]) -> T
     return source
 
 
-def merged_tensor(
+def is_finite(piece: Tensor) -> bool:
+    # A finite sum, of one pass over the values, needs finite values; another may have overflowed.
+    return math.isfinite(float(piece.sum())) or bool(torch.isfinite(piece).all())
+
+
+def merged_pieces(
     method: str, inputs: Inputs, name: str, params: MergeParams, seed: int, totals: Mapping[str, Any] | None
-) -> Tensor:
-    """One tensor of the second pass: float32, or a buffer's own dtype. Raises MergeError if it is not finite."""
+) -> Iterator[Tensor]:
+    """One tensor of the second pass, in consecutive pieces: float32, or a buffer's own dtype. Raises MergeError if it is not
+    finite."""
     base, models = inputs.load(name)
     if not inputs.models[0].infos[name].mergeable:
-        return copied_buffer(name, base, models)
-    merged = get_merger(method).merge_tensor(name, base, models, params, tensor_generator(seed, method, name), totals)
-    if not bool(torch.isfinite(merged).all()):
-        raise MergeError(f"tensor {name} is not finite after merging; one of the models has NaN or infinity in it")
-    return merged
+        yield copied_buffer(name, base, models)
+        return
+    for piece in get_merger(method).merge_in_pieces(name, base, models, params, tensor_generator(seed, method, name), totals):
+        if not is_finite(piece):
+            raise MergeError(f"tensor {name} is not finite after merging; one of the models has NaN or infinity in it")
+        yield piece
 
 
 def _check_call(method: str, models: Sequence[Path], base: Path | None, out: Path, settings: MergeSettings) -> None:
@@ -143,19 +155,21 @@ def merge_folders(
     seed: int,
     out_dtype: OutDtype = "float32",
     shard_bytes: int = 5_000_000_000,
+    workers: int = 1,
     progress: ProgressFactory = silent,
 ) -> MergeResult:
     """Merge the folders `models`, in this order, into `out`, a `save_pretrained` folder. A LoRA adapter folder is merged as its
     base with the adapter applied.
 
     `base`: what deltas are taken against, for methods with `needs_base`. Config, tokenizer and chat template are the first
-    model's. `out` is created atomically. Raises MergeError for incompatible inputs or settings.
+    model's. `workers` threads share the tensors. `out` is created atomically. Raises MergeError for incompatible inputs or
+    settings.
     """
     _check_call(method, models, base, out, settings)
     inputs = Inputs.open(models, base)
     layers = [index for index in map(layer_index, inputs.names) if index is not None]
     params = bind(method, settings, max(layers, default=0) + 1)
-    totals = scan_totals(method, inputs, params, progress)
+    totals = scan_totals(method, inputs, params, workers, progress)
     stored, dtype = _STORED[out_dtype]
     infos = inputs.models[0].infos
     planned = [
@@ -164,12 +178,11 @@ def merge_folders(
     shards = plan_shards(planned, shard_bytes)
     with atomic_folder(out) as partial, progress(f"merge by {method}", len(planned), "tensor") as bar:
 
-        def produce(tensor: OutputTensor) -> Tensor:
-            merged = merged_tensor(method, inputs, tensor.name, params, seed, totals)
-            bar.advance()
-            return merged.to(dtype) if infos[tensor.name].mergeable else merged
+        def produce(tensor: OutputTensor) -> Iterator[Tensor]:
+            for piece in merged_pieces(method, inputs, tensor.name, params, seed, totals):
+                yield piece.to(dtype) if infos[tensor.name].mergeable else piece
 
-        write_weights(partial, shards, produce)
+        write_weights(partial, shards, produce, workers, bar.advance)
         copy_companions(inputs.models[0].sources, partial, inputs.models[0].config, out_dtype)
     inputs.close()
     return MergeResult(len(planned), sum(infos[name].entries for name in inputs.names), len(shards), totals)

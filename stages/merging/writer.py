@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,16 +79,60 @@ def header(shard: list[OutputTensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_weights(partial: Path, shards: list[list[OutputTensor]], produce: Callable[[OutputTensor], Tensor]) -> None:
-    """Write the shards, calling `produce` for one tensor at a time (of the planned dtype and shape), and the index."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`function` of the items, in order, computed by `workers` threads at most one item each ahead."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def write_at(handle: int, offset: int, piece: Tensor) -> int:
+    """Write the tensor's bytes at `offset` of a file and return the offset of their end."""
+    left = piece.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    while left:
+        written = os.pwrite(handle, left, offset)
+        left, offset = left[written:], offset + written
+    return offset
+
+
+def write_weights(
+    partial: Path,
+    shards: list[list[OutputTensor]],
+    produce: Callable[[OutputTensor], Iterable[Tensor]],
+    workers: int,
+    written: Callable[[], None],
+) -> None:
+    """Write the shards and the index. `produce` makes a tensor in pieces of the planned dtype, in `workers` threads, a tensor
+    each at a time; `written` is called after each tensor."""
     names = [SINGLE]
     if len(shards) > 1:
         names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for file, shard in zip(names, shards, strict=True):
-        with (partial / file).open("wb") as handle:
-            handle.write(header(shard))
-            for planned in shard:
-                handle.write(produce(planned).contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        with (partial / file).open("wb", buffering=0) as handle:
+            begin = handle.write(header(shard))
+
+            def write(at: tuple[OutputTensor, int], to: int = handle.fileno()) -> None:
+                planned, offset = at
+                end = offset + planned.bytes
+                for piece in produce(planned):
+                    offset = write_at(to, offset, piece)
+                assert offset == end, f"tensor {planned.name} was made in another shape or dtype"
+
+            sizes = [begin, *(planned.bytes for planned in shard)]
+            for _ in in_threads(write, zip(shard, accumulate(sizes), strict=False), workers):
+                written()
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.bytes for shard in shards for tensor in shard)},

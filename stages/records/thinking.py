@@ -33,7 +33,7 @@ class Thinking(Section):
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedTurn:
     """A parsed turn."""
 
     action: str
@@ -45,7 +45,7 @@ class Said:
     """Whether every thought was closed."""
 
 
-def take_apart(text: str, markers: Thinking | None, opened: str = "") -> Said:
+def parse_turn(text: str, markers: Thinking | None, opened: str = "") -> ParsedTurn:
     """The thought and the action in a turn's text. The action is the text after the last end marker.
 
     opened: the start of a thought that the template wrote before the turn, from the start marker on, as DeepSeek-R1's does; it is
@@ -53,10 +53,10 @@ def take_apart(text: str, markers: Thinking | None, opened: str = "") -> Said:
     """
     if markers is None:
         action = text.strip()
-        return Said(action, "", action)
+        return ParsedTurn(action, "", action)
     start, end = markers.start, markers.end
     message = (text if text.lstrip().startswith(start) else opened + text).strip()
     before, _, after = message.rpartition(end)
     finished = start not in after
     thought, action = (before, after) if finished else (message, "")
-    return Said(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished)
+    return ParsedTurn(action.strip(), thought.replace(start, "").replace(end, "").strip(), message, finished)

@@ -41,7 +41,7 @@ class Work(Section):
 
 
 class Measured(Section):
-    """Time and memory of a stage on the machine it ran on."""
+    """Time and memory of a stage on the machine it ran on; fields as in stages.runtime.costs.Cost."""
 
     seconds: float
     cpu_seconds: float
@@ -49,6 +49,12 @@ class Measured(Section):
     peak_gpu_bytes: int
     machine: str
     runs: int
+    peak_tree_bytes: int = 0
+    cores: int = 0
+    spans: dict[str, float] = Field(default_factory=dict)
+    """Empty in runs kept before spans were measured."""
+    beside: dict[str, float] = Field(default_factory=dict)
+    counts: dict[str, int] = Field(default_factory=dict)
 
 
 class Run(Section):

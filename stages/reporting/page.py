@@ -19,13 +19,14 @@ from stages.reporting.sections.merging import merge_section
 from stages.reporting.sections.outcome import confidence_of, lead, outcome_section, tiles
 from stages.reporting.sections.provenance import provenance_section
 from stages.reporting.sections.search import search_section
+from stages.reporting.sections.speed import speed_section
 from stages.reporting.style import css_variables
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 Builder = Callable[[Inputs], Section | None]
 """Returns None to omit the chapter."""
-SUMMARY: Sequence[Builder] = (outcome_section, changes_section, cost_section)
+SUMMARY: Sequence[Builder] = (outcome_section, changes_section, cost_section, speed_section)
 """The first chapters, in order; the episode browser follows."""
 DETAILS: Sequence[Builder] = (
     curate_section,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
@@ -25,15 +25,17 @@ PAUSED = "paused"
 class Totals:
     """Of one process or more."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Name of a span -> seconds of the main threads. They add up to the running time of the processes."""
-    beside: Counter[str] = field(default_factory=Counter)
+    beside: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Name of a span -> seconds of other threads."""
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, more: Totals) -> None:
-        for own, other in ((self.seconds, more.seconds), (self.beside, more.beside), (self.counts, more.counts)):
-            own.update(other)
+        for own, other in ((self.seconds, more.seconds), (self.beside, more.beside)):
+            for name, value in other.items():
+                own[name] += value
+        self.counts.update(more.counts)
 
 
 class _Clock:
@@ -122,7 +124,7 @@ def totals() -> Totals:
     _clock.charge()
     found = Totals()
     found.add(_clock.totals)
-    del found.seconds[PAUSED]
+    found.seconds.pop(PAUSED, None)
     return found
 
 

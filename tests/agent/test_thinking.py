@@ -24,7 +24,7 @@ from stages.engine.torch_engine import TorchEngine
 from stages.exchange.episodes import conversation
 from stages.params import ParamsError, parse_params
 from stages.records.episode import Owner
-from stages.records.thinking import Said, Thinking, take_apart
+from stages.records.thinking import ParsedTurn, Thinking, parse_turn
 from stages.training.batches import OVERLONG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,22 +58,22 @@ def marks(request) -> str:
 
 def test_the_action_is_what_follows_the_thought() -> None:
     for text, opened, said in [
-        ("go north", False, Said("go north", "", "go north")),
-        ("<think>\nwhy?\n</think>\n\ngo north\n", False, Said("go north", "why?", "<think>\nwhy?\n</think>\n\ngo north")),
-        ("<think></think>go", False, Said("go", "", "<think></think>go")),
-        ("<think>why", False, Said("", "why", "<think>why", False)),
-        ("go <think>why", False, Said("", "go why", "go <think>why", False)),
-        ("<think>a</think>b<think>c</think>d", False, Said("d", "abc", "<think>a</think>b<think>c</think>d")),
-        ("<think>a</think>b<think>c", False, Said("", "abc", "<think>a</think>b<think>c", False)),
-        ("why</think>go", False, Said("go", "why", "why</think>go")),
-        ("why\n</think>\n\ngo", True, Said("go", "why", "<think>\nwhy\n</think>\n\ngo")),
-        ("<think>why</think>go", True, Said("go", "why", "<think>why</think>go")),
-        ("why", True, Said("", "why", "<think>\nwhy", False)),
-        ("", True, Said("", "", "<think>", False)),
-        ("</think>", False, Said("", "", "</think>")),
+        ("go north", False, ParsedTurn("go north", "", "go north")),
+        ("<think>\nwhy?\n</think>\n\ngo north\n", False, ParsedTurn("go north", "why?", "<think>\nwhy?\n</think>\n\ngo north")),
+        ("<think></think>go", False, ParsedTurn("go", "", "<think></think>go")),
+        ("<think>why", False, ParsedTurn("", "why", "<think>why", False)),
+        ("go <think>why", False, ParsedTurn("", "go why", "go <think>why", False)),
+        ("<think>a</think>b<think>c</think>d", False, ParsedTurn("d", "abc", "<think>a</think>b<think>c</think>d")),
+        ("<think>a</think>b<think>c", False, ParsedTurn("", "abc", "<think>a</think>b<think>c", False)),
+        ("why</think>go", False, ParsedTurn("go", "why", "why</think>go")),
+        ("why\n</think>\n\ngo", True, ParsedTurn("go", "why", "<think>\nwhy\n</think>\n\ngo")),
+        ("<think>why</think>go", True, ParsedTurn("go", "why", "<think>why</think>go")),
+        ("why", True, ParsedTurn("", "why", "<think>\nwhy", False)),
+        ("", True, ParsedTurn("", "", "<think>", False)),
+        ("</think>", False, ParsedTurn("", "", "</think>")),
     ]:
-        assert take_apart(text, MARKS, "<think>\n" if opened else "") == said, text
-    assert take_apart(" <think>a</think>b ", None) == Said("<think>a</think>b", "", "<think>a</think>b")
+        assert parse_turn(text, MARKS, "<think>\n" if opened else "") == said, text
+    assert parse_turn(" <think>a</think>b ", None) == ParsedTurn("<think>a</think>b", "", "<think>a</think>b")
 
 
 @pytest.mark.parametrize("template", [QWEN, R1, CLOSED])
@@ -256,7 +256,7 @@ def test_trees_hold_actions_without_thoughts_and_all_their_tokens(tiny_policy: P
         trees = Search(engine, chat, pool, Annotate(iterations=8, expand_k=3), 0, 200).grow(toy_tasks(4, turns=2))
     nodes = [node for tree in trees for node in tree.nodes[1:]]
     texts = [policy.tokenizer.decode(node.edge.token_ids, skip_special_tokens=True).strip() for node in nodes]
-    assert [node.edge.action for node in nodes] == [take_apart(text, chat.thinking).action for text in texts]
+    assert [node.edge.action for node in nodes] == [parse_turn(text, chat.thinking).action for text in texts]
     assert sum("e" in text and bool(node.edge.action) for text, node in zip(texts, nodes, strict=True)) > 3
     assert all(len(node.edge.token_ids) == len(node.edge.logprobs) for node in nodes)
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.merging import streaming
+from stages.merging import contract, streaming
+from stages.merging.contract import Merger
 from stages.merging.folders import TensorFolder
 from stages.merging.methods.ram import RamOptions as Ram
 from stages.merging.methods.ties import TiesOptions as Ties
@@ -62,6 +63,17 @@ def test_bytes_depend_neither_on_order_nor_on_sharding(tmp_path: Path, method: s
     assert sorted(written[0]) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("method", shipped())
+def test_bytes_depend_neither_on_workers_nor_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Contract: 1, 2 and 3 workers write the same bytes, whole tensors the same as blocks, of any length."""
+    base, models = folders(tmp_path)
+    merge_folders(method, models, base, tmp_path / "whole", settings(2), seed=7)
+    monkeypatch.setattr(contract, "BLOCK", 5)
+    for workers in (1, 2, 3):
+        merge_folders(method, models, base, tmp_path / str(workers), settings(2), seed=7, workers=workers)
+        assert contents(tmp_path / str(workers)) == contents(tmp_path / "whole")
+
+
 def test_the_seed_decides_random_methods(tmp_path: Path) -> None:
     """Contract: another seed gives another draw, the same seed the same."""
     base, models = folders(tmp_path)
@@ -79,7 +91,7 @@ def test_visiting_order_changes_no_tensor(tmp_path: Path, monkeypatch: pytest.Mo
     expected = load_file(tmp_path / "out" / "model.safetensors")
     for name in visit(inputs.names):
         assert torch.equal(
-            streaming.merged_tensor("dare_ties", inputs, name, bind("dare_ties", settings(2)), 0, None), expected[name]
+            next(streaming.merged_pieces("dare_ties", inputs, name, bind("dare_ties", settings(2)), 0, None)), expected[name]
         )
 
 
@@ -130,7 +142,7 @@ def test_bfloat16_models_are_merged_in_float32(tmp_path: Path) -> None:
         assert json.loads((tmp_path / dtype / "config.json").read_text())["dtype"] == dtype
 
 
-class _Watcher:
+class _Watcher(Merger):
     """Counts, whenever a tensor is merged, the tensors read or made so far that are still alive."""
 
     needs_base = True

@@ -1,11 +1,20 @@
+import pytest
 import torch
 
+from stages.merging.contract import BLOCK
 from stages.merging.methods.ties import TiesOptions as Ties
-from stages.merging.methods.ties import trim
+from stages.merging.methods.ties import Trim
 from stages.merging.registry import bind, get_merger
 from stages.merging.streaming import tensor_generator
 
 from .helpers import merge, settings
+
+
+def trim(delta: torch.Tensor, density: float) -> torch.Tensor:
+    kept = delta.flatten().clone()
+    Trim.to_density("x", torch.zeros_like(delta), delta, density).apply(kept, 0)
+    return kept.reshape(delta.shape)
+
 
 T1, T2 = [3.0, -1.0, 0.5, 2.0], [-2.0, -2.0, 0.1, 1.0]
 
@@ -35,6 +44,20 @@ def test_trim_keeps_an_exact_number() -> None:
     assert trim(torch.tensor([5.0]), 0.5).tolist() == [5.0]
     assert int((trim(torch.arange(1.0, 101.0).reshape(10, 10), 0.29) != 0).sum()) == 29
     assert trim(torch.zeros(0, 3), 0.5).shape == (0, 3)
+
+
+@pytest.mark.parametrize("density", [0.003, 0.5, 0.98])
+@pytest.mark.parametrize("levels", [None, 40, 1])
+def test_trim_finds_the_limit_of_many_entries(density: float, levels: int | None) -> None:
+    """Contract: as a stable sort, also of many blocks, with many equal magnitudes, and of entries whose sample misleads."""
+    delta = torch.randn(3 * BLOCK + 17, generator=torch.Generator().manual_seed(1))
+    if levels:
+        delta = (delta * levels).round()
+    delta[:: len(delta) // 2**14] = 1e-3
+    kept = delta.abs().sort(descending=True, stable=True).indices[: int(density * len(delta))]
+    expected = torch.zeros_like(delta)
+    expected[kept] = delta[kept]
+    assert torch.equal(trim(delta, density), expected)
 
 
 def test_global_scope_trims_the_flattened_model() -> None:

@@ -14,7 +14,8 @@ from stages.reporting.changes import code_changes, parameter_changes, success_ch
 from stages.reporting.inputs import load_inputs
 from stages.reporting.kept import FILE, Run, append, newest, read_kept
 from stages.reporting.sections.changes import changes_section
-from stages.reporting.sections.cost import cost_section, duration
+from stages.reporting.sections.cost import cost_section
+from stages.reporting.sections.speed import speed_section
 from stages.reporting.this_run import this_run
 
 
@@ -175,6 +176,19 @@ def test_work_is_counted_from_what_the_stages_report(full_run: tuple[Path, Param
     assert work["curate@search"].episodes == 216 + 203
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (41.2, "41 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
-def test_durations_are_written_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_the_chapter_on_speed_shows_what_was_measured(full_run: tuple[Path, Params], tmp_path: Path) -> None:
+    """A row and a bar per stage, in the lifecycle's order, with rates and shares; without measured spans, no chapter."""
+    root, params = full_run
+    section = speed_section(load_inputs(root, params))
+    assert section is not None
+    figures, rates, shares, text = section.blocks
+    assert [line[0] for line in rates.rows] == [line[0] for line in shares.rows]
+    assert [line[0] for line in rates.rows[:3]] == ["curate@textworld", "curate@search", "sft"]
+    by_stage = {line[0]: line[1:] for line in rates.rows}
+    assert by_stage["sft"][:3] == ["1 min 23 s", "90 %", "971"]
+    assert dict(zip(shares.header, shares.rows[0], strict=True))["environment"] == "62 %"
+    assert "Speed of run 1" in text.text
+    assert len(figures.legend) == len(shares.header) - 1
+    (tmp_path / "reports").mkdir()
+    shutil.copy(root / "reports" / "evaluation.json", tmp_path / "reports")
+    assert speed_section(load_inputs(tmp_path, params)) is None

@@ -13,7 +13,7 @@ import pytest
 
 from stages.runtime import spans
 from stages.runtime.costs import Cost, measured, read_cost
-from stages.runtime.speed import PARTS, part_seconds, row, speed, table
+from stages.runtime.speed import PARTS, duration, part_seconds, row, speed, table
 from stages.runtime.team import started
 
 
@@ -173,3 +173,8 @@ def test_the_table_lists_finished_stages_in_their_order(tmp_path: Path) -> None:
     lines = table(tmp_path).splitlines()
     assert [line.split()[0] for line in lines] == ["stage", "curate@search", "rl@search"]
     assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (41.2, "41 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

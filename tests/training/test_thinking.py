@@ -9,7 +9,7 @@ import pytest
 from stages import rl
 from stages.agent.policy import load_tokenizer
 from stages.records.episode import Owner, read_rows
-from stages.records.thinking import take_apart
+from stages.records.thinking import parse_turn
 from training.test_horizon import RL
 
 
@@ -27,7 +27,7 @@ def test_rl_plays_actions_and_trains_thoughts(make_context, tiny_policy: Path) -
         for turn in row["turns"]:
             ids = row["token_ids"][turn["start"] : turn["end"]]
             text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            assert turn["action"] == take_apart(text, marks).action
+            assert turn["action"] == parse_turn(text, marks).action
             assert set(row["owner"][turn["start"] : turn["end"]]) == {int(Owner.POLICY)}
             acted += "e" in text and turn["action"] != text.strip()
         said = [message["content"] for message in row["messages"] if message["role"] == "assistant"]

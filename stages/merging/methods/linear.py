@@ -47,8 +47,11 @@ class Linear(Merger):
         # Computing the coefficient first multiplies a single model by exactly 1.
         merged = models[0].float() * (params.weights[0] / divisor)
         for model, weight in zip(models[1:], params.weights[1:], strict=True):
-            merged = merged + model.float() * (weight / divisor)
+            merged.add_(model.float() * (weight / divisor))
         return merged
+
+    def entrywise(self, params: MergeParams) -> bool:
+        return True
 
 
 MERGER = Linear()

@@ -37,21 +37,23 @@ def enlargement(shared: Tensor, unique: Tensor, r: float, alpha: float) -> list[
 
 
 def merge_deltas(deltas: Tensor, params: MergeParams, scale: Sequence[float]) -> Tensor:
-    """deltas [N, *shape] -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where several did."""
-    # Model by model and in place, because memory traffic dominates the cost.
+    """deltas [N, *shape], overwritten -> [*shape]: 0 where no model changed, l_i w_i t_i where one did, mean of w_i t_i where
+    several did."""
+    # Model by model and in place, because memory traffic dominates the cost; in float32, as comparisons to bool are slower.
     import torch
 
     total = torch.zeros_like(deltas[0])
     enlarged = torch.zeros_like(total) if any(factor != 1.0 for factor in scale) else None
-    count = torch.zeros(total.shape, dtype=torch.int16)
+    count = torch.zeros_like(total)
     for delta, weight, factor in zip(deltas, params.weights, scale, strict=True):
-        changed = delta.abs() > params.settings.ram.eps
-        weighted = (delta * changed).mul_(weight)
+        weighted = torch.hardshrink(delta, params.settings.ram.eps)
+        count += torch.ne(weighted, 0, out=delta)
+        if weight != 1.0:
+            weighted *= weight
         total += weighted
         if enlarged is not None:
             enlarged.add_(weighted, alpha=factor)
-        count += changed
-    merged = total.div_(count.clamp(min=1))
+    merged = total.div_(torch.clamp(count, min=1))
     if enlarged is not None:
         merged = torch.where(count == 1, enlarged, merged)
     return merged.mul_(params.settings.lam)
@@ -95,6 +97,9 @@ class Ram(DeltaMethod):
 
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         return merge_deltas(deltas, params, self.scale(deltas, params, totals))
+
+    def entrywise(self, params: MergeParams) -> bool:
+        return True
 
     def warnings(self, params: MergeParams, changed: Mapping[str, float | None]) -> list[str]:
         """Warns if nearly all of a specialist's changes are at most eps, and so are ignored."""

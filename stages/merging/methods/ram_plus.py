@@ -42,6 +42,9 @@ class RamPlus(Ram):
             shared, unique = overlap_counts(changed_masks(deltas, params.settings.ram.eps))
         return enlargement(shared, unique, params.settings.ram.r, params.settings.ram.alpha)
 
+    def entrywise(self, params: MergeParams) -> bool:
+        return bool(params.settings.ram.scope == "global")
+
     def scan_report(self, totals: Mapping[str, Any] | None, params: MergeParams, domains: Sequence[str]) -> dict[str, Any]:
         """Counts and enlargement per domain; empty for the tensor scope."""
         if totals is None:

@@ -35,5 +35,8 @@ class TaskArithmetic(DeltaMethod):
     def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
         return combine(deltas, params.weights, elect=False, normalize=bool(params.settings.normalize), lam=params.settings.lam)
 
+    def entrywise(self, params: MergeParams) -> bool:
+        return True
+
 
 MERGER = TaskArithmetic()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.merging.deltas import DeltaMethod, combine, kept_count, task_vectors
+from stages.merging.contract import Merger, blocks
+from stages.merging.deltas import combine, kept_count, task_vectors
 from stages.merging.settings import MergeParams, Normalized, Scaled, Sparse
 from stages.records.card import Card
 from stages.runtime.validation import Section
@@ -16,22 +19,65 @@ if TYPE_CHECKING:
 # Magnitudes are binned by the top 20 of the 31 bits that order non-negative float32: 2**20 bins of relative width 2**-12.
 _DROPPED_BITS = 11
 _BINS = 1 << 20
+_SAMPLE = 1 << 14
+"""Entries of a tensor that the search for its smallest kept magnitude starts from."""
 
 
-def trim(delta: Tensor, density: float) -> Tensor:
-    """`delta` with all but its int(density * n) largest magnitudes set to 0; ties keep the earlier entries."""
-    import torch
+def magnitudes(name: str, base: Tensor | None, model: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first entry, |t|) of consecutive blocks of a model's task vector, flattened."""
+    for own, origin, parts in blocks(base, [model]):
+        yield own.start, task_vectors(name, origin, parts)[0].abs_()
 
-    flat = delta.reshape(-1)
-    if flat.numel() == 0:
-        return delta
-    keep = kept_count(density, flat.numel())
-    magnitude = flat.abs()
-    threshold = torch.kthvalue(magnitude, flat.numel() - keep + 1).values
-    mask = magnitude > threshold
-    level = torch.nonzero(magnitude == threshold).reshape(-1)
-    mask[level[: keep - int(mask.sum())]] = True
-    return (flat * mask).reshape(delta.shape)
+
+def bounds(sample: Tensor, density: float) -> tuple[float, float]:
+    """Two magnitudes that are likely to enclose the smallest one to keep, by a sample of all; [n] float32."""
+    ordered = sample.sort(descending=True).values.tolist()
+    rank, margin = int(density * len(ordered)), 4 * math.isqrt(len(ordered))
+    low, high = rank + margin, rank - margin
+    return ordered[low] if low < len(ordered) else 0.0, ordered[high] if high >= 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Trim:
+    """What is kept of a flattened task vector: magnitudes above `limit`, and those equal to it before entry `end`."""
+
+    limit: float
+    end: int
+
+    @classmethod
+    def to_density(cls, name: str, base: Tensor | None, model: Tensor, density: float) -> Trim:
+        """Keeps the int(density * n) largest magnitudes; of equal ones the earlier."""
+        import numpy as np
+        import torch
+
+        keep = kept_count(density, model.numel())
+        if not keep:
+            return cls(0.0, 0)
+        step = max(1, model.numel() // _SAMPLE)
+        sample = task_vectors(name, None if base is None else base.reshape(-1)[::step], [model.reshape(-1)[::step]])[0].abs_()
+        for low, high in (bounds(sample, density), (0.0, math.inf)):
+            above, near, places = 0, [], []
+            for start, magnitude in magnitudes(name, base, model):
+                values = magnitude.numpy()  # much faster than PyTorch at comparing and at finding the few in between
+                larger = values > high
+                above += int(np.count_nonzero(larger))
+                inside = np.flatnonzero(~(larger | (values < low)))
+                near.append(values[inside])
+                places.append(inside + start)
+            between = torch.from_numpy(np.concatenate(near)).nan_to_num_(nan=math.inf, posinf=math.inf)
+            if above < keep <= above + len(between):
+                break
+        limit = torch.kthvalue(between, len(between) - (keep - above) + 1).values
+        larger_entries = above + int(torch.count_nonzero(between > limit))
+        level = np.concatenate(places)[(between == limit).numpy()]
+        return cls(float(limit), int(level[keep - larger_entries - 1]) + 1)
+
+    def apply(self, delta: Tensor, start: int) -> None:
+        """Set to 0 what is not kept of `delta`, the entries from `start` on."""
+        mask, end = delta.abs(), max(self.end - start, 0)
+        mask[:end].ge_(self.limit)
+        mask[end:].gt_(self.limit)
+        delta.mul_(mask)
 
 
 def magnitude_bins(delta: Tensor) -> Tensor:
@@ -68,7 +114,7 @@ class Settings(Normalized, Scaled, Sparse):
     ties: TiesOptions = TiesOptions()
 
 
-class Ties(DeltaMethod):
+class Ties(Merger):
     """theta_0 + lam * (mean over the agreeing models of trimmed w_i t_i).
 
     ties.scope `tensor` trims every tensor on its own; `global` trims the flattened model (needs a first pass).
@@ -84,7 +130,9 @@ class Ties(DeltaMethod):
         tested_by="tests/merging/test_ties.py",
         switch="merge.method: ties",
     )
+    needs_base = True
     Settings = Settings
+    weighted = True
 
     def scan(self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams) -> Mapping[str, Any] | None:
         """Histograms of the magnitudes, [N, 2**20] int64, for the global scope; None for the tensor scope."""
@@ -95,16 +143,46 @@ class Ties(DeltaMethod):
         deltas = task_vectors(name, base, models)
         return {"magnitudes": torch.stack([torch.bincount(magnitude_bins(delta), minlength=_BINS) for delta in deltas])}
 
-    def merged_delta(self, deltas: Tensor, params: MergeParams, rng: Generator, totals: Mapping[str, Any] | None) -> Tensor:
+    def trims(
+        self, name: str, base: Tensor | None, models: Sequence[Tensor], params: MergeParams, totals: Mapping[str, Any] | None
+    ) -> list[Trim]:
+        """How each model's task vector of the tensor is trimmed."""
+        density = params.settings.density
+        if params.settings.ties.scope == "global" and totals is not None:
+            limits = [float(global_threshold(counts, density)) for counts in totals["magnitudes"]]
+            return [Trim(limit, model.numel()) for limit, model in zip(limits, models, strict=True)]
+        return [Trim.to_density(name, base, model, density) for model in models]
+
+    def merge_in_pieces(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeParams,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Iterator[Tensor]:
+        trims, settings = self.trims(name, base, models, params, totals), params.settings
+        for own, origin, parts in blocks(base, models):
+            deltas = task_vectors(name, origin, parts)
+            for delta, trim in zip(deltas, trims, strict=True):
+                trim.apply(delta, own.start)
+            merged = combine(deltas, params.weights, elect=True, normalize=settings.normalize is not False, lam=settings.lam)
+            assert origin is not None
+            yield merged.add_(origin.float())
+
+    def merge_tensor(
+        self,
+        name: str,
+        base: Tensor | None,
+        models: Sequence[Tensor],
+        params: MergeParams,
+        rng: Generator,
+        totals: Mapping[str, Any] | None,
+    ) -> Tensor:
         import torch
 
-        if params.settings.ties.scope == "global" and totals is not None:
-            limits = [global_threshold(counts, params.settings.density) for counts in totals["magnitudes"]]
-            deltas = torch.stack([delta * (delta.abs() >= limit) for delta, limit in zip(deltas, limits, strict=True)])
-        else:
-            deltas = torch.stack([trim(delta, params.settings.density) for delta in deltas])
-        normalize = params.settings.normalize is not False
-        return combine(deltas, params.weights, elect=True, normalize=normalize, lam=params.settings.lam)
+        return torch.cat(list(self.merge_in_pieces(name, base, models, params, rng, totals))).reshape(models[0].shape)
 
 
 MERGER = Ties()

@@ -7,32 +7,18 @@ from stages.reporting.inputs import Inputs
 from stages.reporting.kept import Measured, Run, Work, newest
 from stages.reporting.sections.changes import name_of
 from stages.reporting.this_run import this_run
+from stages.runtime.speed import duration, in_order, memory
 
 INTRO = (
     "Counts do not depend on the machine. Time and memory come from kept runs (make keep), so that this page depends on its "
     "inputs alone."
 )
-ORDER = ("curate", "sft", "rollout", "annotate", "rl", "merge", "evaluate")
 COUNTS = (
     ("episodes", "episodes"),
     ("steps", "steps"),
     ("sampled_tokens", "tokens sampled"),
     ("trained_tokens", "tokens trained on"),
 )
-
-
-def duration(seconds: float) -> str:
-    """ "41 s", "3 min 20 s", "2 h 05 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def memory(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _total(items: list[Work], name: str) -> int | None:
@@ -42,7 +28,7 @@ def _total(items: list[Work], name: str) -> int | None:
 
 def cost_table(now: Run, measured: dict[str, Measured]) -> Table:
     """One row per stage, and the total; time and memory columns if anything was measured."""
-    stages = sorted({**now.work, **measured}, key=lambda stage: ORDER.index(stage.split("@")[0]))  # domains in their order
+    stages = in_order({**now.work, **measured})  # domains in their order
     rows = []
     for stage in stages:
         row = [stage, *(number(getattr(now.work.get(stage, Work()), name)) for name, _ in COUNTS)]
@@ -67,7 +53,7 @@ def cost_section(inputs: Inputs) -> Section:
     if found and measured:
         machines = "; ".join(sorted({item.machine for item in measured.values()}))
         text = (
-            f"Time and memory of {'this run' if own else name_of(*found)}, measured on {machines}. Time excludes process "
+            f"Time and memory of {'this run' if own else name_of(*found)}, measured on {machines}. Time includes "
             "start-up; memory is that of the stage's largest process."
         )
         if lacking := [stage for stage in now.work if stage not in measured]:

@@ -66,7 +66,8 @@ class PassBuilder:
             for session in sessions
         ]
         sized.sort(key=lambda row: (-row[0], -row[1], row[2].id))
-        costs, starts = [0], []
+        costs: list[float] = [0]
+        starts: list[int] = []
         for end in range(1, len(sized) + 1):
             cost, chosen, length = math.inf, 0, 0
             for start in range(end - 1, -1, -1):

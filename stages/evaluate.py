@@ -15,7 +15,7 @@ from stages.agent.player import EngineSettings
 from stages.engine.engine import Sampling
 from stages.environments.registry import open_domain
 from stages.evaluation.judges import judged
-from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play_each
+from stages.evaluation.panels import EVALUATION_SCHEMA, Job, Outcome, Settings, load_panels, play, unload
 from stages.evaluation.plan import model_folders, plan_jobs
 from stages.evaluation.summary import csv_lines, headline, report
 from stages.records.episode import write_json, write_table
@@ -27,25 +27,21 @@ from stages.tracking import flatten, open_tracker
 
 
 def play_all(context: StageContext, jobs: list[Job], settings: Settings) -> dict[str, Outcome]:
-    """Job name -> outcome; each finished job is a checkpoint that is not played again."""
+    """Job name -> outcome of those jobs that are this process's; each finished job is a checkpoint that is not played again."""
     checkpoints = Checkpoints(context, classes=(Outcome,))
     outcomes: dict[str, Outcome] = {}
-    resources = context.params.resources
     with context.progress("playing panels", total=sum(job.episodes for job in jobs), unit="episode") as bar:
-        waiting = []
-        for job in jobs:
-            saved = checkpoints.load(job.name)
-            if saved is None:
-                waiting.append(job)
+        for job in context.share(jobs):
+            outcome: Outcome | None = checkpoints.load(job.name)
+            if outcome is None:
+                outcome = play(job, settings)
+                checkpoints.save(job.name, outcome)
+                success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
+                bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
             else:
-                outcomes[job.name] = saved
                 bar.restore(job.episodes)
-        workers = min(resources.workers, len(waiting))
-        for job, outcome in play_each(waiting, settings, workers, resources.threads):
-            checkpoints.save(job.name, outcome)
             outcomes[job.name] = outcome
-            success = sum(row["success"] for row in outcome.rows) / len(outcome.rows)
-            bar.advance(job.episodes, f"{job.folder.name} on {job.domain}: {success:.0%}")
+    unload()
     return outcomes
 
 
@@ -84,8 +80,6 @@ def run(context: StageContext) -> None:
     domains = {name: judged(context.data / "models", params.domains, name.partition("+")[2]) for name in folders}
     jobs_by_model = plan_jobs(context, panels, folders, domains)
     jobs = list({job.name: job for jobs in jobs_by_model.values() for job in jobs}.values())
-    if context.shard:
-        jobs = [job for number, job in enumerate(jobs) if context.shard.owns(number)]
     settings = Settings(
         seed=params.seed,
         sampling=Sampling(**evaluate.sampling.model_dump()),
@@ -124,4 +118,4 @@ def run(context: StageContext) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(stage_run("evaluate", run, params, open_tracker, sharded=True))
+    raise SystemExit(stage_run("evaluate", run, params, open_tracker, sharded=True, forked=True))

@@ -57,9 +57,7 @@ def play(context: StageContext, tasks: Sequence[Task]) -> list[Episode]:
         EnvironmentPool(partial(domain.make, worlds), processes_beside(resources)) as pool,
         context.progress("playing", len(requests), "episode") as bar,
     ):
-        for number, start in enumerate(range(0, len(requests), section.chunk)):
-            if context.shard and not context.shard.owns(number):
-                continue
+        for number, start in context.share(list(enumerate(range(0, len(requests), section.chunk)))):
             chunk: list[Episode] | None = checkpoints.load(f"episodes-{number:05d}")
             if chunk is None:
                 part = requests[start : start + section.chunk]

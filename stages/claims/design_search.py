@@ -29,13 +29,13 @@ from stages.designs.space import Design, Space
 from stages.designs.tree import Node
 from stages.designs.value_model import FittedValueModel, describe
 from stages.engine.engine import Sampling
-from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play, start_worker
+from stages.evaluation.panels import BestOf, Outcome, Settings, jobs_of, load_panels, play
 from stages.records.episode import read_json, write_json
 from stages.records.sections import deep_merge, params_hash
 from stages.runtime.command import command
 from stages.runtime.parent import die_with_parent
 from stages.runtime.validation import ParamsError
-from stages.runtime.workers import worker_pool
+from stages.runtime.workers import quiet_environment, worker_pool
 from stages.seeding import permutation
 
 PANEL_TASKS = 64
@@ -81,6 +81,14 @@ def table_path(params: SearchParams, space: Space) -> Path:
     return Path(f"designs-{params_hash(shape)}.json")
 
 
+def start_worker() -> None:
+    """Of the pool of processes that play designs, one thread each."""
+    quiet_environment(1)
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) -> dict[str, Any]:
     """Design name -> {valid, test: score}; written after each design, so that an interrupted table resumes."""
     space = Space.of(params)
@@ -90,7 +98,7 @@ def make_table(values: Mapping[str, Any], params: SearchParams, workers: int) ->
     if not left:
         return table
     panels = panels_of(params)
-    with worker_pool(workers, start_worker, (1,)) as pool:
+    with worker_pool(workers, start_worker) as pool:
         futures = {
             pool.submit(play_design, "data/models/sft", deep_merge(values, space.overrides(design)), panels, "data/models"): name
             for name, design in left.items()

@@ -1,14 +1,13 @@
 """Plays frozen panels: every model makes the same attempts at the same tasks with the same random keys.
 
 An attempt's random stream depends on (seed, "evaluate", task, attempt, turn) and not on the model, so models are compared with
-common random numbers. On a CPU, (model, panel) pairs run in several processes, each with resources.threads threads.
+common random numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,6 @@ from stages.environments.protocol import Domain, Environment
 from stages.environments.registry import load_domain
 from stages.records.episode import Episode, TurnRecord, episode_row, read_tasks
 from stages.records.task import Split, Task
-from stages.runtime import spans
-from stages.runtime.workers import worker_pool
 
 if TYPE_CHECKING:
     from stages.agent.best_of_n import Ranking
@@ -68,11 +65,6 @@ class Settings:
     sampling: Sampling
     engine: EngineSettings
     scaffold: Scaffold = field(default_factory=Scaffold)
-
-    @property
-    def in_one_process(self) -> bool:
-        """Whether jobs run sequentially: on a GPU, which one engine fills, or on a server."""
-        return self.engine.kind != "torch" or not self.engine.device.startswith("cpu")
 
 
 @dataclass(frozen=True)
@@ -186,12 +178,13 @@ _loaded: dict[tuple[Path, EngineSettings], Player] = {}
 def _player(folder: Path, settings: EngineSettings) -> Player:
     """The model in `folder`, ready to play; the previous one is closed first."""
     if (folder, settings) not in _loaded:
-        _unload()
+        unload()
         _loaded[folder, settings] = open_player(folder, settings, text=True)
     return _loaded[folder, settings]
 
 
-def _unload() -> None:
+def unload() -> None:
+    """Close the last model."""
     for player in _loaded.values():
         player.close()
     _loaded.clear()
@@ -295,30 +288,3 @@ def play(job: Job, settings: Settings) -> Outcome:
             kept[episode.success] += 1
             samples.append(episode_row(episode))
     return Outcome(rows, samples)
-
-
-def start_worker(threads: int) -> None:
-    """Of a pool of processes that play."""
-    from stages.runtime.workers import quiet_environment
-
-    quiet_environment(threads)
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-def play_each(jobs: Sequence[Job], settings: Settings, workers: int, threads: int) -> Iterator[tuple[Job, Outcome]]:
-    """Each job with its outcome, as they finish: in `workers` processes on a CPU, here and in order elsewhere."""
-    if workers < 2 or settings.in_one_process:
-        for job in jobs:
-            yield job, play(job, settings)
-        _unload()
-        return
-    with worker_pool(workers, start_worker, (threads,)) as pool:
-        try:
-            futures = {pool.submit(spans.timed, play, job, settings): job for job in jobs}
-            finished = ((futures[future], *future.result()) for future in as_completed(futures))
-            yield from spans.collected(((job, outcome), totals) for job, outcome, totals in finished)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

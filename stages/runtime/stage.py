@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from stages.runtime import spans
 from stages.runtime.command import OutputClosed, command
@@ -37,6 +37,7 @@ FAILED, BAD_PARAMETERS = 1, 2
 """Exit codes. FAILED: something outside the stage failed (a full disk, a lost device) or an unexpected exception occurred; a
 retry, which resumes from the last checkpoint, may help. BAD_PARAMETERS: parameters or input are invalid, or need what this
 machine lacks; a retry can't help."""
+Chunk = TypeVar("Chunk")
 
 
 @dataclass
@@ -51,7 +52,7 @@ class StageContext:
     main: bool = True
     """Whether this process writes outputs, checkpoints and metrics: the first of those that `accelerate launch` started."""
     team: Team | None = None
-    """The processes that share the work of a training stage on the CPU, where there are several."""
+    """The processes that share the work of a stage on the CPU, where there are several."""
     shard: Shard | None = None
     """The share of the stage's chunks to compute and save as checkpoints; None for the complete stage."""
 
@@ -78,6 +79,13 @@ class StageContext:
         file = self.root / PROGRESS / f"{self.title}.json" if self.main and not self.shard else None
         with progress(f"{self.title}: {label}", total, unit, file, self.main) as bar:
             yield bar
+
+    def share(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+        """The chunks that this process computes: all, or those of its shard, or, among forks, each time the first that is left,
+        so that none of them waits long for another."""
+        if self.team:
+            return self.team.take(chunks)
+        return (chunk for number, chunk in enumerate(chunks) if not self.shard or self.shard.owns(number))
 
     def log_params(self, values: dict[str, Any]) -> None:
         self.tracker.params(values)

@@ -7,6 +7,7 @@ gradients. Gathered values have the same order for any number of processes, so t
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import pickle
@@ -19,12 +20,13 @@ from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stages.runtime.parent import die_with_parent
 from stages.runtime.spans import span
 
 SHARED_MEMORY = Path("/dev/shm")
+Item = TypeVar("Item")
 
 
 class TeamError(OSError):
@@ -60,6 +62,19 @@ class Team:
     def wait(self) -> None:
         """Wait until every process has made this call."""
         self.gather(None)
+
+    def take(self, items: Sequence[Item]) -> Iterator[Item]:
+        """The share of `items` that this process gets: whenever it asks, the first that no process has taken. All processes must
+        make this call, with equal items and in the same order as calls of `shared`."""
+        taken = self.shared(8)
+        while True:
+            fcntl.lockf(self._memory, fcntl.LOCK_EX)  # a process that ends gives the lock back
+            number = int.from_bytes(taken[:8], "big")
+            taken[:8] = (number + 1).to_bytes(8, "big")
+            fcntl.lockf(self._memory, fcntl.LOCK_UN)
+            if number >= len(items):
+                return
+            yield items[number]
 
     def shared(self, size: int) -> mmap.mmap:
         """`size` bytes of shared memory, initialised to zero. All processes must make these calls in the same order."""

@@ -27,7 +27,7 @@ from stages.records.episode import Episode, TurnRecord, read_json, read_rows, wr
 from stages.records.task import Task
 from stages.runtime.resources import Resources
 from stages.runtime.shards import Shard
-from stages.runtime.stage import StageContext
+from stages.runtime.stage import StageContext, _run_in_forks
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 
@@ -463,7 +463,7 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
         played.append(job.name)
         return play(job, settings)
 
-    monkeypatch.setattr(panels_module, "play", counting)
+    monkeypatch.setattr(evaluate, "play", counting)
     stop_after = 100
     evaluate.run(context)
     # Three different models (the merges are the specialist), 16 episodes each, in jobs of 8.
@@ -479,7 +479,7 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     with pytest.raises(KeyboardInterrupt):
         evaluate.run(context)
     first, played, stop_after = played, [], 100
-    panels_module._unload()
+    panels_module.unload()
     evaluate.run(context)
     assert len(first) == 2
     assert len(played) == 4
@@ -499,3 +499,26 @@ def test_the_stage_resumes_exactly_and_plays_equal_models_once(context: StageCon
     evaluate.run(context)
     assert (by_shard, played) == ([1, 2, 1, 2], [])
     assert outputs(context) == undisturbed
+
+
+def test_any_number_of_workers_gives_the_same_bytes(context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract: forks play all jobs, each once, and the stage writes what one process alone writes."""
+    log = context.root / "played"
+
+    def logging(job: Any, settings: Settings) -> Any:
+        with log.open("a") as file:
+            file.write(f"{job.name}\n")
+        return play(job, settings)
+
+    monkeypatch.setattr(evaluate, "play", logging)
+    found, names = [], []
+    for workers in (1, 2, 3):
+        params = parse_params({**PARAMS, "resources": {**PARAMS["resources"], "workers": workers}})
+        if workers > 1:
+            _run_in_forks(replace(context, params=params), evaluate.run)
+        evaluate.run(replace(context, params=params))
+        found.append(outputs(context))
+        names.append(sorted(log.read_text().splitlines()))
+        log.unlink()
+    assert found[0] == found[1] == found[2]
+    assert names[0] == names[1] == names[2] == sorted(set(names[0]))

@@ -1,0 +1,26 @@
+"""Processes that share a stage's work."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import chain
+
+from stages.runtime.team import started
+
+
+def test_items_go_to_the_process_that_is_free() -> None:
+    """Contract: each item is taken once, in order, and a slow process takes fewer than its equal share."""
+    with started(3) as team:
+        own = []
+        for item in team.take(range(39)):
+            own.append(item)
+            time.sleep(0.005 if team.index else 0.5)
+        again = list(team.take("ab"))
+        shares, letters = team.gather(own), team.gather(again)
+        if team.index:
+            os._exit(0)
+    assert sorted(chain.from_iterable(shares)) == list(range(39))
+    assert all(share == sorted(share) for share in shares)
+    assert len(shares[0]) < 13
+    assert sorted(chain.from_iterable(letters)) == ["a", "b"]

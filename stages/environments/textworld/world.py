@@ -101,6 +101,15 @@ class WorldState:
         return state, tuple(done)
 
 
+class Progress(GameProgression):
+    """TextWorld's progress, without its list of valid actions after each action: no plan needs that, and it costs most."""
+
+    def update(self, action: Action) -> None:
+        self.state.apply(action)
+        for quest in self.quest_progressions:
+            quest.update(action, self.state)
+
+
 class Planner:
     """TextWorld's own winning policy along a history of actions. Tracking an action costs about as much as a step, so it is done
     on demand, and only for new actions."""
@@ -108,13 +117,13 @@ class Planner:
     def __init__(self, world: World) -> None:
         self.world = world
         self._seen: tuple[Action, ...] = ()
-        self._progress = GameProgression(world.game)
+        self._progress = Progress(world.game)
 
     def policy(self, history: tuple[Action, ...]) -> list[str]:
         """Commands that win from the state after `history`; empty if the game is won or can't be won."""
         known = len(self._seen)
         if len(history) < known or any(a is not b for a, b in zip(self._seen, history, strict=False)):
-            self._progress, known = GameProgression(self.world.game), 0
+            self._progress, known = Progress(self.world.game), 0
         for action in history[known:]:
             self._progress.update(action)
         self._seen = history

@@ -108,7 +108,7 @@ def one_experiment(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
     parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims (default: all)")
-    parser.add_argument("--jobs", type=int, help=f"concurrent runs (default: {JOBS}, or one per core)")
+    parser.add_argument("--jobs", type=int, help=f"concurrent runs, about 1 GB of memory each (default: {JOBS}, or one per core)")
     parser.add_argument("--check", action="store_true", help="validate the experiments without running them")
     options = parser.parse_args()
     die_with_parent()

@@ -115,7 +115,7 @@ def _serve(link: Connection, make: Callable[[], Environment]) -> None:
         try:
             if number not in environments:
                 environments[number] = make()
-            answer = getattr(environments[number], method)(*arguments), None
+            answer: tuple[Any, Exception | None] = getattr(environments[number], method)(*arguments), None
         except Exception as error:
             answer = None, error
         link.send(answer)

@@ -7,6 +7,7 @@ multiple of a block, so that on a CPU its sums do not depend on other rows, bit 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ LENGTH_STEP = 32
 """Attention reads the cache up to a multiple of this."""
 ROW_STEP_GPU, LENGTH_STEP_GPU = 32, 128
 """The same steps for rows and lengths of decoding passes on a GPU."""
+GROUP_COST, GROUP_COST_GPU = 1 << 12, 1 << 19
+"""Attention in one more group costs about as much as this many scores of a row's new token at a position."""
 GATHER_COST = 2
 """Reading this many times as many columns contiguously costs about as much as gathering."""
 
@@ -35,6 +38,7 @@ class PassBuilder:
         # A GPU records a CUDA graph for each shape, so fewer, larger shapes are better there.
         self._cpu = self.device.type == "cpu"
         self.row_step, self._length_step = (ROWS, LENGTH_STEP) if self._cpu else (ROW_STEP_GPU, LENGTH_STEP_GPU)
+        self._group_cost = GROUP_COST if self._cpu else GROUP_COST_GPU
         self._block = SUM_BLOCK if self._cpu else 1
         self._columns = torch.arange(cache.capacity, device=self.device)
         self._low = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=self.device)
@@ -50,6 +54,38 @@ class PassBuilder:
         rows, at = np.where(active, np.arange(count), self.cache.slots), np.where(active, positions, 0)
         views = self._views(slice(0, count), at, at + 1, 1, active)
         return Pass(self.to_device(ids), self.to_device(rows), self.to_device(at), [Part(slice(0, count), views, 0, count)])
+
+    def groups(self, sessions: Sequence[Session], sizes: dict[int, int]) -> list[list[Session]]:
+        """Divide sessions with `sizes[id]` pending tokens into those that attend together, each group sorted by slot.
+
+        All rows of a group are padded to its largest number of new tokens and its longest sequence, so sessions of similar size
+        go together: of all divisions of the sessions sorted by new tokens, then by length, the cheapest.
+        """
+        sized = [
+            (round_up(sizes[session.id], QUERY_STEP), round_up(session.cached + sizes[session.id], self._length_step), session)
+            for session in sessions
+        ]
+        sized.sort(key=lambda row: (-row[0], -row[1], row[2].id))
+        costs: list[float] = [0]
+        starts: list[int] = []
+        for end in range(1, len(sized) + 1):
+            cost, chosen, length = math.inf, 0, 0
+            for start in range(end - 1, -1, -1):
+                width, longest, _ = sized[start]
+                length = max(length, longest)
+                own = (end - start) * width * length + self._group_cost
+                if own >= cost:
+                    break  # a larger group costs even more
+                if costs[start] + own < cost:
+                    cost, chosen = costs[start] + own, start
+            costs.append(cost)
+            starts.append(chosen)
+        found, end = [], len(sized)
+        while end:
+            start = starts[end - 1]
+            found.append(sorted((session for _, _, session in sized[start:end]), key=lambda session: session.slot))
+            end = start
+        return found[::-1]
 
     def feeding(self, groups: Sequence[Sequence[Session]], sizes: dict[int, int]) -> tuple[Pass, int]:
         """A pass with `sizes[id]` pending tokens of each session, where each group attends together; also the token count."""

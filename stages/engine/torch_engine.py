@@ -41,8 +41,6 @@ READING = Sampling()
 """Placeholder that marks sessions as busy while `read` runs."""
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 """Tokens [N], their log-probabilities [N] and, if any row requests them, entropies [N]."""
-MAX_WIDTH_RATIO = 1.5
-"""Rows attend in one group if the widest has at most about this many times the new tokens of the narrowest."""
 
 
 class TorchEngine:
@@ -252,13 +250,7 @@ class TorchEngine:
                 if chosen and tokens > PASS_TOKENS:
                     break
                 chosen.append(session)
-            # Sessions whose attention would be mostly padding form a group of their own.
-            groups: list[list[Session]] = []
-            for session in chosen:
-                if not groups or sizes[groups[-1][0].id] > MAX_WIDTH_RATIO * sizes[session.id] + QUERY_STEP:
-                    groups.append([])
-                groups[-1].append(session)
-            groups = [sorted(group, key=lambda session: session.slot) for group in groups]
+            groups = self._passes.groups(chosen, sizes)
             hidden = self._feed_pass(groups, sizes)
             after.update(zip((session.id for group in groups for session in group), hidden, strict=False))
             left = [session for session in left if len(session.tokens) - keep > session.cached]

@@ -53,8 +53,9 @@ class Resources(Section):
     slots: Annotated[int, Field(ge=4, le=4096)] = 128
     """Sequences that the engine decodes at once."""
     tokens_per_batch: Annotated[int, Field(ge=256)] = 2048
-    """Padded tokens in one micro-batch of training; affects memory and speed, and the loss by rounding only."""
-    workers: Annotated[int, Field(ge=1, le=256, default_factory=available_cores)]
+    """Tokens in one micro-batch of training: different ones where the model can share prefixes, else padded ones. Affects memory
+    and speed, and the loss by rounding only."""
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(default_factory=available_cores)
     """Processes that share a stage's work on the CPU (games, episodes, trees, training); default: this machine's cores. On a
     GPU they hold the environments, which step while it generates. Their number changes no result."""
     launch: str | None = None

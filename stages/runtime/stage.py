@@ -95,6 +95,8 @@ def share_machine(params: Params, beside: int) -> Params:
     return params.model_copy(update={"resources": params.resources.model_copy(update=own)})
 
 
+LIBRARIES = ("torch", "transformers.modeling_utils")
+"""What every process of a team imports, in seconds: done once, before the forks."""
 LAUNCHED = "LOCAL_RANK"
 """Environment variable set in processes started by `accelerate launch`."""
 
@@ -160,7 +162,7 @@ def _prepare(name: str, kind: Kind, settings: Settings, open_tracker: OpenTracke
     settings.check_architecture(params, root)
     resources, team = params.resources, None
     if kind.launched and LAUNCHED not in os.environ and resources.device == "cpu" and resources.workers > 1:
-        team = around.enter_context(started(resources.workers))
+        team = around.enter_context(started(resources.workers, LIBRARIES))
     main = team.index == 0 if team else not kind.launched or os.environ.get("RANK", "0") == "0"
     tracker = open_tracker(root, name, domain, params) if main and not shard else Tracker()
     return StageContext(name, domain, params, root, tracker, main, team, shard)
@@ -202,7 +204,7 @@ def _add_spans(team: Team) -> None:
 def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) -> None:
     """Compute all chunks as checkpoints, divided among resources.workers processes including this one."""
     count = context.params.resources.workers
-    with started(count) as team:
+    with started(count, LIBRARIES) as team:
         run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
         _add_spans(team)
         if team.index:

@@ -1,8 +1,8 @@
 """Processes of one training stage that share its work on the CPU, each with one thread.
 
-They are forks of the stage's process, made before torch is imported. All run the same program on the same data with the same
-weights, and divide among them the episodes of a step, a batch's log-probabilities and an update's gradients. Gathered values have
-the same order for any number of processes, so that their number changes no bit of any output.
+They are forks of the stage's process, made before torch has computed anything and has threads. All run the same program on the
+same data with the same weights, and divide among them the episodes of a step, a batch's log-probabilities and an update's
+gradients. Gathered values have the same order for any number of processes, so that their number changes no bit of any output.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pickle
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -69,11 +70,17 @@ class Team:
 
 
 @contextmanager
-def started(count: int) -> Iterator[Team]:
-    """`count - 1` forks of this process; the block runs in all of them. A fork ends with the block."""
+def started(count: int, libraries: Sequence[str] = ()) -> Iterator[Team]:
+    """`count - 1` forks of this process; the block runs in all of them. A fork ends with the block.
+
+    `libraries` are imported once, before the forks, which share their memory.
+    """
+    for library in libraries:
+        import_module(library)
     folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     with tempfile.TemporaryFile(dir=folder) as file:
-        links, children = [], []
+        links: list[Connection] = []
+        children: list[int] = []
         sys.stdout.flush()
         for index in range(1, count):
             near, far = Pipe()

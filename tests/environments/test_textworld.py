@@ -17,6 +17,7 @@ from stages.environments.textworld.settings import NAME_NUMBERS
 from stages.environments.textworld.stories import Story, Transitions
 from stages.params import ROOT
 from stages.records.task import SPLITS
+from stages.runtime import spans
 
 # The interpreter knows commercial games by heart and says so of all others; TextWorld silences it, pytest lets it speak again.
 pytestmark = pytest.mark.filterwarnings("ignore::jericho.UnsupportedGameWarning")
@@ -134,6 +135,7 @@ def test_remembered_transitions_are_those_of_the_interpreter(folder, tasks):
     commands = ["go east", "go west", "go north", "inventory", "look", "open door", "take key", "xyzzy"]
     drawn = random.Random(5)
     kept = [stories[0].first]
+    counted = spans.totals().counts["environment_hits"]
     for _ in range(120):
         memory, command = drawn.choice(kept[-6:]), drawn.choice(commands)
         results = [story.run(memory, command) for story in stories]
@@ -141,6 +143,7 @@ def test_remembered_transitions_are_those_of_the_interpreter(folder, tasks):
         kept.append(results[0][1])
     assert [store.hits + store.misses for store in stores] == [120] * 3
     assert stores[0].hits == 0 < stores[1].hits < stores[2].hits
+    assert spans.totals().counts["environment_hits"] - counted == sum(store.hits for store in stores)
 
 
 def test_commands_that_do_nothing_are_refused_and_leave_the_game_as_it_was(domain, environment, tasks):

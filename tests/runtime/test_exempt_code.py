@@ -40,6 +40,8 @@ TAKEN = {
     "stages.runtime.parent.die_with_parent": "ends a process",
     "stages.runtime.progress.Progress": "shows",
     "stages.runtime.shards.Shard": "which chunks a process computes; the bytes are the same without shards",
+    "stages.runtime.spans": "measures time",
+    "stages.runtime.spans.span": "measures time",
     "stages.runtime.stage.StageContext": "paths, and what it tells of a run",
     "stages.runtime.workers.quiet_environment": "threads and offline switches",
     "stages.runtime.stage.stage_run": "starts a stage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -106,6 +107,16 @@ def test_forks_count_from_zero_and_are_added() -> None:
     assert total.counts == {"sampled_tokens": 10}
     assert 1000 < sum(total.seconds.values()) < 1900
     spans.restart()
+
+
+def test_forks_find_libraries_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with started(3, ["slow_to_import"]) as team:
+        importers = team.gather(importlib.import_module("slow_to_import").IMPORTED_BY)
+        if team.index:
+            os._exit(0)
+    assert importers == [os.getpid()] * 3
 
 
 def test_spans_of_a_resumed_run_add_up(tmp_path: Path) -> None:

@@ -15,8 +15,12 @@ import pytest
 
 from stages import params
 from stages.params import parse_params
+from stages.runtime import spans
 from stages.runtime import stage as runtime
+from stages.runtime.costs import read_cost
+from stages.runtime.speed import speed
 from stages.runtime.stage import BAD_PARAMETERS, FAILED, StageContext, own_gpu, stage_run, uses_gpu
+from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.tracking import open_tracker
 
@@ -53,6 +57,33 @@ def raising(error: Exception) -> Callable[[StageContext], None]:
 )
 def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: Exception, code: int) -> None:
     assert stage_run("sft", raising(error), params, open_tracker) == code
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
+    """Contract: speed/... are metrics of the run; the processes that share a stage's work add up."""
+    logged: dict[str, float] = {}
+
+    class Recording(Tracker):
+        def metric(self, name: str, value: float, step: int | None = None) -> None:
+            logged[name] = value
+
+    def run(context: StageContext) -> None:
+        if context.shard or not forked:
+            with spans.span("engine"):
+                spans.count("sampled_tokens", 10)
+                time.sleep(0.05)
+
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nresources: {workers: 3, device: cpu}\n")
+    monkeypatch.setattr(runtime, "input_hashes", lambda *_: {})
+    monkeypatch.setattr(runtime, "output_hashes", lambda *_: {})
+    assert stage_run("rollout", run, params, lambda *_: Recording(), forked=forked) == 0
+    cost = read_cost(project, "rollout")
+    assert cost is not None
+    assert cost.counts == {"sampled_tokens": 30 if forked else 10}
+    assert cost.spans["engine"] >= (0.15 if forked else 0.05)
+    assert logged == {f"speed/{name}": value for name, value in speed(cost).items()}
+    assert 0 < logged["speed/share/engine"] < 1
 
 
 def test_a_bad_params_file_is_not_worth_trying_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

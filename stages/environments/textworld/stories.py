@@ -20,6 +20,7 @@ from textworld.generator.game import Game
 
 from stages.environments.textworld.world import World
 from stages.records.task import Task
+from stages.runtime import spans
 
 if TYPE_CHECKING:
     from stages.environments.textworld.environment import Snapshot
@@ -40,6 +41,7 @@ class Transitions:
         found = self._known.get(key)
         if found is not None:
             self.hits += 1
+            spans.count("environment_hits")
             self._known.move_to_end(key)
             return found
         self.misses += 1

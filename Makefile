@@ -55,6 +55,7 @@ lifecycle: install
 	@echo "lifecycle: dvc repro (curate, sft, rollout, annotate, rl, merge, evaluate, report), stages side by side"
 	python -m flows.pipeline
 	@python -m stages.tracking || true
+	@python -m stages.runtime.speed || true
 	@dvc metrics show reports/metrics.json
 	@echo "lifecycle: the report is reports/report.html; 'make ui' shows the runs, 'make keep' keeps this one to compare with"
 

@@ -45,14 +45,16 @@ def outcomes(
     runs: list[Run], play: Callable[[Run], dict[str, Any]], jobs: int
 ) -> Iterator[tuple[Run, dict[str, Any] | Exception]]:
     """Each run with its outcome or error, as they finish."""
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         waiting = {pool.submit(play, run): run for run in runs}
         for future in as_completed(waiting):
             error = future.exception()
             if error is not None and not isinstance(error, (RunFailedError, OSError)):
-                pool.shutdown(cancel_futures=True)
                 raise error
             yield waiting[future], error if isinstance(error, Exception) else future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C too, which has ended the runs in progress: start no others
 
 
 def one_experiment(
@@ -106,7 +108,7 @@ def one_experiment(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.claims", description=(__doc__ or "").strip())
     parser.add_argument("slugs", nargs="*", metavar="SLUG", help="experiments in reports/claims (default: all)")
-    parser.add_argument("--jobs", type=int, help=f"concurrent runs (default: {JOBS}, or one per core)")
+    parser.add_argument("--jobs", type=int, help=f"concurrent runs, about 1 GB of memory each (default: {JOBS}, or one per core)")
     parser.add_argument("--check", action="store_true", help="validate the experiments without running them")
     options = parser.parse_args()
     die_with_parent()
@@ -129,7 +131,8 @@ def main() -> int:
                 steps = f"{runs * experiment.budget.environment_steps:,} environment steps, " if experiment.budget else ""
                 print(f"claim: {slug}: {runs} runs, {steps}{len(experiment.claims)} claims")
             return 0
-        runner = ExperimentRunner(root, clean_commit(root), 1 if jobs > 1 else params["resources"]["threads"])
+        threads = 1 if jobs > 1 else params["resources"]["threads"]
+        runner = ExperimentRunner(root, clean_commit(root), threads, workers=jobs)
         failed = sum(one_experiment(root, slug, one, params, runner, jobs) for slug, one in experiments.items())
     except (ParamsError, RunFailedError) as error:
         print(f"claim: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ finished runs are removed.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +30,16 @@ START = "start.json"
 """In the workspace that runs start from: the evaluation of its SFT policy."""
 DVC = "from stages.runtime.parent import die_with_parent; die_with_parent(); from dvc.cli import main; raise SystemExit(main())"
 """DVC as a program that ends with its parent, so that a killed `make claims` leaves no process that writes into a workspace."""
+STAGES = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+"""Stages one after another in one process, which imports torch and transformers once."""
 MODULES = {
     "labels": "stages.claims.mcts_labels",
     "designs": "stages.claims.design_search",
@@ -95,6 +106,8 @@ class ExperimentRunner:
     root: Path
     commit: str
     threads: int = 1
+    workers: int = 1
+    """Processes that share the making of a start, for which runs wait; a run is one process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -107,6 +120,7 @@ class ExperimentRunner:
     def start(self, values: Mapping[str, Any]) -> EvaluationWorkspace:
         """The workspace in which everything before rl is done, made once for all runs that share it."""
         domain = values["domains"][0]
+        values = {**values, "resources": {**values["resources"], "workers": self.workers}}
 
         def prepare(workspace: EvaluationWorkspace) -> None:
             self._check_out(workspace)
@@ -186,9 +200,8 @@ class ExperimentRunner:
         workspace.write_settings(values)
         began = time.monotonic()
         report = workspace.folder / "reports" / ("rl" if trains else "annotate") / f"{domain}.json"
-        if not report.exists():
-            workspace.python(["-m", "stages.rl", "--domain", domain], self.threads)
-        workspace.python(["-m", "stages.evaluate"], self.threads)
+        training = [] if report.exists() else [["stages.rl", "--domain", domain]]
+        workspace.python(["-c", STAGES, json.dumps([*training, ["stages.evaluate"]])], self.threads)
         found: dict[str, float | None] = {}
         for metric in metrics:
             try:

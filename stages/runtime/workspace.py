@@ -126,4 +126,5 @@ class EvaluationWorkspace:
             )
         if done.returncode:
             tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-            raise RunFailedError(f"'{' '.join(arguments)}' in {self.folder} failed (exit code {done.returncode}):\n{tail}")
+            shown = " ".join(arguments[2:] if arguments[0] == "-c" else arguments)
+            raise RunFailedError(f"'{shown}' in {self.folder} failed (exit code {done.returncode}):\n{tail}")

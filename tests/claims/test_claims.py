@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,23 @@ def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsy
     report = json.loads(result_path(tmp_path, "rloo").read_text())
     assert report["claims"][0]["verdict"] == "reproduced"
     assert report["start"] == {"grpo": 0.25, "rloo": 0.25}
+
+
+def test_an_interrupt_starts_no_further_runs() -> None:
+    """Contract: after Ctrl-C the runs in progress end and no others begin."""
+    began, ended = [], threading.Event()
+
+    def play(run: str) -> dict[str, Any]:
+        began.append(run)
+        if run != "first":
+            ended.wait(60)
+        return {}
+
+    results = stage.outcomes(["first", "second", "third", "fourth"], play, jobs=2)  # type: ignore[list-item]
+    assert next(results) == ("first", {})
+    threading.Timer(0.2, ended.set).start()
+    results.close()
+    assert "fourth" not in began
 
 
 def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_path: Path, source: Path) -> None:
-    """The start is brought up by `dvc repro` over the checkout's cache; arms and seeds differ in rl alone."""
+    """The start is brought up by `dvc repro` over the checkout's cache; arms and seeds differ in rl alone, also side by side."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
@@ -31,7 +32,7 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
         }
     )
     params = yaml.safe_load((checkout.root / "params.yaml").read_text())
-    runner = ExperimentRunner(checkout.root, clean_commit(checkout.root))
+    runner = ExperimentRunner(checkout.root, clean_commit(checkout.root), workers=2)
     metrics = ["panel.success", "history.entropy.mean", "report.environment_steps"]
     values = run_values(experiment, "rloo", 1, params)
     start = runner.start(values).folder
@@ -43,8 +44,10 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
     assert outcome["environment_steps"] == outcome["metrics"]["report.environment_steps"] >= 20
     assert outcome["commit"] == runner.commit
     assert not (runner.folder / "one").exists()
-    again = runner.train_and_evaluate("two", values, metrics)
-    other = runner.train_and_evaluate("three", run_values(experiment, "grpo", 2, params), metrics)
+    different = run_values(experiment, "grpo", 2, params)
+    with ThreadPoolExecutor(2) as pool:  # side by side, with the same results
+        beside = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
+    again, other = (run.result() for run in beside)
     assert again["metrics"] == outcome["metrics"]
     assert other["metrics"]["history.entropy.mean"] != outcome["metrics"]["history.entropy.mean"]
     assert [path.name for path in runner.folder.iterdir()] == [start.name]

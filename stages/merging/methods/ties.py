@@ -61,12 +61,14 @@ class Trim:
                 values = magnitude.numpy()  # much faster than PyTorch at comparing and at finding the few in between
                 larger = values > high
                 above += int(np.count_nonzero(larger))
-                inside = np.flatnonzero(~(larger | (values < low)))
+                inside = np.flatnonzero(~(larger | (values <= low)))
                 near.append(values[inside])
                 places.append(inside + start)
             between = torch.from_numpy(np.concatenate(near)).nan_to_num_(nan=math.inf, posinf=math.inf)
             if above < keep <= above + len(between):
                 break
+            if not low and keep > above + len(between):  # only zeros are left to keep
+                return cls(0.0, 0)
         limit = torch.kthvalue(between, len(between) - (keep - above) + 1).values
         larger_entries = above + int(torch.count_nonzero(between > limit))
         level = np.concatenate(places)[(between == limit).numpy()]

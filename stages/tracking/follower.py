@@ -34,10 +34,9 @@ class Sampler:
     def __init__(self, pid: int, folder: Path) -> None:
         import psutil
 
-        self.psutil, self.folder = psutil, folder
+        self.psutil, self.pid, self.folder = psutil, pid, folder
         self.seen: dict[int, Any] = {}
         self.step = 0
-        self.stage = psutil.Process(pid)
         self.gpus = self._gpus()
 
     def _gpus(self) -> list[Any]:
@@ -53,9 +52,13 @@ class Sampler:
         return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
     def sample(self) -> dict[str, float]:
-        """CPU (% of one core), memory and free disk (MB); per GPU utilisation (%), memory (MB), power (W)."""
+        """CPU (% of one core), memory and free disk (MB); per GPU utilisation (%), memory (MB), power (W).
+
+        Raises psutil.NoSuchProcess if the process has exited.
+        """
         cpu = memory = 0.0
-        for process in [self.stage, *self.stage.children(recursive=True)]:
+        stage = self.psutil.Process(self.pid)
+        for process in [stage, *stage.children(recursive=True)]:
             if process.pid == os.getpid():
                 continue
             process = self.seen.setdefault(process.pid, process)
@@ -88,13 +91,15 @@ def follow(path: Path) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(10)
     root = path.parents[len(FOLDER.parts)]
-    spool, parent = Spool(path), os.getppid()
+    spool = Spool(path)
     with locked(path.with_suffix(".lock"), wait=True):
         if not path.exists():
             # Another stage's follower may have sent all of a short stage's events while this one started.
             spool.remove()
             return 0
-        return Follower(root, spool, parent).run()
+        header = spool.header()
+        # Not os.getppid(): it is another process's once the stage has exited.
+        return Follower(root, spool, header["pid"] if header else 0).run()
 
 
 class Follower:
@@ -120,10 +125,6 @@ class Follower:
                 self.next_send = time.monotonic() + min(SEND_EVERY_S * 2**self.failures, RETRY_AT_MOST_S)
             self._wait()
         return 1
-
-    def _gives_up(self) -> bool:
-        linger = LINGER_UNREACHABLE_S if self.failures else LINGER_S
-        return self.exited_at is not None and time.monotonic() - self.exited_at > linger
 
     def _sample(self) -> None:
         self.next_sample = time.monotonic() + SAMPLE_EVERY_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_a_follower_outlives_a_damaged_record_and_a_full_disk(root: Path, monkey
         assert not follower._send()
         assert follower.failures == 1
     assert follower._send(), "there is room again: all is sent"
+    assert not spools(root)
+
+
+def test_a_stage_that_exits_before_its_follower_has_started_is_sent(root: Path) -> None:
+    spool = finished(root)
+    stage = subprocess.Popen(["true"])
+    stage.wait()
+    assert Follower(root, spool, stage.pid).run() == 0
     assert not spools(root)
 
 

@@ -225,6 +225,8 @@ def test_a_killed_stage_is_marked_killed_by_its_follower(root: Path) -> None:
     process = start_stage(root, "wait")
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
+    (spool,) = spools(root)
+    assert until(lambda: b"system/" in spool.path.read_bytes()), "the follower samples the stage"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert until(lambda: not spools(root))

@@ -106,10 +106,10 @@ def measure_runner(options: Options, folder: Path, runner: str, expected: dict[s
 
 
 def measure(options: Options) -> dict[str, Result]:
+    need_finished(options.root)
     runners = [runner for runner in CLUSTERS if importlib.util.find_spec(f"prefect_{runner}")]
     if not runners:
         raise SkippedError("neither extra, `dask` nor `ray`, is installed: pip install -e .[dask,ray]")
-    need_finished(options.root)
     folder = make_checkout(options, options.scratch / "nodes", EDITS)
     run(stage_command("rollout"), folder)
     expected = output_hashes(folder, "rollout", DOMAIN)

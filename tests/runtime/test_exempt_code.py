@@ -43,7 +43,6 @@ TAKEN = {
     "stages.runtime.spans": "measures time",
     "stages.runtime.spans.span": "measures time",
     "stages.runtime.stage.StageContext": "paths, and what it tells of a run",
-    "stages.runtime.workers.quiet_environment": "threads and offline switches",
     "stages.runtime.stage.stage_run": "starts a stage",
     "stages.tracking.open_tracker": "what is shown of a run",
     "stages.tracking.flatten": "names of what MLflow is told",

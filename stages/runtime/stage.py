@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from stages.runtime import spans
-from stages.runtime.command import OutputClosed, command
+from stages.runtime.command import OUTPUT_CLOSED, OutputClosed, command
 from stages.runtime.costs import measured, read_cost, uptime
 from stages.runtime.gpu import own_gpu, uses_gpu
 from stages.runtime.lineage import identity, input_hashes, output_hashes
@@ -25,7 +26,7 @@ from stages.runtime.progress import FOLDER as PROGRESS
 from stages.runtime.progress import Progress, progress
 from stages.runtime.shards import BESIDE, Shard, run_shards
 from stages.runtime.speed import speed
-from stages.runtime.team import Team, started
+from stages.runtime.team import Team, TeamError, started
 from stages.runtime.tracker import Tracker
 from stages.runtime.validation import ParamsError
 from stages.runtime.workers import quiet_environment
@@ -213,10 +214,29 @@ def _run_in_forks(context: StageContext, run: Callable[[StageContext], None]) ->
     """Compute all chunks as checkpoints, divided among resources.workers processes including this one."""
     count = context.params.resources.workers
     with started(count, LIBRARIES) as team:
-        run(replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count)))
-        _add_spans(team)
+        own = replace(context, tracker=Tracker(), team=team, shard=Shard(team.index + 1, count))
+
+        def work() -> None:
+            run(own)
+            _add_spans(team)
+
         if team.index:
-            _end(0)
+            _end_after(own, work)
+        work()
+
+
+def _end_after(own: StageContext, work: Callable[[], None]) -> NoReturn:
+    """End a fork with the exit code of `work`. Its errors must not reach the caller, which closes the first process's tracker and
+    writes the stage's cost."""
+    code = FAILED
+    try:
+        code = _tracked(own, work)
+    except OutputClosed:
+        code = OUTPUT_CLOSED
+    except Exception:
+        traceback.print_exc()
+    finally:
+        _end(code)
 
 
 @command
@@ -239,7 +259,7 @@ def stage_run(
         except ParamsError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return BAD_PARAMETERS
-        code = _tracked(context, run, kind)
+        code = _tracked(context, lambda: _run(context, run, kind))
         if context.team and context.team.index:
             _end(code)
     return code
@@ -252,17 +272,19 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tracked(context: StageContext, run: Callable[[StageContext], None], kind: Kind) -> int:
-    """`_run`, reporting its status to the tracker; returns the exit code."""
+def _tracked(context: StageContext, work: Callable[[], None]) -> int:
+    """Call `work`, reporting its status to the tracker; returns the exit code."""
     status = "FAILED"
     try:
-        _run(context, run, kind)
+        work()
         status = "FINISHED"
         return 0
     except (ParamsError, ValueError, FileNotFoundError, OSError) as error:
         if os.environ.get("BELLWETHER_DEBUG"):
             raise
         print(f"{context.title}: {error}\n(BELLWETHER_DEBUG=1 shows where this came from)", file=sys.stderr)
+        if isinstance(error, TeamError) and error.code:
+            return error.code  # so that the process in which a cause appears does not decide whether a retry may help
         return FAILED if isinstance(error, OSError) and not isinstance(error, FileNotFoundError) else BAD_PARAMETERS
     except OutputClosed:
         status = "KILLED"

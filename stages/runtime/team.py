@@ -30,7 +30,12 @@ Item = TypeVar("Item")
 
 
 class TeamError(OSError):
-    """Another process of the stage has ended early."""
+    """Another process of the stage has ended early. `code`: its exit code; 0 if this process did not start it, or a signal ended
+    it."""
+
+    def __init__(self, code: int = 0) -> None:
+        super().__init__("a process of this stage has ended early; its message is above")
+        self.code = code
 
 
 class Team:
@@ -51,13 +56,21 @@ class Team:
                 self._links[0].send_bytes(message)
                 messages = pickle.loads(self._links[0].recv_bytes())
             else:
-                messages = [message, *(link.recv_bytes() for link in self._links)]
+                messages = [message, *(self._received(number) for number in range(len(self._links)))]
                 together = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
                 for link in self._links:
                     link.send_bytes(together)
         except (EOFError, ConnectionError) as error:
-            raise TeamError("a process of this stage has ended early; its message is above") from error
+            raise TeamError from error
         return [pickle.loads(item) for item in messages]
+
+    def _received(self, number: int) -> bytes:
+        """The message of this process's child `number`. Raises TeamError with its exit code if it has ended instead."""
+        try:
+            return self._links[number].recv_bytes()
+        except (EOFError, ConnectionError) as error:
+            _, status = os.waitpid(self._children.pop(number), 0)
+            raise TeamError(max(os.waitstatus_to_exitcode(status), 0)) from error
 
     def wait(self) -> None:
         """Wait until every process has made this call."""

@@ -59,6 +59,43 @@ def test_the_exit_code_says_whether_trying_again_can_help(project: Path, error: 
     assert stage_run("sft", raising(error), params, open_tracker) == code
 
 
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError(28, "full"), FAILED), (ValueError("bad"), BAD_PARAMETERS), (KeyError("gone"), 1)]
+)
+def test_the_exit_code_is_the_same_whichever_process_fails(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failing: int, error: Exception, code: int
+) -> None:
+    """Contract: forks take chunks as they become free, so timing alone decides in which one an error appears. Only the first
+    process closes the tracker and writes the cost."""
+    (project / "params.yaml").write_text("domains: [search]\nper_domain: {search: {}}\nresources: {workers: 3}\n")
+    monkeypatch.setattr(runtime, "LIBRARIES", ())
+    closed = project / "closed"
+
+    class Recording(Tracker):
+        def close(self, status: str = "FINISHED") -> None:
+            with closed.open("a") as file:
+                file.write(f"{status}\n")
+
+    def run(context: StageContext) -> None:
+        if context.team and context.team.index == failing:
+            raise error
+
+    def result() -> int:
+        return stage_run("rollout", run, params, lambda *where: Recording(), sharded=True, forked=True)
+
+    if isinstance(error, KeyError) and not failing:
+        with pytest.raises(KeyError):
+            result()
+    else:
+        assert result() == code
+        assert str(error) in capfd.readouterr().err
+    assert closed.read_text() == "FAILED\n"
+    cost = read_cost(project, "rollout")
+    assert cost is not None
+    assert (cost.runs, cost.done) == (1, False)
+
+
 @pytest.mark.parametrize("forked", [False, True])
 def test_a_stage_logs_its_speed(project: Path, monkeypatch: pytest.MonkeyPatch, forked: bool) -> None:
     """Contract: speed/... are metrics of the run; the processes that share a stage's work add up."""

@@ -141,7 +141,7 @@ def closed_book_success(tasks: list[Task]) -> dict[str, float]:
 
 
 def test_closed_book_success_is_under_5_percent(domain: SearchDomain, tmp_path: Path) -> None:
-    """Strategies that never search fail on the shipped test questions, so that nothing can be memorised."""
+    """On the shipped test questions: memorised facts do not help."""
     lines = (ROOT / "data/raw/search.jsonl").read_text(encoding="utf-8").splitlines()
     test = [task for task in domain.build([json.loads(line) for line in lines], tmp_path, 1) if task.split == "test"]
     assert len(test) >= 200

@@ -61,7 +61,7 @@ WORK = """
 
 
 def set_behaviour(root: Path, how: str) -> None:
-    """Set the behaviour of the stage `work`, one of its dependencies, and reset its attempts."""
+    """Set how the stage `work` behaves, which makes it outdated, and reset its attempts."""
     (root / "how").write_text(how)
     (root / "attempts").unlink(missing_ok=True)
     (root / "pids").unlink(missing_ok=True)

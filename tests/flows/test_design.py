@@ -85,8 +85,8 @@ def test_next_step_comes_from_the_command_line(checkout: Path) -> None:
 
 
 def test_rejected_design_does_not_fail_the_flow(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract: exit code 2 means that the design is invalid, with the reason; any other failure has an outside cause and may be
-    retried."""
+    """Contract: exit code 2 means an invalid design, and the reason is returned; any other failure has an outside cause and may
+    be retried."""
     monkeypatch.setattr(module, "logger", lambda: print)
     done = evaluate.fn(step(checkout, "fine"), False)
     assert (done.name, done.data[1]) == ("Evaluated", "")

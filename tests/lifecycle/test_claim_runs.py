@@ -1,4 +1,4 @@
-"""Runs of the claims board by the real stages, on the tiny profile: from a commit, over a start that is made once."""
+"""Runs of the claims board by the real stages, on the tiny profile; runs of one commit share their start."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_mlflow_has_one_parent_run_with_a_child_per_stage_and_domain(undisturbed
 
 
 def test_edit_reruns_only_dependents_and_its_revert_reruns_nothing(done: Checkout) -> None:
-    """One domain's RL setting re-runs that domain's rl and what follows; merge.method begins with merge."""
+    """One domain's RL setting re-runs that domain's rl and what follows; one of merge.method begins with merge."""
     params, lock = (done.root / "params.yaml").read_bytes(), done.lock
     done.edit({"merge": {"method": "ties"}})
     assert done.changed == ["merge", "report"]  # evaluate reads no parameter of the merge, it follows the merged model

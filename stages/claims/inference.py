@@ -25,8 +25,9 @@ import scipy  # loads scipy.special when it is first used
 
 from stages.evaluation.statistics import StatisticsError
 
-ROUNDING = 1e-9
-"""Standard errors below this share of the largest value are rounding errors of equal differences."""
+ROUNDING = 1e-6
+"""Standard errors up to this share of the largest value are rounding errors of equal differences: values are kept with six
+digits, or as float32."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Estimate:
 
 def _differences(a: Sample, b: Sample) -> tuple[np.ndarray, np.ndarray]:
     """(a - b [S, C], weights of the clusters [C] that sum to 1); C = 1 without rows per task."""
-    if (a.sizes is None) != (b.sizes is None) or (a.sizes is not None and not np.array_equal(a.sizes, b.sizes)):
+    sizes, others = ([] if sample.sizes is None else sample.sizes.tolist() for sample in (a, b))
+    if sizes != others:
         raise StatisticsError("both arms need the same clusters of tasks, or neither any; evaluate both on one panel")
     if a.seeds and b.seeds and a.seeds != b.seeds:
         raise StatisticsError(f"runs are paired by seed, but one arm has {a.seeds} seeds and the other {b.seeds}")
@@ -140,7 +142,7 @@ def compare(a: Sample, b: Sample, alpha: float) -> Estimate:
         raise StatisticsError(f"an interval needs two seeds, or two clusters if nothing trains: {seeds} and {clusters}")
     difference = float((table @ weights).mean())
     error, freedom = _standard_error(table, weights)
-    if error <= ROUNDING * max(1.0, float(np.abs(a.values).max()), float(np.abs(b.values).max())):
+    if error <= ROUNDING * max(float(np.abs(sample.values).max()) for sample in (a, b)):
         return Estimate(difference, difference, difference, difference, difference, 1.0, seeds, clusters)
     half, margin = (error * float(scipy.special.stdtrit(freedom, 1.0 - level)) for level in (alpha / 2, alpha))
     p = 2.0 * float(scipy.special.stdtr(freedom, -abs(difference) / error))

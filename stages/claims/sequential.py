@@ -96,10 +96,10 @@ def judge(looks: Sequence[int], a: Sample, b: Sample, rule: Rule) -> list[Look]:
     """The looks that the seeds so far allow, up to the first with a verdict.
 
     a, b: the claim's arm and the one it is compared with; row s of both is of the same seed. If neither has seeds, more will not
-    come: one look, with seeds = 0, spends all of ALPHA.
+    come: one look, with seeds = 0, spends all of ALPHA; none without rows per task, as nothing says how far values scatter.
     """
     if a.seedless and b.seedless:
-        plan = [(0, ALPHA)]
+        plan = [(0, ALPHA)] if a.sizes is not None else []
     else:
         ready = min(sample.seeds for sample in (a, b) if not sample.seedless)
         plan = [(seeds, alpha) for seeds, alpha in zip(looks, alphas(looks), strict=True) if seeds <= ready]
@@ -156,7 +156,7 @@ class Forecast:
 
 def forecast(sd: float, margin: float, looks: Sequence[int], difference: float = 0.0, simulations: int = 400) -> Forecast:
     """Judge `simulations` superiority claims whose paired differences are normal with mean `difference` and standard deviation
-    `sd`, all in the metric's unit. 400 simulations find the mean number of seeds to about +-0.3."""
+    `sd`, all in the metric's unit. 400 simulations find the mean number of seeds with a standard error of about 0.3."""
     rng = np.random.default_rng(key64("forecast", sd, margin, *looks, difference, simulations))
     drawn = rng.normal(difference, sd, size=(simulations, looks[-1]))
     against, rule = Sample(np.zeros(1), seedless=True), Superiority(margin)

@@ -120,10 +120,21 @@ def test_one_sided_margins_are_those_of_twice_the_level() -> None:
     assert (one.margin_low, one.margin_high) == pytest.approx((two.low, two.high))
 
 
-@pytest.mark.parametrize("sample", [Sample(np.full(8, 0.07)), Sample(np.full(8, 0.1) + 0.2 - 0.3), crossed(*[[0.2, 0.2]] * 8)])
-def test_equal_differences_have_no_error_to_judge_them_by(sample: Sample) -> None:
+START = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (Sample(np.full(8, 0.07)), Sample(np.zeros(8))),
+        (Sample(START + np.float32(0.2)), Sample(START)),
+        (Sample(np.arange(1, 9) / 3), Sample((np.arange(8) / 3).round(6))),
+        (crossed(*[[0.2, 0.2]] * 8), crossed(*[[0.1, 0.1]] * 8)),
+    ],
+)
+def test_equal_differences_have_no_error_to_judge_them_by(a: Sample, b: Sample) -> None:
     """Contract: an interval of width 0, also where it is rounding that differs, is never significant."""
-    found = against_nothing(sample)
+    found = compare(a, b, 0.05)
     assert found.degenerate
     assert (found.low, found.high, found.p) == (found.difference, found.difference, 1.0)
 

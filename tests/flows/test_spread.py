@@ -23,7 +23,7 @@ domains: [a, b]
 curate: {test: 200}
 per_domain: {a: {curate: {test: 50}}, b: {curate: {}}}
 """
-DVC_YAML = "stages: {evaluate: {cmd: 'true', params: [domains]}}\n"
+DVC_YAML = "stages: {evaluate: {cmd: 'true', deps: [params.yaml]}}\n"
 RUN = {"params": {"curate": {"test": 200}}, "measured": {"rl@a": {"cpu_seconds": 240}, "evaluate": {"cpu_seconds": 60}}}
 
 

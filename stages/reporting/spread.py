@@ -56,7 +56,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def gathered(files: Mapping[int, Path]) -> list[dict[str, Any]]:
-    """Rows of SCHEMA from the evaluation rows of each seed. Raises PanelMismatchError if their panels differ."""
+    """Rows of SCHEMA, seed by seed in the order of the evaluation rows. Raises PanelMismatchError if their panels differ."""
     found: dict[tuple[int, str, str, str], dict[str, Any]] = {}
     columns = [name for name in SCHEMA.names if name not in ("seed", "attempts", "successes")]
     for seed, path in sorted(files.items()):
@@ -65,8 +65,8 @@ def gathered(files: Mapping[int, Path]) -> list[dict[str, Any]]:
             kept = found.setdefault((seed, row["model"], row["domain"], row["task_id"]), own)
             kept["attempts"] += 1
             kept["successes"] += row["success"]
-    rows = [found[key] for key in sorted(found)]
-    for domain in sorted({row["domain"] for row in rows}):
+    rows = list(found.values())
+    for domain in {row["domain"]: None for row in rows}:
         require_same_hash({f"seed {row['seed']}": row["panel"] for row in rows if row["domain"] == domain}, domain)
     return rows
 
@@ -114,7 +114,7 @@ def summary(rows: Rows) -> dict[str, Any]:
     for row in rows:
         by_key.setdefault((row["model"], row["domain"]), []).append(row)
     found = {key: per_task(of) for key, of in by_key.items()}
-    domains = sorted({domain for _, domain in found})
+    domains = list(dict.fromkeys(domain for _, domain in found))
     models: dict[str, dict[str, Any]] = {}
     for model in model_order(sorted({model for model, _ in found}), domains):
         models[model] = {

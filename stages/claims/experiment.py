@@ -63,10 +63,11 @@ class Claim(Section):
     `panel.distinct_at_k.<k>` (k a power of two up to evaluate.attempts, or these; different solutions in k attempts),
     `panel.solutions_differ` (chance that two successes at a task are different solutions): on the frozen panel, after training,
     of the one model evaluated on it.
-    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them. `report.<key>.<key>
-    ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of reports/annotate/<domain>.json.
-    `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py). `offline.<key>`: of a run of lane
-    offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
+    `history.<column>.<mean|first|last>`: while training, over all steps or the first or last fifth of them.
+    `history.steps_to_success.<percent>`: environment steps until the mean success of five training steps is that; the budget if
+    it never is. `report.<key>.<key> ...`: of reports/rl/<domain>.json. `annotate.<key>.<key> ...`: of
+    reports/annotate/<domain>.json. `labels.<known|keydoor>.<key>`: of a run of lane labels (stages/claims/mcts_labels.py).
+    `offline.<key>`: of a run of lane offline_q. `designs.<key>`: of a run of lane designs (stages/claims/design_metrics.py)."""
     kind: Kind = "superiority"
     """superiority: `arm` exceeds `against`, by at least `threshold`. non_inferiority: it is lower by less than `margin`, if at
     all. equivalence: the two differ by less than `margin`."""

@@ -98,7 +98,8 @@ class Estimate:
 
 def _differences(a: Sample, b: Sample) -> tuple[np.ndarray, np.ndarray]:
     """(a - b [S, C], weights of the clusters [C] that sum to 1); C = 1 without rows per task."""
-    if (a.sizes is None) != (b.sizes is None) or (a.sizes is not None and not np.array_equal(a.sizes, b.sizes)):
+    sizes, others = ([] if sample.sizes is None else sample.sizes.tolist() for sample in (a, b))
+    if sizes != others:
         raise StatisticsError("both arms need the same clusters of tasks, or neither any; evaluate both on one panel")
     if a.seeds and b.seeds and a.seeds != b.seeds:
         raise StatisticsError(f"runs are paired by seed, but one arm has {a.seeds} seeds and the other {b.seeds}")

@@ -34,6 +34,8 @@ ROWS_SCHEMA = pa.schema(
     ]
 )
 """One row per run and task of the panel, sorted; MEANS are over the attempts."""
+SMOOTHED = 5
+"""Training steps whose mean success counts as reached."""
 COLUMNS = ("success", "reward_mean", "entropy")
 CURVES_SCHEMA = pa.schema(
     [*RUN, ("step", pa.int32()), ("environment_steps", pa.int64()), *((name, pa.float32()) for name in COLUMNS)]
@@ -78,6 +80,15 @@ def window_mean(values: Sequence[float], part: str) -> float:
     return sum(chosen) / len(chosen)
 
 
+def steps_to_success(successes: Sequence[float], steps: Sequence[float], share: float, budget: float) -> float:
+    """Environment steps until the mean success of SMOOTHED training steps reaches `share`; `budget` if it never does, so that a
+    run that is not there yet counts as slow instead of missing. `steps`: played in each training step."""
+    for end in range(SMOOTHED, len(successes) + 1):
+        if sum(successes[end - SMOOTHED : end]) >= SMOOTHED * share:
+            return min(float(sum(steps[:end])), budget)
+    return budget
+
+
 def of_tasks(metric: str, rows: Sequence[Row]) -> list[tuple[Row, float]]:
     """A panel metric's value at each task that it is about; [] if rows do not determine it."""
     kind, _, key = metric.partition(".")
@@ -118,6 +129,7 @@ class Tables:
     def copy(self, other: Tables, source: str, target: str) -> None:
         """Copy a run's tables from another experiment."""
         for mine, theirs in ((self.rows, other.rows), (self.curves, other.curves)):
+            mine.pop(target, None)
             if source in theirs:
                 mine[target] = theirs[source]
 

@@ -23,7 +23,7 @@ from typing import Any
 from stages.claims.code import MODULES, code_of
 from stages.claims.experiment import digest, start_values
 from stages.claims.plan import Outcome
-from stages.claims.rows import curve_rows, task_rows, window_mean
+from stages.claims.rows import curve_rows, steps_to_success, task_rows, window_mean
 from stages.records.episode import read_json, read_rows, write_json
 from stages.runtime.workspace import EvaluationWorkspace, RunFailedError
 
@@ -76,9 +76,13 @@ def _from_panel(folder: Path, domain: str, key: str) -> float:
 
 def _from_history(folder: Path, domain: str, key: str) -> float:
     column, _, part = key.rpartition(".")
-    with (folder / "reports" / "rl" / f"{domain}_history.csv").open(encoding="utf-8") as handle:
-        values = [float(row[column]) for row in csv.DictReader(handle) if row[column]]
-    return window_mean(values, part)
+    reports = folder / "reports" / "rl"
+    with (reports / f"{domain}_history.csv").open(encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    if column == "steps_to_success":
+        successes, steps = ([float(row[name]) for row in rows] for name in ("success", "environment_steps"))
+        return steps_to_success(successes, steps, int(part) / 100, float(read_json(reports / f"{domain}.json")["budget"]))
+    return window_mean([float(row[column]) for row in rows if row[column]], part)
 
 
 def read_metric(name: str, folder: Path, domain: str) -> float:
@@ -90,7 +94,7 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
         if kind == "history":
             return _from_history(folder, domain, key)
         return _nested(read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json"), key)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, FileNotFoundError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' (not found: {error!r})") from error
 
 

@@ -177,6 +177,6 @@ def test_stages_side_by_side_count_once():
 
 
 def test_the_claims_seconds_are_those_of_the_board():
-    rows = default_run.claims(ROOT)
+    rows = default_run.claims(Options(ROOT, ROOT))
     assert "agentswift" in {row["claim"] for row in rows}
     assert all(row["low"] <= row["median"] <= row["high"] for row in rows)

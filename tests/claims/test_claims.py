@@ -479,6 +479,18 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
             read_metric(name, tmp_path, "search")
 
 
+def test_steps_to_a_success_are_the_budget_where_it_is_never_reached(tmp_path: Path) -> None:
+    """Contract: the first step that ends five whose mean success is at least that, by hand; a run that gets there too late or
+    never is censored at the budget, whatever it overshot it by."""
+    (tmp_path / "reports/rl").mkdir(parents=True)
+    (tmp_path / "reports/rl/search.json").write_text(json.dumps({"budget": 800}))
+    successes = [0.9, 0.1, 0.5, 0.5, 0.5, 0.6, 0.7, 0.9, 0.7]  # means of five from the fifth on: .5 .44 .56 .64 .68
+    rows = "\n".join(f"{step + 1},{success},100" for step, success in enumerate(successes))
+    (tmp_path / "reports/rl/search_history.csv").write_text(f"step,success,environment_steps\n{rows}\n")
+    found = {share: read_metric(f"history.steps_to_success.{share}", tmp_path, "search") for share in (40, 50, 55, 64, 68, 70)}
+    assert found == {40: 500, 50: 500, 55: 700, 64: 800, 68: 800, 70: 800}
+
+
 def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None:
     for name in ("stages/a.py", "dvc.yaml", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The board of claims: experiments fixed before the run, runs that resume, verdicts, and the tables made from the files."""
+"""The claims board: experiments fixed before the run, resumable runs, verdicts, and pages made from the result files."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def write(root: Path, slug: str = "rloo", **changes: Any) -> Experiment:
         ({"claims": [{**SPEC["claims"][0], "metric": "success"}]}, "metric"),
     ],
 )
-def test_an_experiment_that_is_not_well_formed_names_file_and_key(tmp_path: Path, changes: dict, message: str) -> None:
+def test_invalid_experiment_error_names_file_and_key(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(ParamsError, match=rf"(?s)rloo\.yaml.*{message}"):
         write(tmp_path, **changes)
 
 
-def test_arms_are_overrides_and_always_take_effect() -> None:
+def test_arm_values_override_shared_and_domain_values() -> None:
     """params.yaml, then its overrides for the domain, then `shared`, then the arm; the budget ends every run."""
     values = run_values(experiment(), "rloo", 7, PARAMS)
     assert values["domains"] == ["search"]
@@ -99,11 +99,11 @@ def test_arms_are_overrides_and_always_take_effect() -> None:
                      claims=[{**SPEC["claims"][0], "arm": "a", "against": "b"}])  # fmt: skip
     assert arm_values(own, "a", PARAMS)["rl"]["group_size"] == 16
     assert arm_values(own, "b", PARAMS)["rl"]["steps"] == 5
-    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "nothing is changed in place"
+    assert PARAMS["per_domain"]["search"]["rl"] == {"steps": 50, "group_size": 2}, "the input is not modified"
 
 
-def test_arms_and_seeds_share_a_start() -> None:
-    """A claim about rl compares policies that came from one SFT policy; what comes before rl is the same for all its runs."""
+def test_arms_and_seeds_share_the_starting_policy() -> None:
+    """A claim about rl compares policies trained from one SFT policy, so everything before rl is the same for all runs."""
     starts = [start_values(run_values(experiment(), arm, seed, PARAMS)) for arm in SPEC["arms"] for seed in (0, 1)]
     assert all(start == starts[0] for start in starts)
     differing = {"a": {"sft": {"epochs": 1.0}}, "b": {}}
@@ -113,14 +113,14 @@ def test_arms_and_seeds_share_a_start() -> None:
     check_experiment(experiment(arms=differing, claims=claims, start="own"), PARAMS, "x.yaml")
 
 
-def test_a_bad_override_names_the_arm() -> None:
+def test_invalid_override_error_names_the_arm() -> None:
     bad = {"rloo": {"rl": {"group_sise": 4}}, "grpo": {}}
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'rloo'.*group_sise.*group_size"):
         check_experiment(experiment(arms=bad), PARAMS, "x.yaml")
 
 
-def test_what_its_environment_does_not_allow_names_the_arm() -> None:
-    """Contract: runs are made by parameters that a user may use, too: `python -m stages.params` would refuse these."""
+def test_setting_invalid_for_the_environment_names_the_arm() -> None:
+    """Contract: arms must pass the checks of `python -m stages.params`."""
     arms = {"rloo": {}, "grpo": {"annotate": {"returns": [-1.0, 1.0]}}}
     checked = check_experiment(experiment(arms=arms, start="own"), PARAMS, "x.yaml")
     with pytest.raises(ParamsError, match=r"x\.yaml: arm 'grpo': in per_domain\.search: .*annotate\.returns to \[0\.0, 1\.0\]"):
@@ -140,32 +140,33 @@ def fill(results: Results, runs: list, rloo: list[float], grpo: list[float]) -> 
             results.outcomes[run.name] = outcome(run, values[run.seed])
 
 
-def test_runs_resume_by_arm_and_seed_and_changed_parameters_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_kept_unless_parameters_change(tmp_path: Path) -> None:
     one = experiment()
     runs, results, path = planned_runs(one, PARAMS), Results(), tmp_path / "x.json"
     assert [run.name for run in runs[:3]] == ["rloo/0", "grpo/0", "rloo/1"], "seed by seed"
     fill(results, runs, [0.5, 0.5, 0.5], [0.4])
     results.write(path, one)
-    again = Results.load(path)
-    assert [run.name for run in again.missing(runs)] == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
+    loaded = Results.load(path)
+    assert [run.name for run in loaded.missing(runs)] == ["grpo/1", "grpo/2", "rloo/3", "grpo/3", "rloo/4", "grpo/4"]
     faster = planned_runs(one, {**PARAMS, "resources": {"device": "cpu", "threads": 64, "slots": 8}, "report": {"episodes": 1}})
-    assert len(again.missing(faster)) == 6, "speed and report are no part of a run"
+    assert len(loaded.missing(faster)) == 6, "resources and report are not part of a run"
     spelled = planned_runs(one, {**PARAMS, "sft": {"epochs": 4.0}, "rl": {**PARAMS["rl"], "credit": {"key": None}}})
-    assert len(again.missing(spelled)) == 6, "nor is a setting that says what holds without it"
+    assert len(loaded.missing(spelled)) == 6, "nor are explicit defaults"
     other = planned_runs(one, {**PARAMS, "rl": {"learning_rate": 0.002}})
-    assert len(again.missing(other)) == 10
-    again.drop_others(other)
-    assert again.outcomes == {}
+    assert len(loaded.missing(other)) == 10
+    loaded.drop_others(other)
+    assert loaded.outcomes == {}
 
 
-def test_runs_of_another_experiment_are_taken_over() -> None:
-    """Contract: same parameters, seed and metrics, same run, whatever the arm is called; other metrics make it another."""
+def test_runs_of_other_experiments_are_reused() -> None:
+    """Contract: runs with equal parameters, seed and metrics are reused, whatever the arm's name; other metrics make another
+    run."""
     claims = [{**SPEC["claims"][0], "arm": "a", "against": "b"}]
     mine = experiment(arms={"a": {"rl": {"algorithm": "grpo"}}, "b": {}}, claims=claims)
     theirs, there = planned_runs(experiment(), PARAMS), Results(starts={"grpo": 0.3, "rloo": 0.3})
     fill(there, theirs, [0.5], [0.4, 0.6])
     runs, here = planned_runs(mine, PARAMS), Results()
-    assert here.reuse([there], runs) == 4, "GRPO is the default: arms a and b are both theirs"
+    assert here.reuse([there], runs) == 4, "GRPO is the default, so arms a and b are both theirs"
     assert [here.outcomes[name]["metrics"]["panel.success"] for name in ("a/0", "a/1", "b/1")] == [0.4, 0.6, 0.6]
     assert here.starts == {"a": 0.3, "b": 0.3}
     assert here.reuse([there], runs) == 0
@@ -173,8 +174,8 @@ def test_runs_of_another_experiment_are_taken_over() -> None:
     assert Results().reuse([there], planned_runs(other, PARAMS)) == 0
 
 
-def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) -> None:
-    """Contract: `measured` metrics are in every run and, as means over seeds, on the page; without them nothing changes."""
+def test_measured_metrics_are_kept_and_shown(tmp_path: Path) -> None:
+    """Contract: `measured` metrics are in every run and, as means over seeds, on the page."""
     shown = ["panel.pass_at_k.1", "panel.turns"]
     one = write(tmp_path, measured=shown, claims=[{**SPEC["claims"][0], "threshold": -0.1}])
     assert set(shown) < set(metrics_of(one))
@@ -189,8 +190,8 @@ def test_what_is_measured_beside_the_claims_is_kept_and_shown(tmp_path: Path) ->
     assert "| `grpo` | 40.0 % | 3 |" in text
 
 
-def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path: Path) -> None:
-    """Contract: metrics of claims must be in the runs of the arms that they name; of the others no run fails."""
+def test_metric_missing_in_an_arm_is_a_dash_unless_claimed(tmp_path: Path) -> None:
+    """Contract: a claim's metric is required in the runs of its arms; in other arms it may be missing."""
     values = "report.recovered.accuracy"
     arms = {"a": {}, "b": {"rl": {"epochs": 2}}, "c": {"rl": {"epochs": 3}}}
     claims = [{**SPEC["claims"][0], "arm": "a", "against": against, "threshold": -0.1} for against in ("b", "c")]
@@ -210,7 +211,7 @@ def test_what_an_arm_does_not_have_is_a_dash_unless_a_claim_is_about_it(tmp_path
 
 
 class CopyingRunner(ExperimentRunner):
-    """Runs of which the stages have already written what there is to measure."""
+    """Runs whose stages have already written their reports."""
 
     def start(self, values: Any) -> EvaluationWorkspace:
         folder = self.root / "start"
@@ -221,7 +222,7 @@ class CopyingRunner(ExperimentRunner):
         return EvaluationWorkspace(folder)
 
 
-def test_a_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EvaluationWorkspace, "python", lambda *arguments: None)
     runner, values = CopyingRunner(tmp_path, "c" * 40), {"domains": ["search"]}
     metrics = ["panel.success", "report.recovered.accuracy"]
@@ -231,7 +232,7 @@ def test_a_run_without_a_required_metric_fails(tmp_path: Path, monkeypatch: pyte
         runner.train_and_evaluate("other", values, metrics, required=metrics)
 
 
-def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Path) -> None:
+def test_verdict_compares_paired_difference_to_threshold(tmp_path: Path) -> None:
     """Differences 0.1, 0.1, 0.1, 0.1, 0.2: mean 0.12, standard error 0.02, t(0.975, 4) = 2.776445."""
     one = experiment()
     runs, results = planned_runs(one, PARAMS), Results()
@@ -240,24 +241,24 @@ def test_the_verdict_is_the_paired_difference_against_the_threshold(tmp_path: Pa
     assert results.report(one)["claims"][0]["per_seed"]["grpo"][-1] is None
     fill(results, runs, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
     report = results.report(one)
-    judged = report["claims"][0]
-    assert judged["verdict"] == "reproduced"
-    assert judged["difference"] == pytest.approx(0.12)
-    assert (judged["low"], judged["high"]) == pytest.approx((0.12 - 0.0555289, 0.12 + 0.0555289), abs=1e-5)
+    claim = report["claims"][0]
+    assert claim["verdict"] == "reproduced"
+    assert claim["difference"] == pytest.approx(0.12)
+    assert (claim["low"], claim["high"]) == pytest.approx((0.12 - 0.0555289, 0.12 + 0.0555289), abs=1e-5)
     assert report["cost"] == {"environment_steps": 10100, "seconds": 20.0}
     assert report["commits"] == ["c" * 40]
     assert {"arms", "seeds", "budget", "environment", "fixed"} <= set(report)
 
 
-def board_after(root: Path, rloo: list[float], grpo: list[float], **changes: Any) -> None:
+def write_results(root: Path, rloo: list[float], grpo: list[float], **changes: Any) -> None:
     one = write(root, **changes)
     results = Results(starts={"rloo": 0.31, "grpo": 0.31})
     fill(results, planned_runs(one, PARAMS), rloo, grpo)
     results.write(result_path(root, "rloo"), one)
 
 
-def test_the_board_is_made_from_the_files(tmp_path: Path) -> None:
-    board_after(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
+def test_board_pages_are_made_from_the_result_files(tmp_path: Path) -> None:
+    write_results(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.4, 0.5, 0.6, 0.7, 0.7])
     write(tmp_path, "zzz", method="Other")
     pages = board.pages(tmp_path)
     index, page = pages[board.PAGE], pages[board.page_of("rloo")]
@@ -271,18 +272,18 @@ def test_the_board_is_made_from_the_files(tmp_path: Path) -> None:
     assert board.pages(tmp_path) == pages
 
 
-def test_a_board_says_what_is_not_finished_or_not_of_this_experiment(tmp_path: Path) -> None:
-    board_after(tmp_path, [0.5, 0.6], [0.4])
+def test_board_marks_unfinished_and_outdated_results(tmp_path: Path) -> None:
+    write_results(tmp_path, [0.5, 0.6], [0.4])
     assert board.rows(tmp_path)[0].state == "running: 3 of 10 runs"
     write(tmp_path, seeds=[0, 1, 2, 3, 5])
     assert board.rows(tmp_path)[0].state == board.OUTDATED
     assert board.rows(tmp_path)[0].difference == "–"
 
 
-def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
-    """`checked` is written after the result, and does not make it another experiment."""
+def test_claim_that_is_not_reproduced_requires_checked(tmp_path: Path) -> None:
+    """`checked` is added after the result and does not make it another experiment."""
     numbers = ([0.4, 0.4, 0.4, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5, 0.5])
-    board_after(tmp_path, *numbers)
+    write_results(tmp_path, *numbers)
     with pytest.raises(ParamsError, match=r"rloo\.yaml: claim 1 was not reproduced.*'checked'"):
         board.pages(tmp_path)
     checked = [{**SPEC["claims"][0], "checked": "advantages against tests/x.py"}]
@@ -292,14 +293,14 @@ def test_not_reproduced_needs_to_say_what_was_checked(tmp_path: Path) -> None:
     assert "- RLOO is better than GRPO. advantages against tests/x.py" in page
 
 
-def test_differences_of_other_metrics_are_in_their_own_unit(tmp_path: Path) -> None:
+def test_differences_of_other_metrics_keep_their_unit(tmp_path: Path) -> None:
     claims = [{**SPEC["claims"][0], "metric": "panel.cost", "threshold": 0.0}]
-    board_after(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.5], claims=claims)
+    write_results(tmp_path, [0.5, 0.6, 0.5, 0.6, 0.5], [0.6, 0.5, 0.6, 0.5, 0.5], claims=claims)
     row = board.rows(tmp_path)[0]
     assert row.number(-1.25) == "−1.25"
 
 
-def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
+def test_metrics_are_read_from_the_stage_reports(tmp_path: Path) -> None:
     (tmp_path / "reports/rl").mkdir(parents=True)
     found = {"success": {"mean": 0.5}, "by_difficulty": {"0": {"success": 0.75}}, "pass_at_k": {"1": 0.5, "64": 0.9}}
     found |= {"distinct_at_k": {"16": 2.5}, "solutions_differ": {"mean": 0.4, "n": 9}}
@@ -330,7 +331,7 @@ def test_metrics_are_read_from_what_the_stages_wrote(tmp_path: Path) -> None:
 
 
 class FakeRunner(ExperimentRunner):
-    """Plays without the stages; the arm's success grows with the seed, and a run may fail."""
+    """Runs no stages; an arm's success grows with the seed, and one run may fail."""
 
     failing: str = ""
     played: list[str]
@@ -347,7 +348,7 @@ class FakeRunner(ExperimentRunner):
         return {"metrics": dict.fromkeys(metrics, success), "environment_steps": 9, "seconds": 1.0, "commit": self.commit}
 
 
-def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_run_keeps_the_others_and_is_retried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path)
     runner = FakeRunner(tmp_path, "c" * 40)
     runner.played, runner.failing = [], "grpo/2"
@@ -363,12 +364,12 @@ def test_a_failed_run_leaves_the_others_and_is_tried_again(tmp_path: Path, capsy
     assert report["start"] == {"grpo": 0.25, "rloo": 0.25}
 
 
-def test_an_interrupt_starts_no_further_runs() -> None:
-    """Contract: after Ctrl-C the runs in progress end and no others begin."""
-    began, ended = [], threading.Event()
+def test_interrupt_starts_no_further_runs() -> None:
+    """Contract: after Ctrl-C the runs in progress finish and no others start."""
+    started, ended = [], threading.Event()
 
     def play(run: str) -> dict[str, Any]:
-        began.append(run)
+        started.append(run)
         if run != "first":
             ended.wait(60)
         return {}
@@ -377,10 +378,10 @@ def test_an_interrupt_starts_no_further_runs() -> None:
     assert next(results) == ("first", {})
     threading.Timer(0.2, ended.set).start()
     results.close()
-    assert "fourth" not in began
+    assert "fourth" not in started
 
 
-def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None:
+def test_clean_commit_rejects_uncommitted_stages(tmp_path: Path) -> None:
     for name in ("stages/a.py", "dvc.yaml", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a")
@@ -393,8 +394,8 @@ def test_results_name_a_commit_so_the_tree_must_be_clean(tmp_path: Path) -> None
         clean_commit(tmp_path)
 
 
-def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
-    """Overrides that no longer fit params.yaml are found here, not hours into `make claims`."""
+def test_every_shipped_experiment_is_valid_and_in_dvc_yaml() -> None:
+    """Overrides that no longer fit params.yaml fail here, not hours into `make claims`."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     for slug in slugs(ROOT):
         path = ROOT / FOLDER / f"{slug}.yaml"
@@ -403,7 +404,7 @@ def test_every_shipped_experiment_is_sound_and_has_its_stage() -> None:
     assert pipeline["matrix"]["method"] == slugs(ROOT)
 
 
-def test_an_unknown_experiment_names_those_there_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_experiment_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sys.argv", ["claim", "lite-ppo"])
     assert stage.main() == 2
@@ -428,8 +429,9 @@ CHOICE: dict[str, Any] = {
 }
 
 
-def test_runs_of_the_offline_lane_have_settings_of_their_own() -> None:
-    """Contract: arms override the lane's settings and nothing of params.yaml; each seed is the run's; a bad key names its arm."""
+def test_offline_lane_has_its_own_settings() -> None:
+    """Contract: arms override the lane's settings and nothing of params.yaml; each run has its seed; an invalid key names its
+    arm."""
     one = Experiment.model_validate(OFFLINE)
     check_experiment(one, PARAMS, "x.yaml")
     runs = planned_runs(one, PARAMS)
@@ -442,8 +444,8 @@ def test_runs_of_the_offline_lane_have_settings_of_their_own() -> None:
         check_experiment(bad, PARAMS, "x.yaml")
 
 
-def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
-    """Contract: the SFT policy plays unless the arm says how it chooses; the seed is that of SFT and trees too."""
+def test_annotate_lane_evaluates_sft_and_seeds_all_stages() -> None:
+    """Contract: the SFT policy plays unless the arm says how it chooses; the seed is also that of SFT and trees."""
     one = Experiment.model_validate(CHOICE)
     check_experiment(one, PARAMS, "x.yaml")
     plain, q = (run_values(one, arm, 2, PARAMS) for arm in ("plain", "q"))
@@ -452,17 +454,17 @@ def test_runs_of_the_annotate_lane_train_nothing_and_seed_everything() -> None:
     assert start_values(plain) != start_values(run_values(one, "plain", 3, PARAMS))
 
 
-def test_what_learns_from_stored_episodes_needs_steps_in_place_of_a_budget() -> None:
+def test_offline_methods_have_steps_instead_of_a_budget() -> None:
     """Contract: no budget ends these runs, and an arm may take fewer steps than the others."""
     values = {**SPEC, "budget": None, "shared": {"rl": {"algorithm": "stored_pg", "steps": 40}}}
     one = Experiment.model_validate({**values, "arms": {"rloo": {"rl": {"algorithm": "b_coder"}}, "grpo": {"rl": {"steps": 9}}}})
-    told = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
-    assert [rl["steps"] for rl in told] == [40, 9]
-    assert all(rl.get("environment_steps") is None for rl in told)
+    sections = [run_values(one, arm, 0, PARAMS)["rl"] for arm in ("rloo", "grpo")]
+    assert [rl["steps"] for rl in sections] == [40, 9]
+    assert all(rl.get("environment_steps") is None for rl in sections)
     check_experiment(one, PARAMS, "here")
 
 
-def test_an_arm_of_rl_may_say_who_plays() -> None:
+def test_rl_arm_may_choose_the_evaluated_model() -> None:
     one = experiment(arms={"rloo": {}, "grpo": {"evaluate": {"models": ["rl@search+logprob"]}}})
     assert arm_values(one, "rloo", PARAMS)["evaluate"]["models"] == ["rl@search"]
     assert arm_values(one, "grpo", PARAMS)["evaluate"]["models"] == ["rl@search+logprob"]
@@ -476,13 +478,13 @@ def test_an_arm_of_rl_may_say_who_plays() -> None:
         ({**SPEC, "budget": None}, "it ends the runs of lane rl"),
     ],
 )
-def test_lanes_are_not_mixed(changes: dict, message: str) -> None:
+def test_settings_of_other_lanes_are_rejected(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Experiment.model_validate(changes)
 
 
-def test_lanes_do_not_change_the_name_of_what_was_fixed_before() -> None:
-    """Contract: results of experiments that say nothing of lanes, or of metrics beside the claims', stay valid."""
+def test_optional_keys_do_not_change_the_digest() -> None:
+    """Contract: results of experiments without `lane` or `measured` stay valid."""
     values = experiment().model_dump(mode="json")
     for one in values["claims"]:
         del one["says"], one["checked"]
@@ -498,7 +500,7 @@ def test_rewording_a_claim_keeps_its_results() -> None:
     assert experiment(claims=[{**claim, "threshold": 0.07}]).fixed != experiment().fixed
 
 
-def test_the_board_tells_what_a_run_of_a_lane_is(tmp_path: Path) -> None:
+def test_board_describes_the_runs_of_a_lane(tmp_path: Path) -> None:
     for slug, values in (("offline", OFFLINE), ("choice", CHOICE)):
         path = tmp_path / FOLDER / f"{slug}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)

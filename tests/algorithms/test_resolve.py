@@ -248,9 +248,9 @@ def test_grpo_with_explicit_parts_equals_lite_ppo() -> None:
 )
 def test_conflicting_settings_error_names_key_and_remedy(values: dict, message: str) -> None:
     """The message names the key, the reason and the remedy."""
-    with pytest.raises(ParamsError, match=message) as refused:
+    with pytest.raises(ParamsError, match=message) as error:
         resolve(Rl.model_validate(values), MAX_LENGTH)
-    text = str(refused.value)
+    text = str(error.value)
     assert re.search(r"\brl\.[a-z]", text), text
     assert re.search(r"\b(set|set it|choose|raise|must|mean|known|give|should)\b", text), text
 

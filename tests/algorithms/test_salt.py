@@ -27,10 +27,10 @@ def graph_batch(make_batch, rewards: list[list[float]], episodes: list[Episode])
     number = torch.full((len(episodes), width + 1), -1)
     action = torch.full((len(episodes), width), -1)
     for row, steps in enumerate(episodes):
-        for turn, (before, said, after) in enumerate(steps):
+        for turn, (before, taken, after) in enumerate(steps):
             for place, name in ((turn, before), (turn + 1, after)):
                 number[row, place] = states.setdefault(name, len(states))
-            action[row, turn] = actions.setdefault(said, len(actions))
+            action[row, turn] = actions.setdefault(taken, len(actions))
     names = ["", "", *(name for name, value in states.items() if value >= 0)]
     return batch.with_extra(StepKeys(number, action, action, tuple(names)))
 
@@ -168,10 +168,10 @@ def test_advantages_ignore_row_order_state_names_and_other_groups(make_batch) ->
     order = [3, 0, 4, 2, 1]
     permuted = graph_batch(make_batch, [[rewards[row] for row in order]], [episodes[row] for row in order])
     assert steps_of(salt(permuted, group_size=5)) == [base[row] for row in order]
-    renamed = [[(f"x{before}", said, f"x{after}") for before, said, after in steps] for steps in episodes]
+    renamed = [[(f"x{before}", taken, f"x{after}") for before, taken, after in steps] for steps in episodes]
     assert steps_of(salt(graph_batch(make_batch, [rewards], renamed), group_size=5)) == base
-    beside = graph_batch(make_batch, [rewards, [0, 1, 0, 1, 0]], [*episodes, *random_episodes(draws, 5)])
-    assert steps_of(salt(beside, group_size=5))[:5] == base
+    with_others = graph_batch(make_batch, [rewards, [0, 1, 0, 1, 0]], [*episodes, *random_episodes(draws, 5)])
+    assert steps_of(salt(with_others, group_size=5))[:5] == base
 
 
 def test_longer_history_merges_fewer_steps(make_batch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.claims.experiment import FOLDER, Claim, Experiment, load_experiment, slugs
+from stages.claims.experiment import FOLDER, Claim, Experiment, is_share, load_experiment, slugs
 from stages.claims.results import result_path
 from stages.records.episode import read_json
 from stages.reporting.generated_blocks import markdown_table
@@ -18,8 +18,6 @@ from stages.tracking import flatten
 PAGE = FOLDER / "README.md"
 NOTHING = "–"
 NOT_RUN, OUTDATED = "not run yet", "changed since it was run"
-SHARES = frozenset({"success", "difficulty", "pass_at_k", "solutions_differ", "win_rate", "area", "best", "found", "regret"})
-"""Second components of metrics that are shares, shown in per cent."""
 LANES = {
     "rl": "no environment steps: all arms learn from the same offline episodes",
     "annotate": "no RL: each seed has its own SFT policy and trees, and the SFT policy plays the panel",
@@ -33,10 +31,6 @@ LANES = {
 def page_of(slug: str) -> Path:
     """The page of an experiment, relative to the checkout."""
     return FOLDER / f"{slug}.md"
-
-
-def is_share(metric: str) -> bool:
-    return metric.split(".")[1] in SHARES
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,11 @@ class Row:
         return f"{self.number(self.result['difference'])}{unit} ({low} to {high})"
 
 
+def seeds_done(experiment: Experiment, result: Mapping[str, Any]) -> int:
+    """Seeds that both arms of a claim have."""
+    return min((len(values) for arm, values in result["per_seed"].items() if not experiment.seedless(arm)), default=0)
+
+
 def rows(root: Path) -> list[Row]:
     """All claims, in order. Raises ParamsError for a claim that was not reproduced and has no key `checked`."""
     found = []
@@ -77,7 +76,7 @@ def rows(root: Path) -> list[Row]:
                 state = OUTDATED
             elif saved is not None:
                 result = saved["claims"][number]
-                state = result["verdict"] or f"running: {len(saved['runs'])} of {saved['planned']} runs"
+                state = result["verdict"] or f"{seeds_done(experiment, result)} of {experiment.looks[0]} seeds"
             if state == "not reproduced" and not claim.checked:
                 raise ParamsError(
                     f"{FOLDER}/{slug}.yaml: claim {number + 1} was not reproduced; check the implementation against numbers "
@@ -91,8 +90,9 @@ def _claims_table(of_slug: list[Row]) -> str:
     lines = []
     for row in of_slug:
         verdict = f"**{row.state}**" if row.result is not None and row.result["verdict"] else row.state
-        lines.append((row.claim.says, verdict, row.difference, row.number(row.claim.threshold)))
-    return markdown_table(("claim", "verdict", "difference (95 % CI)", "threshold"), lines)
+        least = row.claim.threshold if row.claim.kind == "superiority" else -row.claim.margin
+        lines.append((row.claim.says, verdict, row.difference, row.number(least)))
+    return markdown_table(("claim", "verdict", "difference (interval)", "threshold"), lines)
 
 
 def _index_table(by_slug: Mapping[str, list[Row]]) -> str:
@@ -115,9 +115,9 @@ def _means_table(experiment: Experiment, saved: Mapping[str, Any]) -> str:
     """The mean over seeds of each metric in `measured`, by arm; a dash if runs are missing or lack it."""
 
     def mean(arm: str, metric: str) -> str:
-        runs = [saved["runs"].get(f"{arm}/{seed}") for seed in experiment.seeds]
-        values = [run["metrics"][metric] for run in runs if run is not None and run["metrics"][metric] is not None]
-        if len(values) < len(runs):
+        runs = [run for name, run in saved["runs"].items() if name.rpartition("/")[0] == arm]
+        values = [run["metrics"][metric] for run in runs if run["metrics"].get(metric) is not None]
+        if not values or len(values) < len(runs):
             return NOTHING
         average = sum(values) / len(values)
         return f"{100 * average:.1f} %" if is_share(metric) else f"{average:.3g}"
@@ -156,7 +156,7 @@ def experiment_page(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | No
         parts += ["How the implementation was checked where a claim was not reproduced:", "\n".join(checked)]
     steps = f"{experiment.budget.environment_steps:,} environment steps per run" if experiment.budget else LANES[experiment.lane]
     setting = (
-        f"Environment `{experiment.environment}`, {len(experiment.seeds)} paired seeds, {steps}. "
+        f"Environment `{experiment.environment}`, looks at {', '.join(map(str, experiment.looks))} paired seeds, {steps}. "
         f"Shared by all arms: {', '.join(_overrides(experiment.shared)) or f'the defaults of {base}'}."
     )
     parts += ["## Settings", setting, _arms_table(experiment, base, saved)]
@@ -175,11 +175,14 @@ def experiment_page(slug: str, of_slug: list[Row], saved: Mapping[str, Any] | No
 
 INTRODUCTION = (
     "`make claims` runs what is missing; `make claims METHOD=lite_ppo` runs one experiment. Each `<slug>.yaml` was fixed before "
-    "its first run: arms as overrides of params.yaml, paired seeds, an equal budget of environment steps, metric and threshold. "
-    "Only wording may change later. `python -m stages.reporting.documents` writes these pages.\n\n"
-    "A claim is *reproduced* if the 95 % confidence interval of the paired difference over seeds (Student's t) lies above zero "
-    "and the difference is at least the threshold (for a negative threshold, a test of non-inferiority: if the interval lies "
-    "above it), *not reproduced* if the whole interval lies below the threshold, and *undecided* otherwise."
+    "its first run: arms as overrides of params.yaml, looks at preset numbers of paired seeds, an equal budget of environment "
+    "steps, metric, threshold and margin. Only wording may change later. `python -m stages.reporting.documents` writes these "
+    "pages.\n\n"
+    "The error probability of 5 % is split over the looks; arms of a comparison that is decided get no further seeds. A claim of "
+    "superiority is *reproduced* if the interval of the paired difference lies above zero and the difference is at least the "
+    "threshold, and *not reproduced* if the difference is smaller than that, negative, or equivalent to zero within the margin. "
+    "A claim of non-inferiority is *reproduced* if the interval lies above the negative margin, and *not reproduced* if it lies "
+    "below."
 )
 
 

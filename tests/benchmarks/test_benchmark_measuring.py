@@ -177,6 +177,6 @@ def test_concurrent_stages_count_once():
 
 
 def test_claim_times_are_read_from_the_results():
-    rows = default_run.claims(ROOT)
+    rows = default_run.claims(Options(ROOT, ROOT))
     assert "agentswift" in {row["claim"] for row in rows}
     assert all(row["low"] <= row["median"] <= row["high"] for row in rows)

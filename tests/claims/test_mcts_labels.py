@@ -14,7 +14,7 @@ from stages.claims import mcts_labels
 from stages.claims.experiment import FOLDER, Experiment, arm_values, check_experiment, common_values, load_experiment, run_values
 from stages.claims.known_tree import ARMS, value
 from stages.claims.label_metrics import METRICS, WORLDS, first_error_accuracy, rank_correlation, score_labels
-from stages.claims.results import metrics_of
+from stages.claims.plan import metrics_of
 from stages.claims.runner import ExperimentRunner
 from stages.params import ROOT
 from stages.records.episode import write_json
@@ -144,7 +144,8 @@ def test_label_run_uses_the_shared_workspace(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ExperimentRunner, "start", start)
     monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values, common = run_values(experiment, "flat", 1, params), common_values(experiment, params)
-    found = ExperimentRunner(tmp_path, "c" * 40).measure("labels", "run", values, common, metrics_of(experiment))
+    monkeypatch.setattr(ExperimentRunner, "code", "")
+    found = ExperimentRunner(tmp_path, "c" * 40, lane="labels").measure("run", values, common, metrics_of(experiment))
     assert started == [common]
     assert commands == [["-m", "stages.claims.mcts_labels"]]
-    assert (found["metrics"], found["environment_steps"], found["commit"]) == (metrics, 7, "c" * 40)
+    assert (found.metrics, found.environment_steps, found.commit) == (metrics, 7, "c" * 40)

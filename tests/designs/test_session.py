@@ -22,7 +22,7 @@ from stages.agent.policy import load_policy, save_policy
 from stages.claims import design_search
 from stages.claims.design_metrics import METRICS
 from stages.claims.experiment import FOLDER, check_experiment, common_values, load_experiment, run_values
-from stages.claims.results import metrics_of, planned_runs
+from stages.claims.plan import metrics_of, planned_runs
 from stages.claims.runner import ExperimentRunner
 from stages.curation.panel import make_panel, write_panel
 from stages.designs import __main__ as command
@@ -349,9 +349,10 @@ def test_experiment_arms_share_a_start_and_a_table(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ExperimentRunner, "start", lambda self, values: EvaluationWorkspace(tmp_path))
     monkeypatch.setattr(EvaluationWorkspace, "python", run)
     values = {**run_values(experiment, "random", 1, params)}
-    found = ExperimentRunner(tmp_path, "c" * 40).measure("designs", "run", values, common, metrics_of(experiment))
+    monkeypatch.setattr(ExperimentRunner, "code", "")
+    found = ExperimentRunner(tmp_path, "c" * 40, lane="designs").measure("run", values, common, metrics_of(experiment))
     assert commands == [["--table"], ["--settings"]]
-    assert found["metrics"] == numbers
+    assert found.metrics == numbers
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A run of the claims board by the real stages: from a commit, over a start that is made once, on the tiny profile."""
+"""Runs of the claims board by the real stages, on the tiny profile; runs of one commit share their start."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from stages.runtime.workspace import RunFailedError
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_path: Path, source: Path) -> None:
-    """The start is brought up by `dvc repro` over the checkout's cache; arms and seeds differ in rl alone, also side by side."""
+def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path: Path, source: Path) -> None:
+    """`dvc repro` makes the start with the checkout's cache; arms and seeds differ only in rl, also in parallel."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
         subprocess.run(["git", *arguments], cwd=checkout.root, check=True)
     experiment = Experiment.model_validate(
         {
-            **{"method": "m", "paper": "p", "switch": "s", "environment": "search", "seeds": [0, 1, 2, 3, 4]},
+            **{"method": "m", "paper": "p", "switch": "s", "environment": "search", "family": "credit"},
+            **{"untuned": "one step", "ungated": "the tiny model never succeeds"},
             "budget": {"environment_steps": 20},
             "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "grpo": {"rl": {"algorithm": "grpo"}}},
             "claims": [{"says": "x", "arm": "rloo", "against": "grpo"}],
@@ -40,31 +41,35 @@ def test_runs_of_a_commit_share_their_start_and_leave_the_checkout_alone(tmp_pat
     assert runner.start_success(values) == 0.0, "the tiny model never succeeds"
 
     outcome = runner.train_and_evaluate("one", values, metrics)
-    assert outcome["metrics"]["panel.success"] == 0.0
-    assert outcome["environment_steps"] == outcome["metrics"]["report.environment_steps"] >= 20
-    assert outcome["commit"] == runner.commit
+    assert outcome.metrics["panel.success"] == 0.0
+    assert outcome.environment_steps == outcome.metrics["report.environment_steps"] >= 20
+    assert outcome.commit == runner.commit
+    runner.release("one")
     assert not (runner.folder / "one").exists()
     different = run_values(experiment, "grpo", 2, params)
-    with ThreadPoolExecutor(2) as pool:  # side by side, with the same results
-        beside = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
-    again, other = (run.result() for run in beside)
-    assert again["metrics"] == outcome["metrics"]
-    assert other["metrics"]["history.entropy.mean"] != outcome["metrics"]["history.entropy.mean"]
-    assert [path.name for path in runner.folder.iterdir()] == [start.name]
+    with ThreadPoolExecutor(2) as pool:  # in parallel, with the same results
+        parallel = [pool.submit(runner.train_and_evaluate, *run, metrics) for run in (("two", values), ("three", different))]
+    again, other = (run.result() for run in parallel)
+    assert again.metrics == outcome.metrics
+    assert other.metrics["history.entropy.mean"] != outcome.metrics["history.entropy.mean"]
+    for name in ("two", "three"):
+        runner.release(name)
+    assert {path.name.rpartition("-")[0] for path in runner.folder.iterdir() if path.suffix} == {start.name}, "its panel"
+    assert [path.name for path in runner.folder.iterdir() if not path.suffix] == [start.name]
     assert (start / "data/models/sft/model.safetensors").stat().st_mtime_ns == made
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=checkout.root, capture_output=True, text=True, check=True)
     assert changed.stdout == ""
     assert not (checkout.root / "data/curated").exists()
-    assert list((checkout.root / ".dvc/cache").rglob("*")), "what the start needed is kept for the next commit"
+    assert list((checkout.root / ".dvc/cache").rglob("*")), "the start stays in the cache for the next commit"
 
 
-def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
+def test_claim_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> None:
     """Lane annotate evaluates the SFT policy as the arm says, without training a specialist; lane offline_q learns from games."""
     checkout = Checkout.make(tmp_path / "root", source)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for arguments in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
         subprocess.run(["git", *arguments], cwd=checkout.root, check=True)
-    shared = {"method": "m", "paper": "p", "switch": "s", "seeds": [0, 1, 2, 3, 4]}
+    shared = {"method": "m", "paper": "p", "switch": "s", "family": "credit"}
     choice = Experiment.model_validate(
         {
             **shared,
@@ -78,8 +83,8 @@ def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> No
     runner = ExperimentRunner(checkout.root, clean_commit(checkout.root))
     metrics = ["panel.success", "panel.accepted", "annotate.q_model.held_out.pairs"]
     outcome = runner.train_and_evaluate("one", run_values(choice, "q", 1, params), metrics, trains=False)
-    assert outcome["metrics"]["panel.success"] == 0.0
-    assert outcome["environment_steps"] > 0, "of the trees"
+    assert outcome.metrics["panel.success"] == 0.0
+    assert outcome.environment_steps > 0, "steps of the search trees"
     assert not list(runner.folder.rglob("data/models/rl"))
 
     offline = Experiment.model_validate(
@@ -91,9 +96,8 @@ def test_runs_without_reinforcement_learning(tmp_path: Path, source: Path) -> No
         }
     )
     values = run_values(offline, "mse", 3, params)
-    first, again = (
-        runner.measure("offline_q", name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b")
-    )
-    assert first["metrics"] == again["metrics"]
+    player = ExperimentRunner(checkout.root, runner.commit, lane="offline_q")
+    first, again = (player.measure(name, values, {}, ["offline.win_rate", "offline.value_rmse"]) for name in ("a", "b"))
+    assert first.metrics == again.metrics
     with pytest.raises(RunFailedError, match=r"no metric 'offline\.speed'"):
-        runner.measure("offline_q", "c", values, {}, ["offline.speed"])
+        player.measure("c", values, {}, ["offline.speed"])

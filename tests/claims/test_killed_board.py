@@ -21,7 +21,9 @@ import yaml
 
 from stages.claims.experiment import FOLDER
 from stages.claims.runner import FOLDER as WORKSPACES
+from stages.evaluation.panels import EVALUATION_SCHEMA
 from stages.params import ROOT
+from stages.records.episode import write_table
 
 STEPS = 3
 STAGES = {
@@ -61,24 +63,41 @@ pathlib.Path("reports/rl").mkdir(parents=True)
 pathlib.Path("reports/rl/search.json").write_text(json.dumps({{"environment_steps": 12}}))
 """,
     "evaluate": """
-import json, pathlib
+import json, pathlib, shutil
 import yaml
+from stages.events import record
 params = yaml.safe_load(open("params.yaml"))
-success = 0.1 * (params["rl"]["seed"] or 0) + 0.2 * (params["rl"]["algorithm"] == "rloo")
+seed, rloo = params["rl"]["seed"] or 0, params["rl"]["algorithm"] == "rloo"
+success = 0.1 * seed + (0.2 + 0.01 * (seed % 2)) * rloo
+record("evaluated " + params["evaluate"]["models"][0])
+pathlib.Path("data/evaluation").mkdir(exist_ok=True)
+shutil.copy("data/base/rows.parquet", "data/evaluation/rows.parquet")
 of = {name: {"mean": success} for name in ("success", "turns", "cost", "tokens")}
 pathlib.Path("reports").mkdir(exist_ok=True)
 pathlib.Path("reports/evaluation.json").write_text(json.dumps({"models": {params["evaluate"]["models"][0]: {"search": of}}}))
 """,
 }
 EXPERIMENT = {
-    **{"method": "RLOO", "paper": "p", "switch": "rl.algorithm: rloo", "environment": "search", "seeds": [0, 1, 2, 3, 4]},
+    **{"method": "RLOO", "paper": "p", "switch": "rl.algorithm: rloo", "environment": "search"},
+    **{"family": "policy_optimisation", "looks": [4, 6], "untuned": "no training", "ungated": "no training"},
     "budget": {"environment_steps": 10},
     "arms": {"rloo": {"rl": {"algorithm": "rloo"}}, "grpo": {"rl": {"algorithm": "grpo"}}},
     "claims": [{"says": "RLOO is better.", "arm": "rloo", "against": "grpo", "threshold": 0.02}],
 }
 PIPELINE = {
-    "stages": {"annotate": {"matrix": {"domain": ["search"]}, "cmd": "python -m stages.annotate", "outs": ["data/annotated"]}}
+    "stages": {
+        "annotate": {
+            "matrix": {"domain": ["search"]},
+            "cmd": "python -m stages.annotate",
+            "deps": ["stages/annotate.py"],
+            "outs": ["data/annotated"],
+        }
+    }
 }
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True)
 
 
 def project(root: Path) -> None:
@@ -89,8 +108,9 @@ def project(root: Path) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    for arguments in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *arguments], cwd=root, check=True)
+    write_table(root / "data/base/rows.parquet", EVALUATION_SCHEMA, [])
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
+        git(root, *arguments)
 
 
 def begin(root: Path) -> subprocess.Popen[bytes]:
@@ -144,17 +164,20 @@ def test_killed_claims_command_resumes(tmp_path: Path) -> None:
     saved = json.loads((root / FOLDER / "rloo.json").read_text())
     assert saved["claims"][0]["verdict"] is None
     ended = set(saved["runs"])
-    assert set() < ended < {f"{arm}/{seed}" for arm in EXPERIMENT["arms"] for seed in range(5)}
+    assert set() < ended < {f"{arm}/{seed}" for arm in EXPERIMENT["arms"] for seed in range(4)}
     before = events(root)
+    git(root, "commit", "--allow-empty", "-qm", "b")
 
     assert begin(root).wait() == 0, (root / "output").read_text()
     report = json.loads((root / FOLDER / "rloo.json").read_text())
     claim = report["claims"][0]
-    assert (claim["verdict"], claim["difference"], report["planned"], len(report["runs"])) == ("reproduced", 0.2, 10, 10)
+    assert (claim["verdict"], claim["difference"], claim["seeds"], len(report["runs"])) == ("reproduced", 0.205, 4, 8)
     assert report["runs"]["grpo/3"]["metrics"]["panel.success"] == pytest.approx(0.3)
+    assert len(report["commits"]) == 2, "the second commit changes nothing that runs depend on"
     seen = Counter(events(root))
     assert {f"{run} step {step}" for run in report["runs"] for step in range(STEPS)} == {line for line in seen if "step" in line}
     assert seen["grpo/1 step 0"] == 1, "the run in progress resumed from its checkpoint"
     assert not {line.split(" ")[0] for line in events(root)[len(before) :]} & ended
-    assert seen["start finished"] == 1
-    assert [path.name.split("-")[0] for path in (root / WORKSPACES).glob("*/*")] == ["start"]
+    assert (seen["start finished"], seen["evaluated sft"]) == (1, 1)
+    left = {path for path in (root / WORKSPACES).glob("*/*") if path.is_dir()}
+    assert [path.name.split("-")[0] for path in left] == ["start"]

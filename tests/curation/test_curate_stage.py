@@ -151,7 +151,7 @@ def test_recipes_are_used_without_a_raw_file(tmp_path: Path) -> None:
 
 
 def test_fixed_test_seed_gives_every_seed_the_same_panel(lines: list[str], tmp_path: Path) -> None:
-    """Contract: with curate.seeds.test all seeds of the lifecycle train on the file's tasks and share one panel of other tasks."""
+    """Contract: with curate.seeds.test all seeds of a run train on the file's tasks and share one panel."""
     hashes, tasks = [], []
     for name, seed, own in (("a", 0, {}), ("b", 0, {"seeds": {"test": 7}}), ("c", 5, {"seeds": {"test": 7}})):
         curate_here(tmp_path / name, lines, seed=seed, curate={**PARAMS["curate"], "test": 24, **own})

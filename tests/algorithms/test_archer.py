@@ -130,14 +130,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "archer_offline", "replay": {"actions": "played"}}, "plays no episodes"),
     ({"algorithm": "archer_offline", "replay": {"capacity": 10}}, "plays episodes"),
     ({"algorithm": "archer_offline", "horizon": {"kind": "fixed", "turns": 3}}, "plays nothing"),
-    ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, "plays no tasks"),
-    ({"algorithm": "archer_offline", "selection": {"kind": "model_aware"}}, r"rl\.selection\.kind: model_aware has no effect"),
+    ({"algorithm": "archer_offline", "curriculum": {"kind": "value"}}, r"rl\.curriculum\.kind has no effect"),
+    ({"algorithm": "archer_offline", "selection": {"kind": "model_aware"}}, r"rl\.selection\.kind has no effect"),
     ({"algorithm": "archer_offline", "advantage": {"estimator": "group"}}, "needs episodes that the policy plays"),
-    ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, "weights likelihoods"),
+    ({"algorithm": "archer_offline", "loss": {"clip_low": 0.1}}, r"rl\.loss\.clip_low has no effect"),
     ({"algorithm": "archer_offline", "settings": {"inv_temp": 0.0}}, r"'rl\.settings\.inv_temp' Input should be greater than 0"),
     ({"algorithm": "dpo", "replay": {"tau": 0.5}}, "preference pairs"),
-    ({"algorithm": "dpo", "curriculum": {"kind": "value"}}, "plays no tasks"),
-    ({"algorithm": "dpo", "selection": {"kind": "model_aware"}}, "plays no tasks; set it to all"),
+    ({"algorithm": "dpo", "curriculum": {"floor": 0.3}}, r"rl\.curriculum\.floor has no effect"),
+    (
+        {"algorithm": "dpo", "selection": {"kind": "model_aware"}},
+        "learns from preference pairs, not from what it plays; set it to null",
+    ),
 ]
 
 

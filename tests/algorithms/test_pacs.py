@@ -244,7 +244,7 @@ def test_repeated_groups_are_damped_as_advantages_are(make_batch) -> None:
         ({"loss": {"kind": "ppo_clip"}}, "replaces both advantage and loss"),
         ({"advantage": {"estimator": "group"}}, "replaces both advantage and loss"),
         ({"group_size": 1}, "group_size must be at least 2"),
-        ({"loss": {"clip_high": 0.3}}, "not from advantages"),
+        ({"loss": {"clip_high": 0.3}}, r"rl\.loss\.clip_high has no effect"),
         ({"advantage": {"whiten": True}}, "not from advantages"),
         ({"credit": {"kind": "annotated"}}, "not from advantages"),
         ({"advantage": {"mean": "group"}}, "estimator: group"),

@@ -268,7 +268,7 @@ def test_the_training_pass_scores_the_policy_before_the_step(tiny_policy, share:
     ("values", "message"),
     [
         ({"loss": {"kind": "ppo_clip"}}, "would replace"),
-        ({"loss": {"clip_high": 0.3}}, "without clipping"),
+        ({"loss": {"clip_high": 0.3}}, r"rl\.loss\.clip_high has no effect"),
         ({"advantage": {"estimator": "gae"}}, "mean group and std none apply to estimator: group"),
         ({"minibatches": 1}, r"one update per step .* is REINFORCE.*set rl\.minibatches to null, which is 4"),
         ({"minibatches": 1, "settings": {"beta_next": 5.0}}, r"one update per step .* is REINFORCE"),

@@ -149,6 +149,22 @@ def test_recipes_are_used_where_no_raw_file_is_shipped(tmp_path: Path) -> None:
     assert read_json(tmp_path / "reports/curate/search.json")["source"]["file"] == "recipes of domain search"
 
 
+def test_a_fresh_panel_is_that_of_every_seed(lines: list[str], tmp_path: Path) -> None:
+    """Contract: with curate.seeds.test all seeds of the lifecycle train on the file's tasks and play one panel of others."""
+    hashes, tasks = [], []
+    for name, seed, own in (("a", 0, {}), ("b", 0, {"seeds": {"test": 7}}), ("c", 5, {"seeds": {"test": 7}})):
+        curate_here(tmp_path / name, lines, seed=seed, curate={**PARAMS["curate"], "test": 24, **own})
+        hashes.append(read_panel(tmp_path / name / "data/curated/search").hash)
+        tasks.append({task.split: [] for task in read_tasks(tmp_path / name / "data/curated/search/tasks.parquet")})
+        for task in read_tasks(tmp_path / name / "data/curated/search/tasks.parquet"):
+            tasks[-1][task.split].append(task.task_id)
+    assert hashes[0] != hashes[1] == hashes[2]
+    assert tasks[0]["train"] == tasks[1]["train"] == tasks[2]["train"]
+    assert len(tasks[1]["test"]) == 24
+    assert not set(tasks[0]["test"]) & set(tasks[1]["test"])
+    assert read_json(tmp_path / "b/reports/curate/search.json")["source"]["drawn"]["test"]["seed"] == 7
+
+
 def test_a_file_without_a_usable_record_fails(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="gives no usable task for train, valid, test"):
         curate_here(tmp_path, ["{broken"])

@@ -301,13 +301,13 @@ def test_cost_before_and_after_the_runs(tmp_path: Path) -> None:
     """2 arms x 3 values of tuning and 4 seeds each without results, 8 at most; nothing once it is decided. Arms whose differences
     do not scatter need only the first look."""
     one = experiment(tmp_path, **TUNE)
-    cost = cost_of(one, PARAMS, Results(), {})
+    cost = cost_of(one, PARAMS, Results(), [])
     assert (cost.trials, cost.runs, cost.most, cost.seconds, cost.still_open) == (6, 6 + 16, 6 + 16, None, 1)
     timed = Results(outcomes={"x/0": {"environment_steps": 500, "seconds": 30.0, "key": "", "metrics": {}}})
-    assert cost_of(one, PARAMS, Results(), {"other": timed}).seconds == pytest.approx(22 * 60.0)
+    assert cost_of(one, PARAMS, Results(), [timed]).seconds == pytest.approx(22 * 60.0)
     assert "22 runs (6 of them tuning), at most 22, 22,000 environment steps, time unknown" in cost.line(one, 2)
     run(tmp_path, one)
-    done = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), {})
+    done = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
     assert (done.runs, done.most, done.still_open) == (0, 0, 0)
     assert done.line(one, 2) == "nothing to run; 1 claims, 0 open"
 
@@ -318,7 +318,7 @@ def test_cost_of_an_open_comparison_follows_its_scatter(tmp_path: Path) -> None:
     runner = Equal(tmp_path)
     runner.failing = "grpo/5"
     run(tmp_path, one, runner)
-    cost = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), {})
+    cost = cost_of(one, PARAMS, Results.load(tmp_path, "rloo"), [])
     assert 1 <= cost.runs <= cost.most == 5
     assert cost.seconds == 60.0 * cost.runs
 

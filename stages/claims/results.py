@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ class Results:
     """Arm -> panel success of its initial policy."""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tuning runs by name, each with its key and its success on validation tasks."""
-    tables: Tables = field(default_factory=Tables)
+    place: tuple[Path, str] | None = None
+    """Checkout and experiment that they are stored in."""
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The runs' rows and curves, read when they are first used."""
+        return Tables.load(*self.place) if self.place else Tables()
 
     @classmethod
     def load(cls, root: Path, slug: str) -> Results:
@@ -36,7 +43,7 @@ class Results:
         if not path.exists():
             return cls()
         saved = read_json(path)
-        return cls(saved["runs"], saved["start"], saved.get("trials", {}), Tables.load(root, slug))
+        return cls(saved["runs"], saved["start"], saved["trials"], (root, slug))
 
     def value(self, run: str, metric: str) -> float | None:
         """A run's metric: as it was measured, or computed from its tables; None if it has neither."""
@@ -53,7 +60,9 @@ class Results:
         }
         if run.trial:
             return
-        self.tables.rows[run.name], self.tables.curves[run.name] = outcome.rows, outcome.curve
+        self.tables.drop_others(set(self.outcomes) - {run.name})
+        self.tables.rows |= {run.name: outcome.rows} if outcome.rows else {}
+        self.tables.curves |= {run.name: outcome.curve} if outcome.curve else {}
         if outcome.start is not None:
             self.starts[run.arm] = outcome.start  # the same for every seed
 

@@ -129,6 +129,7 @@ class Tables:
     def copy(self, other: Tables, source: str, target: str) -> None:
         """Copy a run's tables from another experiment."""
         for mine, theirs in ((self.rows, other.rows), (self.curves, other.curves)):
+            mine.pop(target, None)
             if source in theirs:
                 mine[target] = theirs[source]
 

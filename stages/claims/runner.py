@@ -94,7 +94,7 @@ def read_metric(name: str, folder: Path, domain: str) -> float:
         if kind == "history":
             return _from_history(folder, domain, key)
         return _nested(read_json(folder / "reports" / {"report": "rl"}.get(kind, kind) / f"{domain}.json"), key)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, FileNotFoundError) as error:
         raise RunFailedError(f"the run in {folder} has no metric '{name}' (not found: {error!r})") from error
 
 

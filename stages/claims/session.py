@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def current_keys(experiment: Experiment, params: dict[str, Any], results: Result
 
 def drop_outdated(experiment: Experiment, params: dict[str, Any], results: Results) -> int:
     """Drop runs and trials that were made with other parameters; how many."""
-    trials = {trial.name: trial.key for trial in trial_runs(experiment, params)}
+    trials = {trial.name: trial.key for trial in trial_runs(experiment, params)} if results.trials else {}
     kept = {name: one for name, one in results.trials.items() if trials.get(name) == one["key"]}
     dropped, results.trials = len(results.trials) - len(kept), kept
     return dropped + results.drop_others(current_keys(experiment, params, results))
@@ -69,6 +70,11 @@ class Session:
     jobs: int
     results: Results = field(default_factory=Results)
     failed: int = 0
+
+    @cached_property
+    def others(self) -> list[Results]:
+        """Results of the other experiments, whose runs may be equal."""
+        return [Results.load(self.root, other) for other in slugs(self.root) if other != self.slug]
 
     def say(self, text: str) -> None:
         print(f"claim: {self.slug}: {text}", flush=True)
@@ -144,8 +150,7 @@ class Session:
 
     def _play(self, runs: list[Run]) -> bool:
         """Do those of the runs that are missing; whether all succeeded."""
-        others = [Results.load(self.root, other) for other in slugs(self.root) if other != self.slug]
-        if reused := self.results.reuse([self.results, *others], runs):
+        if reused := self.results.reuse([self.results, *self.others], runs):
             self.say(f"{reused} runs reused")
             self.save()
         missing = {run.key: run for run in reversed(self.results.missing(runs))}  # equal ones once

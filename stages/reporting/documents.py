@@ -3,11 +3,12 @@
 Blocks, found by their markers (stages/reporting/generated_blocks.py):
 
 - `results`, `results-full` (with paired comparisons) and one per profile in PROFILES: from evaluations in reports/
+- `spread`, `spread-full`: the lifecycle over seeds, from reports/spread.parquet
 - `pipeline`: from dvc.yaml
 - `methods`, `method-names`: from the cards of the methods
 - `claim-counts`: from reports/claims
 
-Also written: docs/figures/lifecycle.svg, the pages of reports/claims, and reports/annotation_uses.json.
+Also written: docs/figures/lifecycle.svg, the pages of reports/claims, reports/spread.json and reports/annotation_uses.json.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import yaml
 from stages.claims.experiment import FOLDER
 from stages.params import load_params
 from stages.records.episode import read_json
-from stages.reporting import annotation_uses, step_credit_page
+from stages.reporting import annotation_uses, spread, step_credit_page
 from stages.reporting.board.index import claim_counts
 from stages.reporting.board.pages import pages
 from stages.reporting.board.rows import rows
@@ -139,6 +140,8 @@ def blocks(root: Path) -> dict[str, Block]:
 
     return {
         "results": lambda document: table(EVALUATION, default, False),
+        "spread": lambda document: spread.short(spread.summary(spread.load_rows(root))),
+        "spread-full": lambda document: spread.full(spread.summary(spread.load_rows(root))),
         "results-full": lambda document: table(EVALUATION, default, True),
         "pipeline": lambda document: mermaid(root),
         "methods": methods_block,
@@ -158,6 +161,8 @@ def generated(root: Path) -> dict[Path, str]:
     if used & {"results", "results-full"}:
         evaluation, domains, _ = evaluation_of(root, EVALUATION, load_params(root / "params.yaml").domains)
         files[FIGURE] = lifecycle_figure(evaluation, domains)
+    if used & {"spread", "spread-full"}:
+        files |= spread.files(root)
     if (root / FOLDER).exists():
         files |= pages(root) | step_credit_page.files(root) | annotation_uses.files(root)
     return files

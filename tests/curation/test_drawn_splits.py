@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from stages.curation.__main__ import configured_domain
+from stages.claims.tuning import SEEDS, VALID
 from stages.curation.cleaning import task_faults
 from stages.curation.raw import content
 from stages.curation.settings import Curate
-from stages.curation.source import draw, read_source
+from stages.curation.source import SPARE, draw, read_source
 from stages.environments.protocol import Domain
 from stages.environments.search import SearchDomain
 from stages.params import load_params
@@ -53,6 +54,14 @@ def test_a_fresh_panel_shares_nothing_with_what_models_train_on(name: str, tmp_p
         kept = [task for task in others if task.task_id not in faults]
         assert len(kept) > 50
         assert not entities(domain, panel) & entities(domain, kept)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_domain_has_validation_tasks_to_tune_on(name: str) -> None:
+    """Contract: also where data/raw has fewer; some are to spare."""
+    drawn, rejections, _ = draw(configured_domain(name, PARAMS), "valid", VALID + VALID // SPARE, SEEDS["valid"], ())
+    assert len(drawn) == VALID + VALID // SPARE
+    assert not rejections
 
 
 def test_textworld_draws_the_games_of_one_split_alone(monkeypatch: pytest.MonkeyPatch) -> None:

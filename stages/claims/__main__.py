@@ -56,7 +56,7 @@ def print_costs(root: Path, experiments: dict[str, Experiment], params: dict[str
     runs, seconds = 0, 0.0
     for slug, experiment in experiments.items():
         drop_outdated(experiment, params, stored[slug])
-        others = {name: results for name, results in stored.items() if name != slug}
+        others = [results for name, results in stored.items() if name != slug]
         cost = cost_of(experiment, params, stored[slug], others)
         runs, seconds = runs + cost.runs, seconds + (cost.seconds or 0.0)
         print(f"claim: {slug}: {cost.line(experiment, jobs)}", flush=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -21,7 +22,7 @@ SIMULATIONS = 100
 @dataclass(frozen=True)
 class Cost:
     """`runs` are expected, `most` if no comparison is decided before the last look. `seconds`: of all runs one after another,
-    None if no run of this environment was timed before. `trials`: tuning runs, in `runs` and `most` too."""
+    None if no run was timed before. `trials`: tuning runs, in `runs` and `most` too."""
 
     trials: int
     runs: int
@@ -48,23 +49,33 @@ def _expected_seeds(sd: float, margin: float, looks: tuple[int, ...]) -> float:
 
 def spread(experiment: Experiment, results: Results, claim: Claim) -> float | None:
     """Standard deviation of the claim's paired differences over the seeds so far; None for fewer than three."""
-    runs = [counted_runs(experiment, results, claim, arm) for arm in (claim.arm, claim.against)]
+    arms = [arm for arm in (claim.arm, claim.against) if not experiment.seedless(arm)]
+    runs = [counted_runs(experiment, results, claim, arm) for arm in arms]
     values = [[results.value(run, claim.metric) or 0.0 for run in of] for of in runs]
-    count = (
-        max(map(len, values)) if any(experiment.seedless(arm) for arm in (claim.arm, claim.against)) else min(map(len, values))
-    )
-    if count < 3 or not all(values):
-        return None
-    a, b = (of * count if len(of) == 1 else of for of in values)
-    return stdev(x - y for x, y in zip(a[:count], b[:count], strict=True))
+    differences = [of[0] - of[-1] if len(of) > 1 else of[0] for of in zip(*values, strict=False)]
+    return stdev(differences) if len(differences) > 2 else None
 
 
-def _seeds(experiment: Experiment, results: Results, claim: Claim, typical: float | None) -> float:
+def usual_spread(metric: str, sources: Iterable[Results]) -> float | None:
+    """Standard deviation of the difference of two arms' runs, from the median over arms of that of their runs; None without any
+    arm of three runs with the metric."""
+    found = []
+    for results in sources:
+        by_arm: dict[str, list[float]] = {}
+        for name, outcome in results.outcomes.items():
+            if (value := outcome["metrics"].get(metric)) is not None:
+                by_arm.setdefault(name.rpartition("/")[0], []).append(value)
+        found += [stdev(values) for values in by_arm.values() if len(values) > 2]
+    return sqrt(2) * median(found) if found else None
+
+
+def _seeds(experiment: Experiment, results: Results, others: Iterable[Results], claim: Claim) -> float:
     """Expected number of seeds until the claim is decided if there is no difference; that of the looks taken if it is decided."""
     looks = looks_of(experiment, results, claim)
     if not is_open(experiment, looks):
         return looks[-1].seeds
-    sd = spread(experiment, results, claim) or typical
+    sources = (spread(experiment, results, claim), usual_spread(claim.metric, [results]), usual_spread(claim.metric, others))
+    sd = next((one for one in sources if one is not None), None)
     if sd is None:
         return experiment.looks[-1]
     done = looks[-1].seeds if looks else 0
@@ -72,28 +83,27 @@ def _seeds(experiment: Experiment, results: Results, claim: Claim, typical: floa
     return max(left, _expected_seeds(round(sd, 3), claim.margin, tuple(experiment.looks)))
 
 
-def _seconds(experiment: Experiment, results: Results, others: Mapping[str, Results]) -> float | None:
-    """Mean duration of a run: of this experiment's, or of others', by its environment steps."""
+def _seconds(experiment: Experiment, results: Results, others: Iterable[Results]) -> float | None:
+    """Mean duration of a run: of this experiment's; or of all others', by their environment steps if it has a budget."""
     own = [one["seconds"] for one in (*results.outcomes.values(), *results.trials.values())]
     if own:
         return fmean(own)
-    timed = [one for results in others.values() for one in results.outcomes.values() if one["environment_steps"]]
-    if experiment.budget is None or not timed:
-        return None
-    rate = sum(one["seconds"] for one in timed) / sum(one["environment_steps"] for one in timed)
-    return rate * experiment.budget.environment_steps
+    timed = [one for results in others for one in results.outcomes.values()]
+    if experiment.budget is None:
+        return fmean(one["seconds"] for one in timed) if timed else None
+    timed = [one for one in timed if one["environment_steps"]]
+    steps = sum(one["environment_steps"] for one in timed)
+    return experiment.budget.environment_steps * sum(one["seconds"] for one in timed) / steps if steps else None
 
 
-def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Mapping[str, Results]) -> Cost:
-    """`results`: without outdated runs. `others`: results of the other experiments, by name."""
+def cost_of(experiment: Experiment, params: Mapping[str, Any], results: Results, others: Sequence[Results]) -> Cost:
+    """`results`: without outdated runs. `others`: results of the other experiments."""
     trials = len({run.key for run in results.missing(trial_runs(experiment, params))})
-    spreads = [sd for claim in experiment.claims if (sd := spread(experiment, results, claim)) is not None]
-    typical = median(spreads) if spreads else None
     expected = dict.fromkeys(experiment.arms, float(experiment.looks[0]))
     most = dict(expected)
     still_open = 0
     for claim in experiment.claims:
-        seeds, last = _seeds(experiment, results, claim, typical), experiment.looks[-1]
+        seeds, last = _seeds(experiment, results, others, claim), experiment.looks[-1]
         undecided = is_open(experiment, looks_of(experiment, results, claim))
         still_open += undecided
         for arm in (claim.arm, claim.against):

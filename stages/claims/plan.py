@@ -90,9 +90,16 @@ def shaping(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _keys(experiment: Experiment, arm: str, params: Mapping[str, Any], tuned: float | None) -> Callable[[int], str]:
-    """Seed -> key of the arm's run. Settings are checked for the seeds 0, which may be a default, and 1."""
-    shaped = [shaping(experiment, run_values(experiment, arm, seed, params, tuned)) for seed in (0, 1)]
-    return lambda seed: digest(shaped[0] if seed == 0 else deep_merge(shaped[1], experiment.seeded(seed)))
+    """Seed -> key of the arm's run. Parameters are checked once, since the seed changes nothing else."""
+    shaped = shaping(experiment, run_values(experiment, arm, 1, params, tuned))
+
+    def key(seed: int) -> str:
+        values = deep_merge(shaped, experiment.seeded(seed))
+        if values.get("seed") == 0:
+            del values["seed"]  # the default
+        return digest(values)
+
+    return key
 
 
 def planned_runs(

@@ -52,7 +52,7 @@ def current_keys(experiment: Experiment, params: dict[str, Any], results: Result
 
 def drop_outdated(experiment: Experiment, params: dict[str, Any], results: Results) -> int:
     """Drop runs and trials that were made with other parameters; how many."""
-    trials = {trial.name: trial.key for trial in trial_runs(experiment, params)}
+    trials = {trial.name: trial.key for trial in trial_runs(experiment, params)} if results.trials else {}
     kept = {name: one for name, one in results.trials.items() if trials.get(name) == one["key"]}
     dropped, results.trials = len(results.trials) - len(kept), kept
     return dropped + results.drop_others(current_keys(experiment, params, results))

@@ -64,7 +64,7 @@ def test_claim_runs_share_their_start_and_leave_the_checkout_unchanged(tmp_path:
     assert {path.name.partition("-")[0] for path in runner.folder.iterdir()} == {"start"}, "runs leave nothing behind"
     assert (start / "data/models/sft/model.safetensors").stat().st_mtime_ns == made
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=checkout.root, capture_output=True, text=True, check=True)
-    assert {line[3:] for line in changed.stdout.splitlines()} == {"reports/claims/"}
+    assert all(line[3:].startswith("reports/claims/") for line in changed.stdout.splitlines()), changed.stdout
     assert not (checkout.root / "data/curated").exists()
     assert list((checkout.root / ".dvc/cache").rglob("*")), "the start stays in the cache for the next commit"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stages.curation.__main__ import configured_domain
 from stages.claims.tuning import SEEDS, VALID
+from stages.curation.__main__ import configured_domain
 from stages.curation.cleaning import task_faults
 from stages.curation.raw import content
 from stages.curation.settings import Curate

@@ -168,6 +168,7 @@ def test_tuning_uses_at_least_96_validation_tasks() -> None:
     one = Experiment.model_validate({key: value for key, value in {**SPEC, **TUNE}.items() if value is not None})
     trials = sessions.trial_runs(one, PARAMS)
     assert {(run.values["evaluate"]["split"], run.values["curate"]["valid"]) for run in trials} == {("valid", 96)}
+    assert {run.values["curate"]["seeds"]["valid"] for run in trials} == {1}
     more = sessions.trial_runs(one, {**PARAMS, "curate": {"valid": 120}})
     assert {run.values["curate"]["valid"] for run in more} == {120}
 

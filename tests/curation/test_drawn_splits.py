@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from stages.claims.tuning import SEEDS, VALID
 from stages.curation.__main__ import configured_domain
 from stages.curation.cleaning import task_faults
 from stages.curation.raw import content
 from stages.curation.settings import Curate
-from stages.curation.source import draw, read_source
+from stages.curation.source import SPARE, draw, read_source
 from stages.environments.protocol import Domain
 from stages.environments.search import SearchDomain
 from stages.params import load_params
@@ -53,6 +54,15 @@ def test_drawn_panel_is_disjoint_from_training_tasks(name: str, tmp_path: Path) 
         kept = [task for task in others if task.task_id not in faults]
         assert len(kept) > 50
         assert not entities(domain, panel) & entities(domain, kept)
+
+
+@pytest.mark.parametrize("name", ["keydoor", "search", "shop"])
+def test_validation_tasks_to_tune_on_are_enough_where_the_raw_file_has_fewer(name: str) -> None:
+    shipped = (ROOT / f"data/raw/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sum(json.loads(line)["split"] == "valid" for line in shipped) < VALID
+    drawn, rejections, _ = draw(configured_domain(name, PARAMS), "valid", VALID + VALID // SPARE, SEEDS["valid"], ())
+    assert len(drawn) == VALID + VALID // SPARE
+    assert not rejections
 
 
 def test_textworld_generates_only_the_drawn_split(monkeypatch: pytest.MonkeyPatch) -> None:
